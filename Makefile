@@ -1,0 +1,39 @@
+# One command each; every target works on a fresh machine with Python >= 3.10 and a C++ compiler.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help setup quickstart test lint format clean
+
+help:            ## this list
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 20
+
+setup: $(STAMP)  ## create .venv with the pinned dependencies
+
+# torch comes first: DeepSpeed's build looks for it
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python >= 3.10 is needed: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools wheel --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint constraints.txt --editable '.[dev]'
+	touch $(STAMP)
+
+quickstart: setup  ## prepare a small real corpus, pretrain, evaluate, sample, export (about 5 minutes on 2 cores)
+	$(BIN)/python launcher/quickstart.py
+
+test: setup      ## the whole test suite
+	$(BIN)/python -m pytest
+
+lint: setup      ## formatting, rules, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup    ## apply formatting and the rules that can fix themselves
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:           ## remove the environment and caches (never corpora/ or runs/)
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,1 @@
+"""Entry points, one file a verb; what they share lives in `launcher.runtime`."""

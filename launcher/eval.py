@@ -1,0 +1,95 @@
+"""Score a model on held-out text: loss, perplexity, bits per byte.
+
+python launcher/eval.py --model runs/quickstart --data corpora/stdlib
+python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from data.corpus import Corpus, open_corpus
+from data.loader import ValidationBatches
+from data.tokenizers import tokenizer_sha256
+from launcher.runtime import cli
+from launcher.runtime.evaluate import HeldOutLoss, held_out_loss
+from launcher.runtime.loading import DTYPES, LoadedModel, load_model
+
+
+def main() -> None:
+    """Load, check that model and corpus fit, score, print."""
+    arguments = parse_arguments()
+    corpus = open_corpus(arguments.data)
+    model = load_model(arguments.model, torch.device(arguments.device), DTYPES[arguments.dtype])
+    check_tokenizer(model, corpus)
+    length = arguments.sequence_length or (
+        model.config.data.sequence_length if model.config else min(model.context_length, 1024)
+    )
+    if length > model.context_length:
+        raise ValueError(f"--sequence-length {length} exceeds the model's {model.context_length} positions")
+    split = corpus.held_out
+    batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches)
+    scores = held_out_loss(model.score, tqdm(batches, unit="batch", disable=None), split)
+    assert scores is not None, "only a training run interrupts an evaluation"
+    report(arguments, model, corpus, length, scores)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="run, checkpoint or Hugging Face folder")
+    parser.add_argument("--data", type=Path, required=True, help="corpus; its held-out split is scored")
+    parser.add_argument("--sequence-length", type=int, help="tokens per window (default: as in training)")
+    parser.add_argument("--batch-size", type=int, default=8, help="windows per forward pass")
+    parser.add_argument("--max-batches", type=int, help="score an evenly spread part only (default: everything)")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="arithmetic")
+    parser.add_argument("--device", default=str(cli.default_device()), help="cpu, cuda, cuda:1, ...")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_args()
+
+
+def check_tokenizer(model: LoadedModel, corpus: Corpus) -> None:
+    """Refuse to score tokens that mean something else to the model.
+
+    Raises:
+        ValueError: the corpus was made with another tokenizer, or has ids that the model does not know.
+    """
+    vocabulary = model.vocab_size
+    if corpus.vocab_size is not None and corpus.vocab_size > vocabulary:
+        raise ValueError(
+            f"{corpus.path}: vocabulary of {corpus.vocab_size}, but {model.source} knows {vocabulary} ids; "
+            "prepare the text with the model's tokenizer"
+        )
+    if model.tokenizer_path is None or corpus.tokenizer_sha256 is None:
+        return
+    if not (model.tokenizer_path / "tokenizer.json").is_file():
+        return
+    if tokenizer_sha256(model.tokenizer_path) != corpus.tokenizer_sha256:
+        raise ValueError(
+            f"{corpus.path}: made with another tokenizer than {model.source}; prepare the text again with "
+            f"--tokenizer {model.tokenizer_path}"
+        )
+
+
+def report(arguments: argparse.Namespace, model: LoadedModel, corpus: Corpus, length: int, scores: HeldOutLoss) -> None:
+    """Print the scores for people or programs."""
+    facts = {
+        "model": str(model.source),
+        "data": str(corpus.path),
+        "sequence_length": length,
+        "loss": scores.loss,
+        "perplexity": scores.perplexity,
+        "bits_per_byte": scores.bits_per_byte,
+        "tokens": scores.tokens,
+    }
+    if arguments.json:
+        cli.print_json(facts)
+        return
+    for name, value in facts.items():
+        print(f"{name:<16} {value:.4f}" if isinstance(value, float) else f"{name:<16} {value}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

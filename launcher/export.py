@@ -1,0 +1,39 @@
+"""Export a run to a Hugging Face folder of a stock class, verified by reloading it with transformers.
+
+python launcher/export.py --model runs/quickstart --output exports/quickstart
+python launcher/export.py --model runs/base/checkpoints/step_00001000 --output exports/base --target granite
+"""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from launcher.runtime import cli
+from launcher.runtime.hf_export import export
+from launcher.runtime.loading import load_model
+from model.export.targets import TARGETS
+
+
+def main() -> None:
+    """Load in fp32, export, print how the reloaded folder compares."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="run (its newest checkpoint) or checkpoint")
+    parser.add_argument("--output", type=Path, required=True, help="folder to make")
+    parser.add_argument("--target", default="auto", help=f"stock class: auto, {', '.join(TARGETS)}")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments = parser.parse_args()
+    model = load_model(arguments.model, torch.device("cpu"))
+    report = export(model, arguments.output, arguments.target, arguments.overwrite)
+    if arguments.json:
+        cli.print_json({"model": str(model.source), **asdict(report)})
+        return
+    print(f"{report.folder}: {report.architecture}, from {model.source}")
+    agreement = f"logits within {report.relative_error:.1e}, {report.greedy_tokens} greedy tokens equal"
+    print(f"reloaded with transformers: {agreement}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,111 @@
+"""What a configuration means before it costs anything: parameters, memory per ZeRO stage, FLOPs and time.
+
+python launcher/plan.py --config configs/quickstart.yaml
+python launcher/plan.py --config configs/quickstart.yaml --parameters                 # the parameterization's table
+python launcher/plan.py --config configs/ladder/7b.yaml --devices 64 --peak-tflops 989 --json
+"""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launcher.runtime import cli
+from launcher.runtime.budget import GIB, compute, device_memory, totals
+from launcher.runtime.config import Config, load_config
+from launcher.runtime.optimizer import base_settings
+from model.flops import training_flops_per_token
+from model.parameterization import multipliers, parameter_table, sizes
+
+
+def main() -> None:
+    """Compute and print."""
+    arguments = parse_arguments()
+    config = load_config(arguments.config, arguments.overrides)
+    facts = plan(config, arguments)
+    if arguments.json:
+        cli.print_json(facts)
+    elif arguments.parameters:
+        print_parameters(facts)
+    else:
+        print_plan(config, facts, arguments)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, help="YAML file of the run")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
+    parser.add_argument("--parameters", action="store_true", help="one row for each tensor, peak values")
+    parser.add_argument("--devices", type=int, default=1, help="GPUs (or CPU processes) to plan for")
+    parser.add_argument("--peak-tflops", type=float, default=989.0, help="peak of one device (default: H100, bf16)")
+    parser.add_argument("--mfu", type=float, default=0.4, help="assumed model FLOPs utilisation")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_intermixed_args()
+
+
+def plan(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Every number, as plain values."""
+    for name in ("devices", "peak_tflops", "mfu"):
+        if getattr(arguments, name) <= 0:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be positive")
+    rows = parameter_table(config.model, config.parameterization, base_settings(config.optimizer))
+    count = totals(rows)
+    memory = {stage: device_memory(config, count["total"], stage, arguments.devices) for stage in range(4)}
+    return {
+        "parameter_count": count,
+        "sizes": asdict(sizes(config.model, config.parameterization)),
+        "multipliers": asdict(multipliers(config.model, config.parameterization)),
+        "parameters": [asdict(row) for row in rows],
+        "flops_per_token": training_flops_per_token(config.model, config.data.sequence_length),
+        "memory_bytes": {str(stage): {**asdict(m), "total": m.total} for stage, m in memory.items()},
+        "compute": asdict(compute(config, arguments.devices, arguments.peak_tflops, arguments.mfu)),
+    }
+
+
+def print_parameters(facts: dict[str, Any]) -> None:
+    """The table of the parameterization, then the forward multipliers."""
+    width = max(len(row["name"]) for row in facts["parameters"])
+    header = f"{'role':<13}  {'shape':>14}  {'init std':>9}  {'lr':>9}  {'lr x':>7}  {'wd':>7}  {'eps':>8}"
+    print(f"{'name':<{width}}  {header}")
+    for row in facts["parameters"]:
+        shape = "x".join(str(size) for size in row["shape"])
+        print(
+            f"{row['name']:<{width}}  {row['role']:<13}  {shape:>14}  {row['init_std']:>9.3g}  {row['lr']:>9.3g}  "
+            f"{row['lr_multiplier']:>7.4g}  {row['weight_decay']:>7.3g}  {row['eps']:>8.2g}"
+        )
+    print("\nforward multipliers: " + ", ".join(f"{name} {value:.6g}" for name, value in facts["multipliers"].items()))
+
+
+def print_plan(config: Config, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
+    """The plan in one screen."""
+    model, count, size, work = config.model, facts["parameter_count"], facts["sizes"], facts["compute"]
+    print(
+        f"model       {model.family}, width {model.hidden_size}, depth {model.num_hidden_layers}, "
+        f"vocabulary {model.vocab_size}"
+    )
+    print(f"parameters  {count['total']:,} ({count['non_embedding']:,} without embedding and head)")
+    print(
+        f"scaling     {config.parameterization.rule}: m_N {size['width']:g}, m_L {size['depth']:g}, "
+        f"alpha {size['alpha']:g}"
+    )
+    print(
+        f"data        {work['tokens']:,} tokens in {work['steps']:,} steps, "
+        f"{work['tokens'] / count['total']:.1f} tokens per parameter"
+    )
+    print(f"compute     {work['flops']:.3g} FLOPs ({facts['flops_per_token']:.3g} per token)")
+    print(
+        f"time        {work['hours']:.2f} hours on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
+        f"at {arguments.mfu:.0%} of the peak"
+    )
+    print(f"\nmemory of one of {arguments.devices} device(s), GiB (activations are an estimate)")
+    columns = ("weights", "gradients", "optimizer", "activations", "total")
+    print(f"{'':<6} {' '.join(f'{column:>11}' for column in columns)}")
+    for stage, memory in facts["memory_bytes"].items():
+        cells = (f"{memory[key] / GIB:>11.2f}" for key in columns)
+        here = "  <- this configuration" if int(stage) == config.deepspeed.zero_stage else ""
+        print(f"ZeRO-{stage} {' '.join(cells)}{here}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,115 @@
+"""Pretrain a model: configuration -> model -> data -> DeepSpeed engine -> loop.
+
+    deepspeed launcher/pretrain.py --config configs/quickstart.yaml                     every GPU of this node
+    deepspeed --num_accelerators 2 launcher/pretrain.py --config configs/quickstart.yaml   two CPU processes
+    python launcher/pretrain.py --config configs/quickstart.yaml optimizer.lr=0.002     one process
+    python launcher/submit.py --config configs/quickstart.yaml --nodes 4 --gpus-per-node 8   on a Slurm cluster
+
+The same command again resumes from the newest whole checkpoint, or says that the run is complete.
+Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (non-finite gradient);
+85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C), checkpoint written: start the same command again.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.runtime.signals import REQUEUE, StopRequest
+
+STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
+
+from launcher.runtime import distributed
+from launcher.runtime.checkpoint import CheckpointError
+from launcher.runtime.cli import UNUSABLE
+from launcher.runtime.config import Config, ConfigError, load_config
+from launcher.runtime.distributed import World
+from launcher.runtime.inputs import Inputs, open_inputs
+from launcher.runtime.loop import TrainingError, train
+from launcher.runtime.optimizer import base_settings
+from launcher.runtime.run_folder import read_result
+from model.parameterization import parameter_table, sizes
+
+BROKEN = 3  # exit code: the gradient is not finite
+
+
+def main() -> int:
+    """Check everything that can be checked, then train."""
+    arguments = parse_arguments()
+    try:
+        world = distributed.read_world()
+        config = load_config(arguments.config, arguments.overrides)
+        inputs = open_inputs(config, world)
+        result = read_result(config)
+        if result is not None:
+            if world.is_main:
+                print(f"{config.run.folder} is complete: step {result['step']}, nothing to do")
+            return 0
+        if world.is_main:
+            print("\n".join(describe(config, inputs, world)), flush=True)
+        distributed.start(world, config.deepspeed.timeout_minutes)
+    except (ValueError, OSError) as error:
+        return fail(error, UNUSABLE)
+    try:
+        complete = train(config, inputs, world, STOP)
+    except (ConfigError, CheckpointError, OSError) as error:
+        return fail(error, UNUSABLE)
+    except TrainingError as error:
+        return fail(error, BROKEN)
+    distributed.stop()
+    if world.is_main:
+        folder = config.run.folder
+        print(f"{folder} is complete" if complete else f"stopped on request; the same command resumes {folder}")
+    return 0 if complete else REQUEUE
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Command line; `--local_rank` is what the DeepSpeed launcher adds, and the environment says it already."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, help="YAML file of the run (see configs/)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser.parse_intermixed_args()
+
+
+def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:
+    """What is about to happen, in a few lines; every derived number before it is used."""
+    model, data, rule = config.model, config.data, config.parameterization
+    rows = parameter_table(model, rule, base_settings(config.optimizer))
+    size = sizes(model, rule)
+    total = config.total_steps
+    yield f"run      {config.run.folder}, seed {config.run.seed}"
+    yield (
+        f"model    {model.family}, width {model.hidden_size} x depth {model.num_hidden_layers}, vocabulary "
+        f"{model.vocab_size}: {sum(row.count for row in rows):,} parameters"
+    )
+    yield (
+        f"scaling  {rule.rule}, m_N {size.width:g}, m_L {size.depth:g}: peak lr {config.optimizer.lr:g}, on hidden "
+        f"matrices {next(row.lr for row in rows if row.role == 'hidden_matrix'):g}"
+    )
+    epochs = ", ".join(f"{name} {share:.2f} epochs" for name, share in inputs.train.epochs(total).items())
+    yield f"data     {total * config.tokens_per_step:,} tokens in {total:,} steps: {epochs}"
+    yield (
+        f"batch    {data.global_batch_size} x {data.sequence_length} tokens = {world.size} rank(s) x "
+        f"{data.micro_batch_size} sequences x {inputs.train.accumulation_steps} accumulation steps"
+    )
+    yield f"engine   DeepSpeed ZeRO-{config.deepspeed.zero_stage}, {config.deepspeed.precision}, on {world.device.type}"
+
+
+def fail(error: Exception, code: int) -> int:
+    """Print one clear error and return the exit code."""
+    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+    if rank:
+        # Most errors strike every rank alike. Rank 0 reports them, and its exit makes the launcher end the others; only
+        # a rank that fails alone lives long enough to report.
+        time.sleep(5)
+        print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
+    else:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

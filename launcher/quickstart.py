@@ -1,0 +1,66 @@
+"""The whole job on a small real corpus: prepare, pretrain, evaluate, sample, export. `make quickstart` runs this.
+
+Each stage is the command a user would type, printed before it runs. Run again, finished stages say so and training
+resumes where it stopped; nothing is ever trained twice.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from launcher.runtime.distributed import free_port
+
+ROOT = Path(__file__).resolve().parents[1]
+CORPUS, RUN, EXPORT, CONFIG = "corpora/stdlib", "runs/quickstart", "exports/quickstart", "configs/quickstart.yaml"
+PROMPT = "def read_config(path):\n"
+
+
+def main() -> int:
+    """Run the stages; the exit code is that of the first stage that fails."""
+    # The DeepSpeed launcher counts NUMA nodes where there are no GPUs, so CPU ranks are given: one for each core
+    ranks = [] if torch.cuda.is_available() else ["--num_accelerators", str(len(os.sched_getaffinity(0)))]
+    stages = [
+        ["python", "launcher/prepare.py", "--source", "stdlib", "--tokenizer", "train-bpe:4096", "--output", CORPUS],
+        ["deepspeed", "--master_port", str(free_port()), *ranks, "launcher/pretrain.py", "--config", CONFIG],
+        ["python", "launcher/eval.py", "--model", RUN, "--data", CORPUS, "--max-batches", "64"],
+        ["python", "launcher/generate.py", "--model", RUN, "--prompt", PROMPT, "--max-new-tokens", "120"],
+    ]
+    if not (ROOT / EXPORT).exists():
+        stages.append(["python", "launcher/export.py", "--model", RUN, "--output", EXPORT])
+    # Programs of this interpreter's environment, also when it is not activated; DeepSpeed looks for ninja there, too
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, **({"DS_ACCELERATOR": "cpu"} if ranks else {})}
+    for stage in stages:
+        print(f"\n$ {shlex.join(stage)}", flush=True)
+        code = subprocess.call(stage, cwd=ROOT, env=environment)
+        if code:
+            print(f"error: {stage[0]} ended with code {code}; the same command goes on from here", file=sys.stderr)
+            return code
+    print(NEXT)
+    return 0
+
+
+NEXT = f"""
+{CORPUS:<21} tokenized corpus, with its tokenizer
+{RUN:<21} configuration, metrics.jsonl, TensorBoard, checkpoints, samples.txt
+{EXPORT:<21} Hugging Face folder: AutoModelForCausalLM.from_pretrained("{EXPORT}")
+
+Next, in the environment (source .venv/bin/activate):
+  tensorboard --logdir runs
+      the curves
+  python launcher/plan.py --config {CONFIG} --parameters
+      what CompleteP does to each tensor
+  python launcher/prepare.py --source YOUR_TEXT --tokenizer train-bpe:8192 --output corpora/mine
+  deepspeed launcher/pretrain.py --config {CONFIG} run.name=mine 'data.train=[{{path: corpora/mine}}]'
+      the same on your text (on CPUs: deepspeed --num_accelerators N ...)
+  python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8
+      on a Slurm cluster
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

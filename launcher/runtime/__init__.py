@@ -1,0 +1,1 @@
+"""A configuration becomes a running job: distributed set-up, engine, optimizer groups, schedule, loop, checkpoints."""

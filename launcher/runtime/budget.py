@@ -1,0 +1,89 @@
+"""What a run will cost before it starts: memory of one device for each ZeRO stage, FLOPs and time."""
+
+from dataclasses import dataclass
+
+from launcher.runtime.config import Config
+from model.flops import training_flops_per_token
+from model.parameterization import ParameterRow
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes on one device. Model states are counted, activations are estimated."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        """All of it, without the allocator's slack and communication buffers."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def device_memory(config: Config, parameters: int, stage: int, ranks: int) -> DeviceMemory:
+    """Memory of one of `ranks` devices under ZeRO `stage` with AdamW (ZeRO, arXiv 1910.02054, section 3).
+
+    Under bf16 the weights are bf16 and the optimizer holds fp32 master weights and two moments; gradients are
+    accumulated in fp32, at stage 1 in a full-size buffer on every rank. Stage 0 keeps everything in fp32.
+    """
+    mixed = config.deepspeed.precision == "bf16" and stage > 0
+    weights = parameters * (2.0 if mixed else 4.0)
+    gradients = parameters * 4.0
+    optimizer = parameters * (8.0 if stage == 0 else 12.0)  # DeepSpeed clones fp32 master weights from stage 1 on
+    if stage >= 1:
+        optimizer /= ranks
+    if stage >= 2:
+        gradients /= ranks
+    if stage >= 3:
+        weights /= ranks
+    if config.deepspeed.offload_optimizer:
+        optimizer = 0.0
+    return DeviceMemory(weights, gradients, optimizer, activation_bytes(config))
+
+
+def activation_bytes(config: Config) -> float:
+    """What one micro-batch keeps for the backward pass, estimated: block inputs and outputs, heads, MLP; and logits.
+
+    Counts the tensors that autograd saves in the pre-norm block with a flash-type attention kernel. With activation
+    checkpointing, one block's worth plus the inputs of all blocks.
+    """
+    model, data = config.model, config.data
+    width = 2 if config.deepspeed.precision == "bf16" else 4
+    tokens = data.micro_batch_size * data.sequence_length
+    heads = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
+    mlp = (4 if model.is_gated else 2) * model.intermediate_size
+    block = tokens * (6 * model.hidden_size + heads + mlp) * width
+    stream = tokens * model.hidden_size * width
+    layers = model.num_hidden_layers
+    blocks = block + layers * stream if config.train.activation_checkpointing else layers * block
+    logits = min(tokens * model.vocab_size, 2**25) * 12.0  # one chunk: logits, fp32 copy, gradient
+    return blocks + logits
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Work and time of the whole run."""
+
+    steps: int
+    tokens: int
+    flops: float
+    hours: float
+
+
+def compute(config: Config, devices: int, tflops: float, mfu: float) -> Compute:
+    """FLOPs of the run, and hours on `devices` of `tflops` peak each at an assumed utilisation."""
+    tokens = config.total_steps * config.tokens_per_step
+    flops = float(tokens * training_flops_per_token(config.model, config.data.sequence_length))
+    return Compute(config.total_steps, tokens, flops, flops / (devices * tflops * 1e12 * mfu) / 3600)
+
+
+def totals(rows: list[ParameterRow]) -> dict[str, int]:
+    """Parameters: all of them, and without embedding and unembedding (what scaling laws call N)."""
+    return {
+        "total": sum(row.count for row in rows),
+        "non_embedding": sum(row.count for row in rows if row.role not in ("embedding", "unembedding")),
+    }

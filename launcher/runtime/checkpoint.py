@@ -1,0 +1,313 @@
+"""Checkpoints that exist whole or not at all.
+
+A save writes into a hidden staging folder, every rank its own shards; the manifest (each file with size and checksum)
+is written last, then the folder is renamed to its final name and the `latest` pointer replaced. So a folder with its
+final name is complete, whatever was killed when. A load verifies the manifest and falls back to the newest checkpoint
+that is whole.
+
+    checkpoints/latest                      text: the name of the newest checkpoint, for people and scripts
+    checkpoints/step_00001000/deepspeed/    DeepSpeed's shards: fp32 master weights, Adam moments
+                              model-*.safetensors   fp32 weights under Hugging Face names: read without unpickling
+                              config.yaml   the resolved configuration
+                              state.json    where training stood: step, samples, tokens
+                              manifest.json every other file with size and checksum
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import xxhash
+from pydantic import BaseModel
+from safetensors.torch import save_file
+from torch import Tensor
+
+from launcher.runtime.config import Config, differences, save_config
+from launcher.runtime.distributed import World, gather_objects
+from launcher.runtime.engine import Engine
+
+FORMAT = 1
+SHARD_BYTES = 4 * 2**30  # of safetensors; bounds the host memory that a save needs
+MANIFEST, STATE, POINTER = "manifest.json", "state.json", "latest"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used, or a resume that would contradict it."""
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Where training stands. The data order, the schedule and dropout are pure functions of it and of the config."""
+
+    step: int
+    """Completed optimizer steps."""
+    samples: int
+    """Sequences consumed: position in the global data order."""
+    tokens: int
+    """Tokens consumed."""
+    corpora: dict[str, str]
+    """Path -> fingerprint of the corpora that the position counts in."""
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """The final folder of the checkpoint after `step` steps."""
+    return root / f"step_{step:08d}"
+
+
+def checkpoints(root: Path) -> list[Path]:
+    """Folders of all checkpoints that were published, newest first; they may still have been damaged since."""
+    return sorted((path for path in root.glob("step_*") if path.name[5:].isdigit()), reverse=True)
+
+
+def save(engine: Engine, config: Config, state: TrainState, root: Path, world: World) -> Path:
+    """Write and publish the checkpoint of `state`; all ranks must call. Returns its folder.
+
+    Raises:
+        CheckpointError: a rank could not write (no space left, no permission); the earlier checkpoints are untouched.
+    """
+    final = step_folder(root, state.step)
+    staging = root / f".{final.name}.staging"
+    if world.is_main:
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir(parents=True)
+    dist.barrier()
+    _all_ranks(world, lambda: engine.save(staging), staging)
+    _write_weights(engine, staging, world)
+
+    def write_facts() -> None:
+        if world.is_main:
+            save_config(config, staging / "config.yaml")
+            _write_json(staging / STATE, asdict(state))
+
+    _all_ranks(world, write_facts, staging)
+    files = _checksum_together(staging, world)
+
+    def publish() -> None:
+        if not world.is_main:
+            return
+        manifest = {
+            "format": FORMAT,
+            "world_size": world.size,
+            "zero_stage": config.deepspeed.zero_stage,
+            "precision": config.deepspeed.precision,
+            **asdict(state),
+            "config_hash": xxhash.xxh3_64_hexdigest((staging / "config.yaml").read_bytes()),
+            "files": files,
+        }
+        _write_json(staging / MANIFEST, manifest)
+        _sync(staging)
+        if final.exists():  # damaged, or load would have resumed from it: make room without a moment of neither
+            _remove(final)
+        staging.rename(final)
+        _sync(root)
+        pointer = root / f".{POINTER}.staging"
+        pointer.write_text(final.name + "\n", encoding="utf-8")
+        pointer.replace(root / POINTER)
+        _prune(root, config)
+
+    _all_ranks(world, publish, staging)
+    return final
+
+
+def find(root: Path, world: World) -> Path | None:
+    """The newest whole checkpoint under `root`, the same on all ranks; None when there are none at all.
+
+    Prints a warning for each damaged checkpoint that is passed over.
+
+    Raises:
+        CheckpointError: there are checkpoints and none is whole; starting from scratch would hide that.
+    """
+    candidates: list[Path] = gather_objects(checkpoints(root), world)[0]
+    for folder in candidates:
+        problems = [p for found in gather_objects(_verify_share(folder, world), world) for p in found]
+        if not problems:
+            return folder
+        if world.is_main:
+            print(
+                f"warning: {folder} is damaged and passed over: {'; '.join(problems[:3])}", file=sys.stderr, flush=True
+            )
+    if candidates:
+        raise CheckpointError(f"{root}: no whole checkpoint among {len(candidates)}; remove them to start from scratch")
+    return None
+
+
+def _verify_share(folder: Path, world: World) -> list[str]:
+    """What this rank found wrong; the ranks read different files, since checksums cost as much as loading."""
+    try:
+        names = sorted(read_manifest(folder)["files"])
+    except CheckpointError as error:
+        return [str(error)] if world.is_main else []
+    return verify(folder, names[world.rank :: world.size])
+
+
+def verify(folder: Path, only: list[str]) -> list[str]:
+    """What is wrong with the files `only` of a checkpoint: missing, wrong size, wrong checksum."""
+    files = read_manifest(folder)["files"]
+    problems = []
+    for name in only:
+        path, expected = folder / name, files[name]
+        if not path.is_file():
+            problems.append(f"{name} is missing")
+        elif path.stat().st_size != expected["bytes"]:
+            problems.append(f"{name} has {path.stat().st_size} bytes, expected {expected['bytes']}")
+        elif _checksum(path) != expected["xxh3"]:
+            problems.append(f"{name} has another checksum than when it was written")
+    return problems
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: it is missing, unreadable or of a newer format.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder / MANIFEST} cannot be read: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{folder}: checkpoint format {manifest.get('format')}, this version reads {FORMAT}")
+    return manifest
+
+
+def load(engine: Engine, folder: Path) -> TrainState:
+    """Read the engine's state from a checkpoint that `find` returned."""
+    engine.load(folder)
+    return TrainState(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+
+
+def check_resume(old: Config, new: Config, folder: Path, world: World) -> None:
+    """Refuse a resume that contradicts what shaped the run: model, parameterization, objective, data order, seed.
+
+    Raises:
+        CheckpointError: names each difference.
+    """
+    parts: list[tuple[str, BaseModel, BaseModel]] = [
+        (
+            "run",
+            old.run.model_copy(update={"root": "", "name": ""}),
+            new.run.model_copy(update={"root": "", "name": ""}),
+        ),
+        ("model", old.model, new.model),
+        ("parameterization", old.parameterization, new.parameterization),
+        ("objective", old.objective, new.objective),
+        # How a global batch is cut into micro-batches, and what is held out, does not change the order of samples
+        (
+            "data",
+            old.data.model_copy(update={"micro_batch_size": 1, "validation": []}),
+            new.data.model_copy(update={"micro_batch_size": 1, "validation": []}),
+        ),
+    ]
+    lines = [f"  {name}.{line}" for name, before, after in parts for line in differences(before, after)]
+    manifest = read_manifest(folder)
+    layout = {"world_size": world.size, "zero_stage": new.deepspeed.zero_stage, "precision": new.deepspeed.precision}
+    lines += [f"  {key}: {manifest[key]!r} -> {value!r}" for key, value in layout.items() if manifest[key] != value]
+    if lines:
+        raise CheckpointError(
+            f"{folder} was written by a different run; give this one another run.name, or undo:\n" + "\n".join(lines)
+        )
+
+
+def _write_weights(engine: Engine, folder: Path, world: World) -> None:
+    """The fp32 weights as safetensors of at most SHARD_BYTES, numbered; rank 0 writes what all ranks gather."""
+    shard: dict[str, Tensor] = {}
+    error: str | None = None
+    index = size = 0
+
+    def flush() -> str | None:
+        try:
+            save_file(shard, folder / f"model-{index:05d}.safetensors", metadata={"format": "pt"})
+        except Exception as problem:  # safetensors has an exception class of its own; every kind is reported below
+            return str(problem)
+        return None
+
+    for name, weight in engine.fp32_weights():
+        if not world.is_main or error:
+            continue
+        if shard and size + weight.nbytes > SHARD_BYTES:
+            error = flush()
+            shard, size, index = {}, 0, index + 1
+        shard[name] = weight.contiguous()
+        size += weight.nbytes
+    if world.is_main and not error:
+        error = flush()
+    _raise_together(error, world, folder)
+
+
+def _all_ranks(world: World, action: Any, folder: Path) -> None:
+    """Run `action` on every rank; if it fails on one for want of space or rights, fail on all with one message."""
+    error = None
+    try:
+        action()
+    except (OSError, RuntimeError) as problem:  # torch.save reports a full disk as RuntimeError
+        error = f"{type(problem).__name__}: {problem}"
+    _raise_together(error, world, folder)
+
+
+def _raise_together(error: str | None, world: World, folder: Path) -> None:
+    errors = [f"rank {rank}: {message}" for rank, message in enumerate(gather_objects(error, world)) if message]
+    if errors:
+        if world.is_main:
+            shutil.rmtree(folder, ignore_errors=True)
+        free = shutil.disk_usage(folder.parent).free / 2**30
+        raise CheckpointError(
+            f"{folder.parent}: checkpoint not written ({'; '.join(errors)}); {free:.2f} GiB are free there. "
+            "Earlier checkpoints are whole: free some space and start the same command again"
+        )
+
+
+def _checksum_together(folder: Path, world: World) -> dict[str, dict[str, Any]]:
+    """Size and checksum of every file, each rank doing its share and flushing what it read to disk."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    mine = {}
+    for name in names[world.rank :: world.size]:
+        _sync(folder / name)
+        mine[name] = {"bytes": (folder / name).stat().st_size, "xxh3": _checksum(folder / name)}
+    return {name: facts for share in gather_objects(mine, world) for name, facts in sorted(share.items())}
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        for block in _blocks(file):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(file: Any, size: int = 2**24) -> Iterator[bytes]:
+    while block := file.read(size):
+        yield block
+
+
+def _prune(root: Path, config: Config) -> None:
+    """Delete all but the newest keep_last checkpoints and the multiples of keep_every."""
+    every = config.checkpoint.keep_every
+    for folder in checkpoints(root)[config.checkpoint.keep_last :]:
+        if every is None or int(folder.name[5:]) % every:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint; the manifest first, so that a half-deleted one never passes for whole."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

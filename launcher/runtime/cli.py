@@ -1,0 +1,33 @@
+"""What all entry points do alike: one clear line for an error that is the user's, a traceback for a bug."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+UNUSABLE = 2  # exit code: the request cannot be met as it stands
+
+
+def run(command: Callable[[], int | None]) -> NoReturn:
+    """Run an entry point and exit with its code; ValueError and OSError mean that the request cannot be met."""
+    try:
+        code = command()
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(UNUSABLE)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(code or 0)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, indent=2))
+
+
+def default_device() -> torch.device:
+    """The first GPU if there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

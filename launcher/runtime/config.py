@@ -1,0 +1,303 @@
+"""The configuration of a run: one typed, nested, strict schema, loaded from YAML plus `section.key=value` overrides.
+
+Each section is declared next to the code it configures; this module joins them, adds the sections that belong to the
+run itself, and turns whatever is wrong with a file into one readable error before any work starts.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import model_validator as validator
+from yaml import YAMLError
+
+from data.config import DataConfig
+from launcher.runtime.schedule import ScheduleConfig
+from model.config import ModelConfig
+from model.objectives.next_token import NextTokenConfig
+from model.parameterization import ParameterizationConfig
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message lists every problem, one per line."""
+
+
+class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Where a run lives and what makes it repeatable."""
+
+    name: str = Field(min_length=1, pattern=r"^[\w.+-]+$")
+    """Name of the run and of its folder."""
+    root: str = "runs"
+    """Folder that holds run folders."""
+    seed: NonNegativeInt = 1
+    """Seed of the initial weights, the order of the data and dropout."""
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, root/name."""
+        return Path(self.root) / self.name
+
+
+class OptimizerConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """AdamW at the base size; the parameterization scales lr, weight_decay and eps for each role of tensor."""
+
+    name: Literal["adamw"] = "adamw"
+    """Which optimizer."""
+    lr: PositiveFloat
+    """Peak learning rate at the base size."""
+    betas: list[float] = Field(default=[0.9, 0.95], min_length=2, max_length=2)
+    """Decay rates of Adam's first and second moment."""
+    eps: PositiveFloat = 1e-8
+    """Added to the root of the second moment, at the base size."""
+    weight_decay: NonNegativeFloat = 0.1
+    """Coupled decay (a step decays by lr x weight_decay), on matrices and embeddings only."""
+    grad_clip: NonNegativeFloat = 1.0
+    """Largest global gradient norm; 0 turns clipping off."""
+
+    @validator(mode="after")
+    def _check(self) -> "OptimizerConfig":
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas = {self.betas}: both lie in [0, 1)")
+        return self
+
+
+class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """How long to train and how often to look."""
+
+    steps: PositiveInt | None = None
+    """Optimizer steps. Give this or tokens."""
+    tokens: PositiveInt | None = None
+    """Training tokens, rounded up to whole steps. Give this or steps."""
+    log_interval: PositiveInt = 1
+    """Steps between lines of metrics.jsonl."""
+    eval_interval: PositiveInt | None = None
+    """Steps between evaluations on held-out text. None: only at the end."""
+    eval_batches: PositiveInt | None = 16
+    """Held-out micro-batches per rank and evaluation. None: all of the held-out text."""
+    sample_prompts: list[str] = []
+    """Prompts continued at the end of the run, into samples.txt."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of keeping its activations."""
+    compile: bool = False
+    """torch.compile every block."""
+
+    @validator(mode="after")
+    def _check(self) -> "TrainConfig":
+        if (self.steps is None) == (self.tokens is None):
+            raise ValueError(f"steps = {self.steps}, tokens = {self.tokens}: give exactly one of the two")
+        return self
+
+
+class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """What DeepSpeed is asked to do. Everything else in its configuration is generated, with every key explicit."""
+
+    zero_stage: int = Field(default=1, ge=0, le=3)
+    """0: replicate everything; 1: shard optimizer states; 2: and gradients; 3: and parameters."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: everything."""
+    offload_optimizer: bool = False
+    """Keep optimizer states in CPU memory and update there (stages 1 to 3)."""
+    bucket_size: PositiveInt = 500_000_000
+    """Elements per reduction and gather bucket: fewer, larger messages against memory."""
+    timeout_minutes: PositiveFloat = 30.0
+    """How long a collective may wait for a slow rank before the job fails."""
+
+    @validator(mode="after")
+    def _check(self) -> "DeepSpeedConfig":
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer = true needs zero_stage 1, 2 or 3")
+        return self
+
+
+class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """When to save and what to keep. The last step is always saved."""
+
+    interval: PositiveInt | None = None
+    """Steps between checkpoints. None: only at the end (and when the job is asked to stop)."""
+    keep_last: PositiveInt = 2
+    """How many of the newest checkpoints stay."""
+    keep_every: PositiveInt | None = None
+    """Checkpoints at multiples of this many steps stay for ever."""
+
+
+class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Where numbers go. metrics.jsonl is always written."""
+
+    tensorboard: bool = True
+    """Also write TensorBoard event files."""
+    peak_tflops: PositiveFloat | None = None
+    """Peak of one device for MFU, in TFLOP/s. None: known GPUs by name, others measured (a matrix product)."""
+
+
+class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Everything about a run. Saved, complete, with the run and with each checkpoint."""
+
+    run: RunConfig
+    model: ModelConfig
+    parameterization: ParameterizationConfig
+    objective: NextTokenConfig = NextTokenConfig()
+    data: DataConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig = ScheduleConfig()
+    train: TrainConfig
+    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    metrics: MetricsConfig = MetricsConfig()
+
+    @validator(mode="after")
+    def _check_lengths(self) -> "Config":
+        if self.data.sequence_length > self.model.max_position_embeddings:
+            raise ValueError(
+                f"data.sequence_length = {self.data.sequence_length} exceeds "
+                f"model.max_position_embeddings = {self.model.max_position_embeddings}: raise it or shorten sequences"
+            )
+        return self
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Training tokens of one optimizer step, over all ranks."""
+        return self.data.global_batch_size * self.data.sequence_length
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        if self.train.steps is not None:
+            return self.train.steps
+        assert self.train.tokens is not None, "TrainConfig checks that one of the two is given"
+        return -(-self.train.tokens // self.tokens_per_step)
+
+
+def load_config(path: Path, overrides: list[str]) -> Config:
+    """Read a YAML file, apply its `extends:` chain and the overrides, fill in what the corpus decides, validate.
+
+    Args:
+        path: the YAML file.
+        overrides: `section.key=value` strings, applied in order; values are parsed as YAML.
+
+    Raises:
+        ConfigError: unreadable file, bad YAML, unknown keys, wrong types or values; one line for each problem.
+    """
+    try:
+        merged = OmegaConf.merge(_read(path), _parse_overrides(overrides))
+        values = OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: holds a {type(values).__name__}, expected sections of keys")
+    _fill_from_data(values)
+    return parse_config(values, source=str(path))
+
+
+def parse_config(values: Any, source: str) -> Config:
+    """Validate nested plain values; raise ConfigError naming every problem, with `source` in front."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        lines = [f"  {line}" for line in _explain(error)]
+        raise ConfigError("\n".join([f"{source}: {len(lines)} problem(s) in the configuration", *lines])) from error
+
+
+def save_config(config: Config, path: Path) -> None:
+    """Write the resolved configuration as YAML that `load_config` reads back to an equal object."""
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump())), encoding="utf-8")
+
+
+def differences(old: BaseModel, new: BaseModel) -> list[str]:
+    """`path: old -> new` for each leaf in which two configurations differ."""
+    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
+    paths = [*before, *(path for path in after if path not in before)]
+    return [
+        f"{path}: {before.get(path)!r} -> {after.get(path)!r}" for path in paths if before.get(path) != after.get(path)
+    ]
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, child in value.items():
+            yield from _leaves(child, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _read(path: Path) -> DictConfig:
+    """One YAML file merged over the file it extends (a path relative to it)."""
+    try:
+        config = OmegaConf.load(path)
+    except FileNotFoundError as error:
+        known = sorted(str(p) for p in path.parent.glob("*.yaml"))
+        raise ConfigError(
+            f"{path}: no such file; {path.parent} holds {', '.join(known) or 'no .yaml files'}"
+        ) from error
+    except (YAMLError, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{path}: expected sections of keys")
+    base = config.pop("extends", None)
+    if base is None:
+        return config
+    merged = OmegaConf.merge(_read(path.parent / base), config)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _parse_overrides(overrides: list[str]) -> DictConfig:
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        if not equals or "." not in key:
+            raise ConfigError(f"{override!r}: an override is section.key=value, for example optimizer.lr=0.003")
+    try:
+        return OmegaConf.from_dotlist(overrides)
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{' '.join(overrides)}: {error}") from error
+
+
+def _fill_from_data(values: dict[Any, Any]) -> None:
+    """Take model.vocab_size from the first corpus and model.max_position_embeddings from the sequence length."""
+    model, data = values.get("model"), values.get("data")
+    if not isinstance(model, dict) or not isinstance(data, dict):
+        return
+    if model.get("max_position_embeddings") is None and "sequence_length" in data:
+        model["max_position_embeddings"] = data["sequence_length"]
+    if model.get("vocab_size") is None:
+        try:
+            corpus = Path(data["train"][0]["path"])
+            model["vocab_size"] = json.loads((corpus / "corpus.json").read_text(encoding="utf-8"))["vocab_size"]
+        except (KeyError, IndexError, TypeError, OSError, ValueError) as error:
+            raise ConfigError(
+                "model.vocab_size: not given, and data.train[0].path holds no readable corpus.json to take it from: "
+                "prepare the corpus first (launcher/prepare.py) or set model.vocab_size"
+            ) from error
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    """One line for each problem pydantic found: path, offending value, remedy."""
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"]) or "configuration"
+        if problem["type"] == "extra_forbidden":
+            known = _known_keys([part for part in problem["loc"][:-1] if isinstance(part, str)])
+            close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+            yield f"{path} = {problem['input']!r}: unknown key; {hint}"
+        elif problem["type"] == "missing":
+            yield f"{path}: missing, and it has no default"
+        elif problem["type"] == "value_error":
+            yield f"{path}: {problem['ctx']['error']}"
+        else:
+            yield f"{path} = {problem['input']!r}: {problem['msg']}"
+
+
+def _known_keys(sections: list[str]) -> list[str]:
+    """Field names of the schema at a path of section names; lists are passed through."""
+    schema: type[BaseModel] = Config
+    for section in sections:
+        annotation = schema.model_fields[section].annotation
+        inner = getattr(annotation, "__args__", (annotation,))[0]
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        schema = inner
+    return list(schema.model_fields)

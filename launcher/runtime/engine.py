@@ -1,0 +1,231 @@
+"""The training engine: DeepSpeed behind a small interface, with nothing left to DeepSpeed's defaults.
+
+DeepSpeed accepts unknown keys in silence and its defaults move between releases. So its configuration is generated
+here with every key that matters, what took effect is read back after `initialize`, and a mismatch refuses to train.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from launcher.runtime.config import Config
+from launcher.runtime.distributed import World, quiet_stdout, sum_over_ranks
+from launcher.runtime.optimizer import (
+    base_settings,
+    group_settings,
+    make_optimizer,
+    restore_settings,
+    set_learning_rates,
+    verify_settings,
+)
+from model.decoder import CausalLM
+from model.objectives.next_token import next_token
+from model.parameterization import initialize, multipliers, parameter_table
+
+Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
+
+TAG = "deepspeed"  # sub-folder of a checkpoint with DeepSpeed's own files
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step reports; the same on every rank."""
+
+    loss: Tensor
+    """Mean cross-entropy over the valid tokens of the global batch: a scalar on the device, nats."""
+    grad_norm: float
+    """Global gradient norm before clipping."""
+    applied: bool
+    """False when DeepSpeed skipped the update because of a non-finite gradient."""
+
+
+def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
+    """DeepSpeed's configuration for this run."""
+    settings, data = config.deepspeed, config.data
+    accumulation = data.global_batch_size // (data.micro_batch_size * world.size)
+    bf16 = settings.precision == "bf16"
+    zero: dict[str, Any] = {
+        "stage": settings.zero_stage,
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+        "reduce_bucket_size": settings.bucket_size,
+        "allgather_bucket_size": settings.bucket_size,
+    }
+    if settings.offload_optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
+    return {
+        "train_batch_size": data.global_batch_size,
+        "train_micro_batch_size_per_gpu": data.micro_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        # At stage 0 DeepSpeed clips without telling the norm, so there train_step does both
+        "gradient_clipping": config.optimizer.grad_clip if settings.zero_stage > 0 else 0.0,
+        # Stage 0 keeps no master weights, so there bf16 means autocast over fp32 parameters
+        "bf16": {
+            "enabled": bf16 and settings.zero_stage > 0,
+            "immediate_grad_update": True,
+            "check_grad_overflow": True,
+        },
+        "fp16": {"enabled": False},
+        "torch_autocast": {
+            "enabled": bf16 and settings.zero_stage == 0,
+            "dtype": "bfloat16",
+            "lower_precision_safe_modules": [],
+        },
+        "data_types": {"grad_accum_dtype": "fp32"},  # the default is bf16, which costs 1 % of the gradient
+        "communication_data_type": "fp32",
+        "prescale_gradients": False,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": False,
+        "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW updates offloaded states as well
+        "checkpoint": {"tag_validation": "Fail", "load_universal": False},
+        "steps_per_print": 2**31,
+        "wall_clock_breakdown": False,
+    }
+
+
+class Engine:
+    """A CausalLM with its optimizer, sharded by DeepSpeed.
+
+    Args:
+        config: the run.
+        world: this process among all; the process group must be up.
+    """
+
+    def __init__(self, config: Config, world: World) -> None:
+        import deepspeed  # after the accelerator is chosen in distributed.start
+
+        self.config = config
+        self.world = world
+        rows = parameter_table(config.model, config.parameterization, base_settings(config.optimizer))
+        self.settings = group_settings(rows, config.optimizer)
+        requested = deepspeed_config(config, world)
+
+        sharded = config.deepspeed.zero_stage == 3
+        with deepspeed.zero.Init(config_dict_or_path=requested, enabled=sharded):
+            model = CausalLM(config.model, multipliers(config.model, config.parameterization))
+
+        def gather(parameter: nn.Parameter) -> AbstractContextManager[object]:
+            context: AbstractContextManager[object] = deepspeed.zero.GatheredParameters(parameter, modifier_rank=0)
+            return context if sharded else nullcontext()
+
+        initialize(model, rows, config.run.seed, gather)
+        model.model.activation_checkpointing = config.train.activation_checkpointing
+        if config.train.compile:
+            for layer in model.model.layers:
+                layer.compile()
+        if not sharded:
+            model.to(world.device)
+        optimizer = make_optimizer(model, self.settings)
+        with quiet_stdout():
+            self._engine, *_ = deepspeed.initialize(
+                model=model, optimizer=optimizer, config=requested, dist_init_required=False
+            )
+        self._verify(requested)
+
+    def _verify(self, requested: dict[str, Any]) -> None:
+        """Compare what took effect in DeepSpeed with what was asked for."""
+        engine = self._engine
+        model_dtype, accumulation_dtype = engine.get_data_types()
+        bf16 = requested["bf16"]["enabled"]
+        pairs = {
+            "train_batch_size": (engine.train_batch_size(), requested["train_batch_size"]),
+            "gradient_accumulation_steps": (
+                engine.gradient_accumulation_steps(),
+                requested["gradient_accumulation_steps"],
+            ),
+            "gradient_clipping": (engine.gradient_clipping(), requested["gradient_clipping"]),
+            "zero stage": (engine.zero_optimization_stage(), requested["zero_optimization"]["stage"]),
+            "parameter dtype": (model_dtype, torch.bfloat16 if bf16 else torch.float32),
+            "gradient accumulation dtype": (accumulation_dtype, torch.float32),
+            "communication dtype": (engine.communication_data_type, torch.float32),
+            "world size": (engine.dp_world_size, self.world.size),
+        }
+        wrong = [f"{name} is {found}, asked for {asked}" for name, (found, asked) in pairs.items() if found != asked]
+        if wrong:
+            raise RuntimeError(f"DeepSpeed did not adopt its configuration: {'; '.join(wrong)}")
+        verify_settings(self.groups, self.settings)
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's parameter groups, as the running optimizer sees them."""
+        optimizer = self._engine.optimizer
+        groups: list[dict[str, Any]] = getattr(optimizer, "optimizer", optimizer).param_groups
+        return groups
+
+    def to_device(self, batch: Batch) -> Batch:
+        """The batch on this rank's device."""
+        return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def train_step(self, micro_batches: Sequence[Batch], step: int, lr: float) -> StepResult:
+        """One optimizer step: forward and backward over this rank's micro-batches, then the update.
+
+        Args:
+            micro_batches: as many as there are accumulation steps.
+            step: completed steps so far; keys the random numbers of dropout, so nothing random needs saving.
+            lr: base learning rate of this step.
+        """
+        self._engine.train()
+        torch.manual_seed(hash((self.config.run.seed, step, self.world.rank)))
+        set_learning_rates(self.groups, lr)
+        batches = [self.to_device(batch) for batch in micro_batches]
+        # The loss is normalised by the valid tokens of the whole global batch: an ignored label weighs nothing, and
+        # accumulation or world size change nothing. DeepSpeed averages gradients over ranks, hence the world size.
+        valid = sum_over_ranks(torch.stack([(batch["labels"] >= 0).sum() for batch in batches]).sum().float())
+        total = torch.zeros((), device=self.world.device)
+        for batch in batches:
+            loss, cross_entropy = next_token(self._engine, batch, self.config.objective)
+            self._engine.backward(loss * (self.world.size / valid), scale_wrt_gas=False)
+            if self.config.deepspeed.zero_stage == 0 and self._engine.is_gradient_accumulation_boundary():
+                grad_norm = clip_grad_norm_(
+                    self._engine.module.parameters(), self.config.optimizer.grad_clip or math.inf
+                )
+            self._engine.step()
+            total += cross_entropy
+        if self.config.deepspeed.zero_stage > 0:
+            grad_norm = self._engine.get_global_grad_norm()
+        return StepResult(
+            loss=sum_over_ranks(total) / valid,
+            grad_norm=float(grad_norm),
+            applied=bool(self._engine.was_step_applied()),
+        )
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Tensor:
+        """Summed cross-entropy (nats) and number of valid tokens of this rank's batch: [2], fp32."""
+        self._engine.eval()
+        batch = self.to_device(batch)
+        _, cross_entropy = next_token(self._engine, batch, self.config.objective)
+        return torch.stack((cross_entropy, (batch["labels"] >= 0).sum().float()))
+
+    def fp32_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Name and full fp32 weight of every parameter, one at a time on the CPU; all ranks must iterate together."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        for name, parameter in self._engine.module.named_parameters():
+            weight = safe_get_full_fp32_param(parameter)
+            yield name, (parameter.data if weight is None else weight).detach().float().cpu()
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's shards into folder/deepspeed; all ranks must call."""
+        # universal_checkpoint_info lets DeepSpeed's converter read the files, for a resume on another world size
+        state = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
+        self._engine.save_checkpoint(str(folder), tag=TAG, client_state=state, save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Read this rank's shards from folder/deepspeed; the configuration's hyperparameters win over the saved ones.
+
+        Raises:
+            RuntimeError: DeepSpeed found nothing to load (it would go on from scratch without a word).
+        """
+        loaded, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
+        if loaded is None:
+            raise RuntimeError(f"{folder / TAG}: DeepSpeed loaded nothing")
+        restore_settings(self.groups, self.settings)

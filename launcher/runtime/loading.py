@@ -1,0 +1,173 @@
+"""Open a trained model for evaluation, sampling or export: a run, one of its checkpoints, or a Hugging Face folder.
+
+Only safetensors are read, so opening a stranger's model runs none of their code.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from launcher.runtime import checkpoint
+from launcher.runtime.config import Config, load_config
+from model.decoder import CausalLM
+from model.generation import generate
+from model.parameterization import multipliers
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in evaluation mode with what is needed to feed it."""
+
+    module: nn.Module
+    """Our CausalLM, or a stock transformers model."""
+    source: Path
+    """Checkpoint or Hugging Face folder."""
+    tokenizer_path: Path | None
+    config: Config | None
+    """The run's configuration; None for a Hugging Face folder."""
+    step: int | None
+    tokens: int | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence the model accepts, in tokens."""
+        return int(getattr(self.module.config, "max_position_embeddings"))  # noqa: B009 - two unrelated classes
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model has an embedding for."""
+        return int(getattr(self.module.config, "vocab_size"))  # noqa: B009 - two unrelated classes
+
+    @torch.no_grad()
+    def score(self, batch: Mapping[str, Any]) -> Tensor:
+        """Summed cross-entropy (nats) and number of valid tokens of a batch, [2]."""
+        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        labels = batch["labels"]
+        if isinstance(self.module, CausalLM):
+            _, nats = self.module(batch["input_ids"], labels, batch["document_ids"], batch["positions"])
+        else:
+            logits = self.module(input_ids=batch["input_ids"]).logits
+            nats = nn.functional.cross_entropy(
+                logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum"
+            )
+        return torch.stack((nats.double(), (labels >= 0).sum().double()))
+
+    def continuation(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop_at: int | None = None,
+    ) -> Iterator[int]:
+        """Token ids that follow the prompt, until `stop_at` or max_new_tokens."""
+        tokens = torch.tensor([prompt], dtype=torch.int64, device=self.device)
+        if isinstance(self.module, CausalLM):
+            generator = torch.Generator(self.device).manual_seed(seed)
+            options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+            stream = generate(self.module, tokens, max_new_tokens, generator=generator, **options)
+            new_tokens = (int(token.item()) for token in stream)
+        else:
+            torch.manual_seed(seed)
+            sampled = self.module.generate(  # type: ignore[operator]
+                tokens,
+                max_new_tokens=max_new_tokens,
+                do_sample=temperature > 0,
+                **({"temperature": temperature, "top_k": top_k or 0, "top_p": top_p or 1.0} if temperature > 0 else {}),
+            )
+            new_tokens = (int(token) for token in sampled[0, len(prompt) :])
+        for token in new_tokens:
+            yield token
+            if token == stop_at:
+                return
+
+
+def load_model(path: Path, device: torch.device, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """Open a run folder (its newest whole checkpoint), a checkpoint folder, or a Hugging Face folder.
+
+    Raises:
+        ValueError: nothing that can be opened is there, or the checkpoint is damaged.
+    """
+    if (path / checkpoint.MANIFEST).is_file():
+        return _load_checkpoint(path, device, dtype)
+    if (path / "checkpoints").is_dir():
+        return _load_checkpoint(_newest(path / "checkpoints"), device, dtype)
+    if (path / "config.json").is_file():
+        return _load_hugging_face(path, device, dtype)
+    raise ValueError(
+        f"{path}: neither a run (checkpoints/), nor a checkpoint ({checkpoint.MANIFEST}), nor a Hugging Face folder "
+        "(config.json)"
+    )
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The fp32 weights of a checkpoint under their Hugging Face names, verified against the manifest.
+
+    Raises:
+        ValueError: a weight file is missing or damaged.
+    """
+    names = [name for name in checkpoint.read_manifest(folder)["files"] if name.endswith(".safetensors")]
+    problems = checkpoint.verify(folder, only=names)
+    if problems:
+        raise checkpoint.CheckpointError(f"{folder} is damaged: {'; '.join(problems)}")
+    return {key: tensor for name in sorted(names) for key, tensor in load_file(folder / name).items()}
+
+
+def _newest(root: Path) -> Path:
+    for folder in checkpoint.checkpoints(root):
+        if (folder / checkpoint.MANIFEST).is_file():
+            return folder
+    raise ValueError(f"{root}: holds no checkpoint yet; the first is written at checkpoint.interval or at the end")
+
+
+def _load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    config = load_config(folder / "config.yaml", [])
+    manifest = checkpoint.read_manifest(folder)
+    with torch.device("meta"):
+        module = CausalLM(config.model, multipliers(config.model, config.parameterization))
+    weights = read_weights(folder)
+    if config.model.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    module.load_state_dict(weights, assign=True)
+    module.tie_weights()
+    tokenizer = folder.resolve().parent.parent / "tokenizer"
+    return LoadedModel(
+        module=module.to(device, dtype).eval(),
+        source=folder,
+        tokenizer_path=tokenizer if tokenizer.is_dir() else None,
+        config=config,
+        step=manifest["step"],
+        tokens=manifest["tokens"],
+    )
+
+
+def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: transformers cannot load this folder: {error}") from error
+    return LoadedModel(module.to(device).eval(), folder, folder, None, None, None)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The Hugging Face tokenizer stored in a folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path)

@@ -1,0 +1,197 @@
+"""The training loop. Reads top to bottom: resume, then step by step until done or asked to stop.
+
+"Step s" is the state after s optimizer steps. At the top of each pass the loop stands at some step, evaluates if that
+is due, and leaves if it was the last; then it makes the next step, logs it and saves it. The order of data, the
+schedule, dropout and evaluation are pure functions of the step, so a run that was killed and resumed writes the same
+numbers, to the last bit, as one that was never interrupted.
+"""
+
+import json
+import math
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from launcher.runtime import checkpoint
+from launcher.runtime.config import Config, ConfigError, load_config
+from launcher.runtime.distributed import World, any_rank, sum_over_ranks
+from launcher.runtime.engine import Engine, StepResult
+from launcher.runtime.evaluate import held_out_loss
+from launcher.runtime.inputs import Inputs
+from launcher.runtime.metrics import MetricsLog
+from launcher.runtime.run_folder import RESULT, prepare_run_folder, write_samples
+from launcher.runtime.schedule import lr_factor
+from launcher.runtime.signals import StopRequest
+from launcher.runtime.speed import SpeedMeter
+
+MAX_SKIPPED = 10  # consecutive updates with a non-finite gradient before the run is called broken
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on, for a reason in the run rather than in the code."""
+
+
+def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+    """Train to the last step, or until a rank is asked to stop. Returns whether the run is complete.
+
+    Raises:
+        ValueError: the run folder or its checkpoints cannot be used with this configuration.
+        TrainingError: the gradient is not finite.
+    """
+    root = config.run.folder / "checkpoints"
+    found = checkpoint.find(root, world)
+    if found is not None:
+        checkpoint.check_resume(load_config(found / "config.yaml", []), config, found, world)
+    if world.is_main:
+        prepare_run_folder(config, inputs, world)
+    trainer = Trainer(config, inputs, world, stop)
+    if found is not None:
+        trainer.resume(found)
+    try:
+        return trainer.run()
+    finally:
+        trainer.close()
+
+
+class Trainer:
+    """The engine, where training stands, and what watches it."""
+
+    def __init__(self, config: Config, inputs: Inputs, world: World, stop: StopRequest) -> None:
+        self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
+        self.engine = Engine(config, world)
+        self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
+        self.saved_step: int | None = None
+        self.skipped = 0  # consecutive updates that were not applied
+        self.log: MetricsLog | None = None
+
+    def resume(self, folder: Path) -> None:
+        """Continue from a checkpoint.
+
+        Raises:
+            ConfigError: the corpora are not those that it counts its position in.
+        """
+        state = checkpoint.load(self.engine, folder)
+        if state.corpora != self.inputs.fingerprints:
+            raise ConfigError(
+                f"data.train: the corpora are not those of {folder}: {state.corpora} -> {self.inputs.fingerprints}; "
+                "restore them, or give this run another run.name"
+            )
+        self.state, self.saved_step = state, state.step
+        self._say(f"resuming after step {state.step} from {folder}")
+
+    def run(self) -> bool:
+        """The loop. Returns whether the last step was reached and evaluated."""
+        config, total = self.config, self.config.total_steps
+        if self.world.is_main:
+            self.log = MetricsLog(config.run.folder, self.state.step, total, config.metrics.tensorboard)
+        meter = SpeedMeter(config, self.world, self.state.step)
+        with closing(self.inputs.train.iterate(self.state.step, total)) as batches:
+            while True:
+                if self._evaluation_due():
+                    finished = self._evaluate()
+                    if not finished or self.state.step == total:
+                        break
+                    meter.restart(self.state.step)
+
+                lr = config.optimizer.lr * lr_factor(config.schedule, self.state.step, total)
+                result = self.engine.train_step(next(batches), self.state.step, lr)
+                self._advance(result)
+                if self.state.step % config.train.log_interval == 0 or self.state.step == total:
+                    self._log_step(result, lr, meter)
+
+                stopping = any_rank(bool(self.stop), self.world)
+                if stopping or self._checkpoint_due():
+                    self._save()
+                    meter.restart(self.state.step)
+                if stopping:
+                    return False
+
+        if self.saved_step != self.state.step:  # asked to stop during an evaluation, before this step was saved
+            self._save()
+        return finished
+
+    def close(self) -> None:
+        """Flush the logs."""
+        if self.log is not None:
+            self.log.close()
+
+    def _advance(self, result: StepResult) -> None:
+        """Move to the next step, unless the gradient says that there is no point."""
+        data = self.config.data
+        step = self.state.step + 1
+        samples = step * data.global_batch_size
+        self.state = replace(self.state, step=step, samples=samples, tokens=samples * data.sequence_length)
+        self.skipped = 0 if result.applied else self.skipped + 1
+        broken_weights = result.applied and not math.isfinite(result.grad_norm)
+        if broken_weights or self.skipped >= MAX_SKIPPED:
+            raise TrainingError(
+                f"step {step}: the gradient norm is {result.grad_norm} (loss {result.loss.item():.4f}), "
+                f"{self.skipped} update(s) in a row were skipped; the last checkpoint is from before. "
+                "Lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step"
+            )
+        if not result.applied:
+            self._say(f"warning: step {step}: gradient norm {result.grad_norm}, update skipped", file=sys.stderr)
+
+    def _log_step(self, result: StepResult, lr: float, meter: SpeedMeter) -> None:
+        record: dict[str, Any] = {
+            "step": self.state.step,
+            "tokens": self.state.tokens,
+            "loss": result.loss.item(),
+            "lr": lr,
+            "grad_norm": result.grad_norm,
+            **meter.read(self.state.step),
+        }
+        if not result.applied:
+            record["skipped"] = True
+        if self.log is not None:
+            self.log.write(record)
+            self.log.progress(record)
+
+    def _evaluation_due(self) -> bool:
+        interval, step = self.config.train.eval_interval, self.state.step
+        return step == self.config.total_steps or (interval is not None and step > 0 and step % interval == 0)
+
+    def _evaluate(self) -> bool:
+        """Score the held-out text of every corpus; False when asked to stop meanwhile."""
+        record: dict[str, Any] = {"step": self.state.step, "tokens": self.state.tokens}
+        for name, (split, batches) in self.inputs.validation.items():
+            scores = held_out_loss(
+                self.engine.evaluate,
+                batches,
+                split,
+                total=lambda sums: sum_over_ranks(sums.to(self.world.device)).cpu(),
+                interrupted=lambda: any_rank(bool(self.stop), self.world),
+            )
+            if scores is None:
+                return False
+            record |= scores.metrics(name)
+            per_byte = "" if scores.bits_per_byte is None else f", {scores.bits_per_byte:.4f} bits per byte"
+            self._say(f"step {self.state.step}: held-out loss of {name} {scores.loss:.4f}{per_byte}")
+        if self.log is not None:
+            self.log.write(record)
+            if self.state.step == self.config.total_steps:
+                self._finish(record)
+        return True
+
+    def _finish(self, record: dict[str, Any]) -> None:
+        """Write the samples, then the result that marks the run as complete."""
+        folder = self.config.run.folder
+        write_samples(self.config)
+        (folder / RESULT).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    def _checkpoint_due(self) -> bool:
+        interval, step = self.config.checkpoint.interval, self.state.step
+        return step == self.config.total_steps or (interval is not None and step % interval == 0)
+
+    def _save(self) -> None:
+        folder = checkpoint.save(
+            self.engine, self.config, self.state, self.config.run.folder / "checkpoints", self.world
+        )
+        self.saved_step = self.state.step
+        self._say(f"saved {folder}")
+
+    def _say(self, message: str, file: Any = None) -> None:
+        if self.world.is_main:
+            print(message, file=file, flush=True)

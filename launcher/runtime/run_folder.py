@@ -1,0 +1,66 @@
+"""The run folder: everything about a run in one place, enough to understand it, resume it and publish it.
+
+config.yaml        the resolved configuration       metrics.jsonl   one object for each logged step or evaluation
+environment.json   versions, code, hardware         tensorboard/    the same numbers as curves
+tokenizer/         of the training corpora          checkpoints/    see launcher/runtime/checkpoint.py
+samples.txt        continuations by the final model result.json     final scores; there when the run is complete
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from launcher.runtime.config import Config, save_config
+from launcher.runtime.distributed import World
+from launcher.runtime.inputs import Inputs
+from launcher.runtime.loading import load_model, load_tokenizer
+from launcher.runtime.metrics import environment
+
+RESULT = "result.json"
+SAMPLE_TOKENS = 200
+SAMPLE_TEMPERATURE = 0.8
+
+
+def prepare_run_folder(config: Config, inputs: Inputs, world: World) -> None:
+    """Create the folder and write what is known before the first step; keeps what a resumed run has there already."""
+    folder = config.run.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    save_config(config, folder / "config.yaml")
+    with (folder / "environment.json").open("w", encoding="utf-8") as file:
+        json.dump(environment(world), file, indent=2)
+    tokenizers = [corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path]
+    if tokenizers:
+        shutil.copytree(tokenizers[0], folder / "tokenizer", dirs_exist_ok=True)
+
+
+def read_result(config: Config) -> dict[str, Any] | None:
+    """The final scores of a run that is complete under this configuration, else None."""
+    path = config.run.folder / RESULT
+    if not path.is_file():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result if result["step"] == config.total_steps else None
+
+
+def write_samples(config: Config) -> None:
+    """Continue train.sample_prompts with the newest checkpoint, into samples.txt."""
+    folder = config.run.folder
+    if not config.train.sample_prompts or not (folder / "tokenizer").is_dir():
+        return
+    model, tokenizer = load_model(folder, torch.device("cpu")), load_tokenizer(folder / "tokenizer")
+    texts = []
+    for prompt in config.train.sample_prompts:
+        prompt_ids = tokenizer.encode(prompt, add_special_tokens=False) or [tokenizer.eos_token_id]
+        room = model.context_length - len(prompt_ids)
+        new_ids = model.continuation(
+            prompt_ids,
+            min(SAMPLE_TOKENS, room),
+            temperature=SAMPLE_TEMPERATURE,
+            seed=config.run.seed,
+            stop_at=tokenizer.eos_token_id,
+        )
+        texts.append(f"=== {prompt!r}\n{prompt}{tokenizer.decode(list(new_ids), skip_special_tokens=True)}\n")
+    Path(folder / "samples.txt").write_text("\n".join(texts), encoding="utf-8")

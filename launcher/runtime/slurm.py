@@ -1,0 +1,97 @@
+"""One pretraining run as a Slurm job: what is asked of the cluster, and the script that asks for it.
+
+The run folder holds what was submitted: `slurm/config-N.yaml`, the configuration as it was checked, and
+`slurm/submit-N.sh`, the one sbatch command that trains it. A job may wait for days; what the user edits meanwhile does
+not change it. The job itself is slurm/pretrain.sbatch.
+"""
+
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from launcher.runtime.config import Config, save_config
+from launcher.runtime.distributed import World
+from launcher.runtime.inputs import open_inputs
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one job asks of the cluster. An option that is None is left to slurm/cluster.env or the site's default."""
+
+    nodes: int
+    tasks_per_node: int
+    gpus_per_node: int | None = None
+    cpus_per_task: int | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+
+
+def check(config: Config, request: Request) -> None:
+    """Find out before the queue what the job would only find out after it.
+
+    Raises:
+        ValueError: a corpus is not there, damaged or too small, or the ranks cannot share a batch evenly.
+    """
+    ranks = request.nodes * request.tasks_per_node
+    open_inputs(config, World(rank=0, local_rank=0, size=ranks, device=torch.device("cpu")))
+
+
+def write_submission(config: Config, request: Request) -> Path:
+    """Write the next `config-N.yaml` and `submit-N.sh` under the run's slurm/ folder; returns the script's path.
+
+    Relative paths in the configuration mean what they mean here: the job starts in the current folder.
+    """
+    folder = config.run.folder / "slurm"
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1 + len(list(folder.glob("submit-*.sh")))
+    config_file = folder / f"config-{number}.yaml"
+    save_config(config, config_file)
+    script = folder / f"submit-{number}.sh"
+    script.write_text(_render(config.run.name, request, folder, config_file))
+    return script
+
+
+def _render(name: str, request: Request, folder: Path, config_file: Path) -> str:
+    options = {
+        "job-name": name,
+        "nodes": request.nodes,
+        "ntasks-per-node": request.tasks_per_node,
+        "gpus-per-node": request.gpus_per_node,
+        "cpus-per-task": request.cpus_per_task,
+        "time": request.time,
+        "partition": request.partition,
+        "account": request.account,
+        "dependency": "singleton",
+        "output": folder / "job-%j.log",
+    }
+    words = [f"--{option}={value}" for option, value in options.items() if value is not None]
+    words += [str(REPOSITORY / "slurm" / "pretrain.sbatch"), f"--config={config_file}"]
+    command = " \\\n    ".join(shlex.quote(word) for word in words)
+    root = shlex.quote(str(REPOSITORY))
+    return f"""\
+#!/bin/bash
+# Written by launcher/submit.py. Run it again to queue the same run once more: it continues from its newest checkpoint.
+# singleton: a second job of this name waits for the first, or both would write to one run folder.
+cd {shlex.quote(str(Path.cwd()))} || exit
+export PLUMBLINE_ROOT={root}
+source {root}/slurm/cluster.env
+# Unless the site names another: the Python that checked the configuration trains it.
+export PLUMBLINE_PYTHON="${{PLUMBLINE_PYTHON:-{sys.executable}}}"
+sbatch --parsable \\
+    {command}
+"""
+
+
+def submit(script: Path) -> str:
+    """Run a script of `write_submission`; returns the job id. Raises ValueError with sbatch's own words."""
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"Slurm did not take {script}: {done.stderr.strip()}")
+    return done.stdout.split()[-1].split(";")[0]  # "ID" or "ID;CLUSTER"

@@ -1,0 +1,1 @@
+"""Block families, one file each: how norms, branches and the residual stream are wired."""

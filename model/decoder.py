@@ -1,0 +1,122 @@
+"""The decoder: embedding -> blocks -> norm -> head. Parameter names are those of Hugging Face's Llama and Qwen3.
+
+Shapes: B batch, T new tokens, D hidden_size, V vocab_size.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from model.attention import LayerCache, attention_context
+from model.blocks.pre_norm import PreNormBlock
+from model.config import ModelConfig
+from model.linear_cross_entropy import linear_cross_entropy, soft_cap
+from model.multipliers import Multipliers
+from model.norms import make_norm
+
+
+class Decoder(nn.Module):
+    """Token ids [B, T] -> normalised hidden states [B, T, D]."""
+
+    def __init__(self, config: ModelConfig, multipliers: Multipliers) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding_multiplier = multipliers.embedding
+        self.activation_checkpointing = False
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions = (
+            nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            if config.position_embedding == "learned"
+            else None
+        )
+        self.layers = nn.ModuleList(PreNormBlock(config, multipliers) for _ in range(config.num_hidden_layers))
+        self.norm = make_norm(config)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        document_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        cache: list[LayerCache] | None = None,
+    ) -> Tensor:
+        """Run the blocks; `document_ids` and `positions` [B, T] matter only when the config masks documents."""
+        past = cache[0].length if cache else 0
+        if not self.config.document_mask:
+            document_ids = positions = None
+        if positions is None:
+            positions = torch.arange(past, past + input_ids.size(1), device=input_ids.device)[None]  # (1, T)
+
+        x = self.embed_tokens(input_ids)  # (B, T, D)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(positions)
+        if self.embedding_multiplier != 1.0:
+            x = x * self.embedding_multiplier
+        x = F.dropout(x, self.config.dropout, self.training)
+
+        context = attention_context(self.config, positions, past, document_ids, x.dtype)
+        for i, layer in enumerate(self.layers):
+            if self.activation_checkpointing and self.training:
+                x = checkpoint(layer, x, context, use_reentrant=False)
+            else:
+                x = layer(x, context, cache[i] if cache else None)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+class LanguageModelHead(nn.Module):
+    """Unembedding [V, D]: logits, or the loss in chunks when labels are given.
+
+    The loss is computed inside this module's forward because ZeRO-3 gathers a parameter only while the module that
+    owns it runs.
+    """
+
+    def __init__(self, config: ModelConfig, multipliers: Multipliers) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+        self.multiplier = multipliers.output
+        self.cap = config.final_logit_softcapping
+
+    def forward(self, hidden: Tensor, labels: Tensor | None, z_loss: float) -> Tensor | tuple[Tensor, Tensor]:
+        """Hidden [B, T, D] -> logits [B, T, V] in fp32, or the two sums of `linear_cross_entropy`."""
+        if self.multiplier != 1.0:
+            hidden = hidden * self.multiplier
+        if labels is None:
+            return soft_cap(F.linear(hidden, self.weight).float(), self.cap)
+        return linear_cross_entropy(hidden.flatten(0, 1), self.weight, labels.flatten(), cap=self.cap, z_loss=z_loss)
+
+
+class CausalLM(nn.Module):
+    """A decoder with its head. Weights are uninitialised until `parameterization.initialize` fills them."""
+
+    def __init__(self, config: ModelConfig, multipliers: Multipliers) -> None:
+        super().__init__()
+        self.config = config
+        self.multipliers = multipliers
+        self.model = Decoder(config, multipliers)
+        self.lm_head = LanguageModelHead(config, multipliers)
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Make the head's matrix the embedding's, if the config says so; needed again after either is replaced."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = cast(nn.Parameter, self.model.embed_tokens.weight)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        labels: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        positions: Tensor | None = None,
+        z_loss: float = 0.0,
+        cache: list[LayerCache] | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits [B, T, V] in fp32; with labels [B, T], (summed loss, summed cross-entropy) in nats instead."""
+        hidden = self.model(input_ids, document_ids, positions, cache)
+        return self.lm_head(hidden, labels, z_loss)  # type: ignore[no-any-return]
+
+    def new_cache(self, batch: int, capacity: int) -> list[LayerCache]:
+        """An empty key/value cache for sequences of up to `capacity` tokens."""
+        weight = self.lm_head.weight
+        return [LayerCache(batch, capacity, self.config, weight.device, weight.dtype) for _ in self.model.layers]

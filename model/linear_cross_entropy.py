@@ -1,0 +1,107 @@
+"""Unembedding and cross-entropy in one step, without ever holding the full [tokens, vocab_size] logits.
+
+The logits of a chunk of tokens are formed, turned into their loss and their gradient, and dropped before the next
+chunk; the backward pass only scales the gradients that are already there. That is three matrix products in total, as
+many as the ordinary way (recomputing the logits in the backward pass would cost a fourth). One implementation serves
+every supported torch, soft cap and z-loss included, which `torch.nn.functional.linear_cross_entropy` does not offer.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORED = -100
+CHUNK_ELEMENTS = 2**25  # logits alive at once: 128 MiB in fp32, large enough to keep a GPU busy
+
+
+def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
+    """Cap * tanh(logits / cap), or the logits themselves without a cap (Gemma 2, arXiv 2408.00118 section 2)."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, *, cap: float | None = None, z_loss: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Summed next-token loss of hidden [N, hidden_size] through the unembedding weight [vocab_size, hidden_size].
+
+    Args:
+        hidden: final hidden states, already multiplied by the output multiplier.
+        weight: unembedding matrix.
+        labels: target ids [N]; -100 is ignored.
+        cap: soft cap on the logits.
+        z_loss: coefficient of logsumexp(logits)^2 (PaLM, arXiv 2204.02311 section 5), added to the loss.
+
+    Returns:
+        The sum over valid tokens of cross-entropy + z-loss (differentiable, fp32, nats) and of cross-entropy alone
+        (detached): two scalars. Sums, not means, because only the caller knows the valid tokens of the global batch.
+    """
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):  # the products below are outside autograd's view, so cast for them here
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    if torch.is_grad_enabled():
+        loss, cross_entropy = _LinearCrossEntropy.apply(hidden, weight, labels, cap, z_loss)  # type: ignore[no-untyped-call]
+        return loss, cross_entropy
+    chunk = _chunk_size(weight)
+    parts = [
+        torch.stack(_losses(h @ weight.T, y, cap, z_loss))
+        for h, y in zip(hidden.split(chunk), labels.split(chunk), strict=True)
+    ]
+    total = torch.stack(parts).sum(0)
+    return total[0], total[1]
+
+
+def _chunk_size(weight: Tensor) -> int:
+    return max(1, CHUNK_ELEMENTS // weight.size(0))
+
+
+def _losses(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor]:
+    """Summed loss with z-loss, and summed cross-entropy, of one chunk of raw logits."""
+    capped = soft_cap(logits.float(), cap)
+    cross_entropy = F.cross_entropy(capped, labels, ignore_index=IGNORED, reduction="sum")
+    if not z_loss:
+        return cross_entropy, cross_entropy
+    log_z = capped.logsumexp(-1)[labels != IGNORED]
+    return cross_entropy + z_loss * log_z.square().sum(), cross_entropy
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Forward computes both the loss and, chunk by chunk, the gradients of hidden and weight."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None, z_loss: float
+    ) -> tuple[Tensor, Tensor]:
+        """Accumulate loss and gradients over chunks; the weight's gradient is summed in fp32."""
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = None
+        totals = torch.zeros(2, dtype=torch.float32, device=hidden.device)
+        chunk = _chunk_size(weight)
+        for h, y, grad_h in zip(hidden.split(chunk), labels.split(chunk), grad_hidden.split(chunk), strict=True):
+            with torch.enable_grad():
+                logits = (h @ weight.T).detach().requires_grad_()
+                loss, cross_entropy = _losses(logits, y, cap, z_loss)
+            (grad_logits,) = torch.autograd.grad(loss, logits)
+            totals += torch.stack((loss.detach(), cross_entropy.detach()))
+            torch.mm(grad_logits, weight, out=grad_h)
+            product = grad_logits.T @ h
+            grad_weight = product.float() if grad_weight is None else grad_weight.add_(product)
+        assert grad_weight is not None, "an empty batch has no loss"
+        ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+        cross_entropy = totals[1].clone()
+        ctx.mark_non_differentiable(cross_entropy)
+        return totals[0].clone(), cross_entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, _grad_cross_entropy: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        """Scale the stored gradients."""
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return (
+            grad_hidden * grad_loss.to(grad_hidden.dtype),
+            grad_weight * grad_loss.to(grad_weight.dtype),
+            None,
+            None,
+            None,
+        )

@@ -1,0 +1,1 @@
+"""Training objectives, one file each: (model, batch) -> summed loss and named metrics."""

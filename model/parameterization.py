@@ -1,0 +1,237 @@
+"""The parameterization, as a table: how init, learning rate, weight decay, eps and the forward pass scale with size.
+
+    m_N = hidden_size / base_hidden_size              width multiplier
+    m_L = num_hidden_layers / base_num_hidden_layers  depth multiplier
+    a   = depth_alpha                                 1 is CompleteP, 0.5 is depth-muP
+
+Source: Table 1 of CompleteP (arXiv 2505.01618), with three additions. AdamW's eps outside the blocks shrinks with
+the gradient (1/m_N: Complete(d)P, arXiv 2512.22382, for the embedding; the same argument gives the final norm and the
+unembedding). The gains of QK-norm sum their gradient over all heads, so their eps does not scale with width. The
+attention scale is written so that it equals 1/sqrt(head_dim) to the last bit at the base.
+
+The role of a tensor follows from its *name*, never from its shape (ZeRO-3 shows empty shapes), and the table from the
+configuration alone, so the same rows serve `plan.py`, the initialisation and the optimizer's groups. Weight decay is in
+PyTorch's coupled convention: a step decays by lr * weight_decay.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
+from torch import nn
+
+from model.config import ModelConfig
+from model.decoder import CausalLM
+from model.multipliers import Multipliers
+
+Role = Literal["embedding", "hidden_matrix", "hidden_bias", "hidden_norm", "qk_norm", "final_norm", "unembedding"]
+
+ROLES: tuple[tuple[str, Role], ...] = (
+    (r"model\.embed_(tokens|positions)\.weight", "embedding"),
+    (r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight", "hidden_matrix"),
+    (r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.bias", "hidden_bias"),
+    (r"model\.layers\.\d+\.(input|post_attention)_layernorm\.(weight|bias)", "hidden_norm"),
+    (r"model\.layers\.\d+\.self_attn\.[qk]_norm\.weight", "qk_norm"),
+    (r"model\.norm\.(weight|bias)", "final_norm"),
+    (r"lm_head\.weight", "unembedding"),
+)
+
+
+class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Which rule scales the hyperparameters, and the base model at which they were tuned."""
+
+    rule: Literal["sp", "mup", "depth_alpha", "completep"] = "completep"
+    """Standard parameterization (nothing scales), muP (width), depth-alpha (width and depth), CompleteP (alpha = 1)."""
+    base_hidden_size: PositiveInt | None = None
+    """Width at which the hyperparameters were tuned. Needed by every rule but sp."""
+    base_num_hidden_layers: PositiveInt | None = None
+    """Depth at which they were tuned. Needed by depth_alpha and completep."""
+    base_head_dim: PositiveInt | None = None
+    """Head width at which they were tuned. Default: the model's own head_dim (scale the number of heads instead)."""
+    depth_alpha: PositiveFloat = 1.0
+    """Exponent of the residual multiplier m_L^-alpha. CompleteP fixes it at 1."""
+    gamma_0: PositiveFloat = 1.0
+    """Richness: divides the logits, and multiplies Adam's learning rate, so features move in proportion to it."""
+    embedding_multiplier: PositiveFloat = 1.0
+    """Multiplies the embedding's output; tunable, does not scale."""
+    output_multiplier: PositiveFloat = 1.0
+    """Multiplies the logits; tunable, scaled by 1/m_N on top."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ParameterizationConfig":
+        if self.rule != "sp" and self.base_hidden_size is None:
+            raise ValueError(f"rule: {self.rule} needs base_hidden_size, the width at which lr was tuned")
+        if self.rule in ("depth_alpha", "completep") and self.base_num_hidden_layers is None:
+            raise ValueError(f"rule: {self.rule} needs base_num_hidden_layers, the depth at which lr was tuned")
+        if self.rule == "completep" and self.depth_alpha != 1.0:
+            raise ValueError(f"depth_alpha = {self.depth_alpha}: completep fixes it at 1; use rule: depth_alpha")
+        return self
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much larger the model is than the base, and which part of the rule applies."""
+
+    width: float
+    """m_N; 1 under sp."""
+    depth: float
+    """m_L; 1 where the rule has no depth part."""
+    alpha: float
+    """Depth exponent; 1 (which leaves every depth factor at 1) where the rule has no depth part."""
+
+
+def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
+    """Width and depth multipliers of `model` relative to the base, as the rule sees them."""
+    width = depth = alpha = 1.0
+    if config.rule != "sp" and config.base_hidden_size is not None:
+        width = model.hidden_size / config.base_hidden_size
+    if config.rule in ("depth_alpha", "completep") and config.base_num_hidden_layers is not None:
+        depth, alpha = model.num_hidden_layers / config.base_num_hidden_layers, config.depth_alpha
+    return Sizes(width, depth, alpha)
+
+
+def multipliers(model: ModelConfig, config: ParameterizationConfig) -> Multipliers:
+    """The forward constants: attention logit scale, embedding, residual and output multipliers."""
+    size = sizes(model, config)
+    base_head_dim = model.head_dim if config.rule == "sp" or config.base_head_dim is None else config.base_head_dim
+    return Multipliers(
+        # 1/head_dim up to a constant, so that it is 1/sqrt(head_dim) exactly at the base
+        attention=(1 / math.sqrt(model.head_dim)) * math.sqrt(base_head_dim / model.head_dim),
+        embedding=config.embedding_multiplier,
+        residual=size.depth**-size.alpha,
+        output=config.output_multiplier / (config.gamma_0 * size.width),
+    )
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """One row of the table: factors on the base values of init std, learning rate, weight decay and eps."""
+
+    init_std: float
+    lr: float
+    weight_decay: float
+    eps: float
+
+
+def scaling_table(size: Sizes) -> dict[Role, Scaling]:
+    """Table 1 of CompleteP for one model size; the factor 0 means "none" (norms, biases)."""
+    n, l, a = size.width, size.depth, size.alpha  # noqa: E741 - the paper's letters
+    block_lr, block_eps = l ** (a - 1), l**-a
+    return {
+        #                            init std    lr             weight decay  eps
+        "embedding": Scaling(1.0, 1.0, 1.0, 1 / n),
+        "hidden_matrix": Scaling(n**-0.5, block_lr / n, n, block_eps / n),
+        "hidden_bias": Scaling(0.0, block_lr, 0.0, block_eps / n),
+        "hidden_norm": Scaling(0.0, block_lr, 0.0, block_eps / n),
+        "qk_norm": Scaling(0.0, block_lr, 0.0, block_eps),
+        "final_norm": Scaling(0.0, 1.0, 0.0, 1 / n),
+        "unembedding": Scaling(1.0, 1.0, 1.0, 1 / n),
+    }
+
+
+@dataclass(frozen=True)
+class AdamSettings:
+    """The hyperparameters tuned at the base: peak learning rate, weight decay, eps."""
+
+    lr: float
+    weight_decay: float
+    eps: float
+
+
+@dataclass(frozen=True)
+class ParameterRow:
+    """Everything the parameterization decides for one tensor; lr, weight_decay and eps are peak values."""
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    init_mean: float
+    init_std: float
+    lr: float
+    lr_multiplier: float
+    """lr / base lr: the optimizer's group runs at schedule(t) * lr_multiplier."""
+    weight_decay: float
+    eps: float
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+def role_of(name: str) -> Role:
+    """The role of a parameter, from its name; every name matches exactly one rule or is an error."""
+    for pattern, role in ROLES:
+        if re.fullmatch(pattern, name):
+            return role
+    raise ValueError(f"parameter {name!r} has no role: add its name to ROLES in model/parameterization.py")
+
+
+def parameter_table(model: ModelConfig, config: ParameterizationConfig, base: AdamSettings) -> list[ParameterRow]:
+    """One row per tensor of the model (a tied head has none), in the order of `named_parameters()`."""
+    with torch.device("meta"):
+        skeleton = CausalLM(model, multipliers(model, config))
+    table, gamma = scaling_table(sizes(model, config)), config.gamma_0
+    rows = []
+    for name, parameter in skeleton.named_parameters():
+        role = role_of(name)
+        scaling = table[role]
+        is_gain = role in ("hidden_norm", "qk_norm", "final_norm") and name.endswith(".weight")
+        # Adam's step does not see the logits' 1/gamma_0, so one power of gamma_0 on lr makes features move by it;
+        # lr * weight_decay stays as it was, and eps shrinks with the gradient.
+        lr_multiplier = scaling.lr * gamma
+        rows.append(
+            ParameterRow(
+                name=name,
+                role=role,
+                shape=tuple(parameter.shape),
+                init_mean=1.0 if is_gain else 0.0,
+                init_std=model.initializer_range * scaling.init_std,
+                lr=base.lr * lr_multiplier,
+                lr_multiplier=lr_multiplier,
+                weight_decay=base.weight_decay * scaling.weight_decay / gamma,
+                eps=base.eps * scaling.eps / gamma,
+            )
+        )
+    return rows
+
+
+def _no_gather(_: nn.Parameter) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
+@torch.no_grad()
+def initialize(
+    model: nn.Module,
+    rows: list[ParameterRow],
+    seed: int,
+    gather: Callable[[nn.Parameter], AbstractContextManager[object]] = _no_gather,
+) -> None:
+    """Draw every tensor from N(init_mean, init_std^2).
+
+    Each tensor has a generator of its own, keyed by (seed, name): its values depend neither on the order of
+    construction, nor on other tensors, nor on the device.
+
+    Args:
+        model: the model whose parameters are filled.
+        rows: its parameter table.
+        seed: the run's seed.
+        gather: context in which a sharded parameter is whole and may be written (ZeRO-3); default: it always is.
+    """
+    parameters = dict(model.named_parameters())
+    for row in rows:
+        with gather(parameters[row.name]):
+            parameter = parameters[row.name]
+            if row.init_std == 0.0:
+                parameter.fill_(row.init_mean)
+                continue
+            digest = hashlib.sha256(f"{seed}/{row.name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+            values = torch.empty(row.shape).normal_(row.init_mean, row.init_std, generator=generator)
+            parameter.copy_(values.view_as(parameter))

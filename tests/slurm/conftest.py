@@ -1,0 +1,266 @@
+"""A real Slurm cluster of two nodes on this machine, started for the test session and gone after it.
+
+munged, slurmctld and two slurmd (nodes n1 and n2, both at 127.0.0.1) run with their own key, sockets, ports and
+state in a temporary folder, as whoever runs the tests, so nothing of an installed Slurm is touched and several test
+sessions can run side by side. Everything a job starts inherits SLURM_CONF, which is unique to the cluster: that is
+how the end of the session finds what a job may have left behind.
+"""
+
+import contextlib
+import email
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NODES = ("n1", "n2")
+DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+
+SLURM_CONF = """\
+ClusterName=plumbline
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+# A requeued job starts once its old credentials have expired; 5 seconds is the least Slurm accepts (default 120).
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdSpoolDir={folder}/spool-%n
+# Both nodes are this machine: let each claim more cores than it has, and track processes without cgroups.
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
+ReturnToService=2
+KillWait=2
+GresTypes=gpu
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+CONFIG = """\
+run: {{name: tiny, root: {root}}}
+model: {{hidden_size: 64, num_hidden_layers: 2, num_attention_heads: 2, head_dim: 32}}
+parameterization: {{base_hidden_size: 64, base_num_hidden_layers: 2}}
+data: {{train: [{{path: {corpus}}}], sequence_length: 128, global_batch_size: 16, micro_batch_size: 8}}
+optimizer: {{lr: 4.0e-3}}
+schedule: {{warmup_steps: 10}}
+train: {{steps: 200, eval_batches: 4}}
+"""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster: `environment` makes every Slurm command talk to it and to nothing else."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def run(self, *command: str | Path, cwd: Path = REPOSITORY, check: bool = True) -> str:
+        """Run a command against this cluster and return its standard output."""
+        done = subprocess.run(command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=60)
+        if check and done.returncode:
+            raise AssertionError(f"{' '.join(map(str, command))} exited {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout.strip()
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """What `scontrol show job` knows: JobState, ExitCode, Restarts, ..."""
+        words = self.run("scontrol", "--oneliner", "show", "job", job_id).split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait_for(self, job_id: str, condition: Callable[[dict[str, str]], bool], timeout: float = 90) -> dict[str, str]:
+        """Poll a job until `condition(its fields)`; on timeout fail with its fields and its log."""
+        deadline = time.monotonic() + timeout
+        while True:
+            job = self.job(job_id)
+            if condition(job):
+                return job
+            if time.monotonic() > deadline:
+                log = Path(job["StdOut"])
+                text = log.read_text(errors="replace") if log.exists() else "(no log)"
+                raise AssertionError(f"job {job_id} is {job['JobState']} ({job['Reason']}) after {timeout} s\n{text}")
+            time.sleep(0.2)
+
+    def wait_end(self, job_id: str, timeout: float = 90) -> dict[str, str]:
+        """Wait until the job has ended for good (not: requeued), and return its fields."""
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        return self.wait_for(job_id, lambda job: job["JobState"] in ended, timeout)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The standard library's email package as a corpus of bytes: 20 documents, 350 thousand tokens."""
+    folder = tmp_path_factory.mktemp("corpora") / "email"
+    source = str(Path(email.__file__).parent / "*.py")
+    command = [
+        sys.executable,
+        "launcher/prepare.py",
+        "--source",
+        source,
+        "--tokenizer",
+        "byte",
+        "--output",
+        str(folder),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture
+def config(corpus: Path, tmp_path: Path) -> Path:
+    """A model of two narrow layers, trained for a few seconds; run folders go beside the file."""
+    file = tmp_path / "tiny.yaml"
+    file.write_text(CONFIG.format(root=tmp_path / "runs", corpus=corpus))
+    return file
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Two idle nodes, eight CPUs and two (imaginary) GPUs each, and no jobs."""
+    missing = [name for name in DAEMONS if shutil.which(name, path=_search_path()) is None]
+    if missing:
+        message = f"Slurm is not installed ({', '.join(missing)} not found): apt-get install slurm-wlm munge"
+        give_up = pytest.fail if os.environ.get("PLUMBLINE_REQUIRE_SLURM") == "1" else pytest.skip
+        give_up(message)
+    # Not pytest's tmp_path: a socket's path must be shorter than 108 characters.
+    with tempfile.TemporaryDirectory(prefix="slurm-") as name, _port_block() as port, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        environment = _configure(folder, port)
+        stack.callback(_kill_leftovers, environment["SLURM_CONF"])
+        started = Cluster(folder, environment)
+        _start_daemons(started, stack)
+        yield started
+        started.run("scancel", "--user", getpass.getuser(), check=False)
+        _wait(lambda: not started.run("squeue", "--noheader"), 10, "the last jobs did not end", folder)
+
+
+def _search_path() -> str:
+    # Daemons live in sbin, which is not on an ordinary user's PATH.
+    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+
+
+@contextlib.contextmanager
+def _port_block() -> Iterator[int]:
+    """The first of three ports that are ours while the context lasts.
+
+    A fourth, held open, is the claim that keeps another test session away from the block. The ports lie below the
+    range the kernel hands to outgoing connections, or one of those could take a port before its daemon does.
+    """
+    for first in range(17000, 19000, 4):
+        with contextlib.ExitStack() as claims:
+            try:
+                held = [claims.enter_context(socket.create_server(("127.0.0.1", first + i))) for i in range(4)]
+            except OSError:
+                continue
+            for ours in held[1:]:
+                ours.close()
+            yield first + 1
+            return
+    raise RuntimeError("no free block of four ports between 17000 and 19000")
+
+
+def _configure(folder: Path, port: int) -> dict[str, str]:
+    """Write the cluster's configuration; returns the environment its daemons and clients run in."""
+    folder.chmod(0o755)  # munge insists on folders that others may search but not write
+    (folder / "state").mkdir()
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(128))
+    key.chmod(0o600)
+    host = socket.gethostname().split(".")[0]
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port + 1 + i} CPUs=8 Gres=gpu:2 State=UNKNOWN"
+        for i, name in enumerate(NODES)
+    )
+    configuration = folder / "slurm.conf"
+    configuration.write_text(
+        SLURM_CONF.format(host=host, controller_port=port, user=getpass.getuser(), folder=folder, nodes=nodes)
+    )
+    # Two devices that exist everywhere stand in for GPUs: Slurm counts and assigns them, nothing opens them.
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH", "PLUMBLINE"))}
+    return {
+        **kept,
+        "PATH": _search_path(),
+        "SLURM_CONF": str(configuration),
+        "PYTHONPATH": str(REPOSITORY),
+        "PLUMBLINE_ROOT": str(REPOSITORY),
+        "PLUMBLINE_PYTHON": sys.executable,
+    }
+
+
+def _start_daemons(cluster: Cluster, stack: contextlib.ExitStack) -> None:
+    """Start munged, the controller and both nodes, each ended by `stack`, and wait until the nodes are idle."""
+    folder = cluster.folder
+
+    def start(name: str, *command: str) -> None:
+        # pdeathsig: not even a pytest that is killed leaves daemons behind
+        command = ("setpriv", "--pdeathsig=TERM", *command)
+        with (folder / f"{name}.out").open("w") as output:
+            daemon = subprocess.Popen(command, env=cluster.environment, stdout=output, stderr=subprocess.STDOUT)
+        stack.callback(_stop, daemon)
+
+    munge_files = [f"--{option}={folder}/munge.{ending}" for option, ending in MUNGE_FILES.items()]
+    start("munged", "munged", "--foreground", *munge_files)
+    _wait((folder / "munge.socket").exists, 10, "munged did not start", folder)
+    start("slurmctld", "slurmctld", "-D", "-c")
+    for node in NODES:
+        start(node, "slurmd", "-D", "-N", node)
+    idle = ["idle"] * len(NODES)
+    query = ("sinfo", "--noheader", "--Node", "--format=%T")
+    _wait(lambda: cluster.run(*query, check=False).split() == idle, 30, "the nodes did not become idle", folder)
+
+
+MUNGE_FILES = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
+
+
+def _stop(daemon: subprocess.Popen[bytes]) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(10)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+
+
+def _kill_leftovers(configuration: str) -> None:
+    """Kill every process that has this cluster's SLURM_CONF: step daemons and tasks that outlived their job."""
+    leftovers = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get("SLURM_CONF") == configuration:
+                leftovers.append(process)
+                process.kill()
+    psutil.wait_procs(leftovers, timeout=10)
+
+
+def _wait(condition: Callable[[], object], timeout: float, failure: str, folder: Path) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            logs = "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in sorted(folder.glob("*.out")))
+            raise RuntimeError(f"{failure} within {timeout} s\n{logs}")
+        time.sleep(0.1)

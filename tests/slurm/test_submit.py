@@ -1,0 +1,108 @@
+"""launcher/submit.py: what it refuses, what it writes into the run folder, and that Slurm takes it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher import submit
+from launcher.runtime.config import load_config
+
+if TYPE_CHECKING:
+    from tests.slurm.conftest import Cluster
+
+Submit = Callable[..., str]
+
+
+@pytest.fixture
+def run_submit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Submit:
+    """Run the command in this process; returns its output, or its errors where `fails`."""
+
+    def run(*arguments: str | Path, fails: bool = False) -> str:
+        monkeypatch.setattr(sys, "argv", ["submit.py", *map(str, arguments)])
+        code = submit.main()
+        printed = capsys.readouterr()
+        assert code == (2 if fails else 0), printed.err
+        return printed.err if fails else printed.out
+
+    return run
+
+
+def test_the_run_folder_holds_the_job_as_it_was_checked(run_submit: Submit, config: Path) -> None:
+    options = ("--nodes", "2", "--gpus-per-node", "4", "--time", "2:00:00", "--partition", "big", "--dry-run")
+    printed = run_submit("--config", config, *options, "optimizer.lr=0.001", "data.micro_batch_size=2")
+    checked = load_config(config, ["optimizer.lr=0.001", "data.micro_batch_size=2"])
+    config.write_text("edited while the job waits in the queue")
+
+    folder = config.parent / "runs" / "tiny" / "slurm"
+    assert load_config(folder / "config-1.yaml", []) == checked
+    script = (folder / "submit-1.sh").read_text()
+    assert script in printed
+    subprocess.run(["bash", "-n", folder / "submit-1.sh"], check=True)
+    asked = {line.strip(" \\") for line in script.splitlines() if line.startswith("    ")}
+    assert {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--time=2:00:00", "--partition=big"} <= asked
+    assert f"--config={folder}/config-1.yaml" in asked
+    assert not any("account" in option or "cpus" in option for option in asked)
+
+
+def test_a_second_submission_keeps_the_first(run_submit: Submit, config: Path) -> None:
+    command = ("--config", config, "--tasks-per-node", "1", "--dry-run", "--json")
+    first, second = (json.loads(run_submit(*command)) for _ in range(2))
+    assert [Path(facts["script"]).name for facts in (first, second)] == ["submit-1.sh", "submit-2.sh"]
+    assert first["job_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--nodes", "3"), "data.global_batch_size 16 is not a multiple of data.micro_batch_size 8 x world size 3"),
+        (("data.train=[{path: nowhere}]", "model.vocab_size=257"), "nowhere: no corpus here"),
+        (("optimizer.lrr=1",), "did you mean lr?"),
+    ],
+    ids=["uneven-batch", "no-corpus", "unknown-key"],
+)
+def test_what_would_fail_after_the_queue_is_refused_before_it(
+    run_submit: Submit, config: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    errors = run_submit("--config", config, "--tasks-per-node", "1", *arguments, fails=True)
+    assert errors.startswith("error: ")
+    assert words in errors
+    assert not (config.parent / "runs").exists()
+
+
+def test_without_slurm_one_line_says_so(run_submit: Submit, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    errors = run_submit("--config", config, "--tasks-per-node", "1", fails=True)
+    assert errors == "error: sbatch not found: run this on a login node of the Slurm cluster, or add --dry-run\n"
+
+
+@pytest.fixture
+def on_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Slurm commands of this process go to the test cluster."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    return cluster
+
+
+def test_what_slurm_says_is_passed_on(run_submit: Submit, config: Path, on_cluster: Cluster) -> None:
+    errors = run_submit("--config", config, "--tasks-per-node", "1", "--partition", "none", fails=True)
+    assert "invalid partition specified: none" in errors
+
+
+def test_a_second_job_of_a_run_waits_for_the_first(run_submit: Submit, config: Path, on_cluster: Cluster) -> None:
+    on_cluster.run("scontrol", "update", "PartitionName=main", "State=DOWN")  # so that neither starts
+    try:
+        command = ("--config", config, "--tasks-per-node", "1", "--cpus-per-task", "2", "--json")
+        first, second = (on_cluster.job(json.loads(run_submit(*command))["job_id"]) for _ in range(2))
+        assert (first["Dependency"], second["Dependency"]) == ("(null)", "singleton(unfulfilled)")
+        assert (first["NumCPUs"], first["JobName"]) == ("2", "tiny")
+        assert first["StdOut"] == f"{config.parent}/runs/tiny/slurm/job-{first['JobId']}.log"
+        on_cluster.run("scancel", first["JobId"], second["JobId"])
+    finally:
+        on_cluster.run("scontrol", "update", "PartitionName=main", "State=UP")
