@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.runtime.loading import LoadedModel, load_tokenizer
+from launcher.runtime.loading import LoadedModel, hide_progress_bars, load_tokenizer
 from model.decoder import CausalLM
 from model.export.targets import to_hugging_face
 
@@ -52,6 +52,7 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     weights = {name: weight.detach().float() for name, weight in ours.named_parameters()}
     entries, stock_weights = to_hugging_face(target, ours.config, ours.multipliers, weights)
 
+    hide_progress_bars()
     staging = output.with_name(f".{output.name}.staging")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)

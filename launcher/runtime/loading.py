@@ -159,11 +159,19 @@ def _load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype) -> 
 def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     from transformers import AutoModelForCausalLM
 
+    hide_progress_bars()
     try:
         module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder}: transformers cannot load this folder: {error}") from error
     return LoadedModel(module.to(device).eval(), folder, folder, None, None, None)
+
+
+def hide_progress_bars() -> None:
+    """Keep transformers from drawing bars over reading and writing weights."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def load_tokenizer(path: Path) -> Any:

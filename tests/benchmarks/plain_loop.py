@@ -1,0 +1,90 @@
+"""Train a configuration with thirty lines of plain PyTorch, and compare with what the engine made of it.
+
+    python tests/benchmarks/plain_loop.py --config configs/quickstart.yaml --run runs/NAME [section.key=value ...]
+
+Same initial weights, same batches in the same order, AdamW with the parameter table's groups, fp32, one process; no
+DeepSpeed. `--run` names the finished run to compare with: trained from the same configuration, under any launcher,
+with deepspeed.precision=fp32. Prints one JSON object: final held-out losses and the largest difference between the
+training losses, early and overall.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+
+from data.loader import TrainBatches, ValidationBatches, validation_splits
+from launcher.runtime import cli
+from launcher.runtime.config import Config, load_config
+from launcher.runtime.optimizer import base_settings
+from launcher.runtime.schedule import lr_factor
+from model.decoder import CausalLM
+from model.parameterization import initialize, multipliers, parameter_table
+
+
+def train(config: Config) -> tuple[list[float], float]:
+    """The loop. Returns the training loss of every step and the final held-out loss of the first corpus, nats."""
+    rows = parameter_table(config.model, config.parameterization, base_settings(config.optimizer))
+    model = CausalLM(config.model, multipliers(config.model, config.parameterization))
+    initialize(model, rows, config.run.seed)
+    parameters = dict(model.named_parameters())
+    groups = [
+        {"params": [parameters[r.name]], "weight_decay": r.weight_decay, "eps": r.eps, "lr_multiplier": r.lr_multiplier}
+        for r in rows
+    ]
+    betas = (config.optimizer.betas[0], config.optimizer.betas[1])
+    optimizer = torch.optim.AdamW(groups, lr=config.optimizer.lr, betas=betas, fused=True)
+    losses = []
+    for step, batches in enumerate(TrainBatches(config.data, config.run.seed).iterate(0, config.total_steps)):
+        for group in optimizer.param_groups:
+            factor = lr_factor(config.schedule, step, config.total_steps)
+            group["lr"] = config.optimizer.lr * factor * group["lr_multiplier"]
+        loss = torch.zeros(())
+        for batch in batches:
+            logits = model(batch["input_ids"])
+            part = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten()) / len(batches)
+            part.backward()
+            loss += part.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    split = next(iter(validation_splits(config.data).values()))
+    held_out = ValidationBatches(
+        split, config.data.sequence_length, config.data.micro_batch_size, config.train.eval_batches
+    )
+    with torch.no_grad():
+        sums = sum(
+            torch.stack((model(b["input_ids"], b["labels"])[1], (b["labels"] >= 0).sum().float())).double()
+            for b in held_out
+        )
+    assert isinstance(sums, torch.Tensor)
+    return losses, float(sums[0] / sums[1])
+
+
+def main() -> None:
+    """Train and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--run", type=Path, required=True)
+    parser.add_argument("overrides", nargs="*")
+    arguments = parser.parse_intermixed_args()
+    losses, held_out = train(load_config(arguments.config, arguments.overrides))
+    records = [json.loads(line) for line in (arguments.run / "metrics.jsonl").read_text().splitlines()]
+    engine = {record["step"]: record["loss"] for record in records if "loss" in record}
+    gaps = [abs(engine[step] - loss) for step, loss in enumerate(losses, start=1)]
+    final = json.loads((arguments.run / "result.json").read_text())
+    cli.print_json(
+        {
+            "steps": len(losses),
+            "held_out_loss_plain": held_out,
+            "held_out_loss_engine": next(value for key, value in final.items() if key.endswith("/loss")),
+            "largest_loss_difference_first_20_steps": max(gaps[:20]),
+            "largest_loss_difference": max(gaps),
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()
