@@ -1,0 +1,63 @@
+"""The `data` section of a run's configuration: which corpora, in which proportions, in which batch shape."""
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+
+class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """One corpus and its share of the training samples."""
+
+    path: str
+    """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair."""
+
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Share of the samples, relative to the other sources; the sum need not be 1."""
+
+    name: str | None = None
+    """Label in metrics (eval/NAME/loss); the last part of `path` when not given."""
+
+
+class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """What the model reads, and in which batch shape."""
+
+    train: list[SourceConfig] = Field(min_length=1)
+    """Corpora to train on; each sample comes from exactly one of them."""
+
+    validation: list[SourceConfig] = []
+    """Corpora to evaluate on, each by its held-out split (a bare Megatron pair has none: all of it is read).
+    Empty: the held-out split of every training corpus."""
+
+    sequence_length: int = Field(ge=1)
+    """Tokens per sample (T); each sample reads T + 1 tokens so that every position has a target."""
+
+    global_batch_size: int = Field(ge=1)
+    """Sequences per optimizer step, over all ranks and accumulation steps."""
+
+    micro_batch_size: int = Field(ge=1)
+    """Sequences per rank per forward pass; lower it when memory runs out, the training result does not change."""
+
+    packing: Literal["concat"] = "concat"
+    """How documents fill samples. concat: end to end, cut every `sequence_length` tokens; nothing is padded."""
+
+    def accumulation_steps(self, world_size: int) -> int:
+        """Forward passes per rank and optimizer step.
+
+        Raises:
+            ValueError: `global_batch_size` is not a multiple of `micro_batch_size` x `world_size`.
+        """
+        per_pass = self.micro_batch_size * world_size
+        steps, remainder = divmod(self.global_batch_size, per_pass)
+        if remainder == 0:
+            return steps
+        batch_sizes = sorted({max(1, steps) * per_pass, (steps + 1) * per_pass})
+        remedy = f"set data.global_batch_size to {' or '.join(map(str, batch_sizes))}"
+        per_rank, uneven = divmod(self.global_batch_size, world_size)
+        if not uneven:
+            divisors = [size for size in range(1, per_rank + 1) if per_rank % size == 0]
+            nearest = sorted(divisors, key=lambda size: abs(size - self.micro_batch_size))[:2]
+            remedy += f", or data.micro_batch_size to {' or '.join(map(str, sorted(nearest)))}"
+        raise ValueError(
+            f"data.global_batch_size {self.global_batch_size} is not a multiple of data.micro_batch_size "
+            f"{self.micro_batch_size} x world size {world_size} = {per_pass}; {remedy}"
+        )

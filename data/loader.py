@@ -1,0 +1,241 @@
+"""From a step number to this rank's tensors.
+
+Step s trains on global samples [s*B, (s+1)*B). `TrainOrder` finds them, `gather` reads them, and one background
+thread stays a step or two ahead. The only state is the step: a run resumes anywhere at no cost, on any world size.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from data.config import DataConfig, SourceConfig
+from data.corpus import Corpus, Split, open_corpus
+from data.order import OrderedSource, TrainOrder
+from data.windows import Batch, all_windows, full_windows, gather
+
+Item = TypeVar("Item")
+
+
+class TrainBatches:
+    """The training batches of one rank.
+
+    Attributes:
+        corpora: The open corpora by name, in the order of the configuration.
+        order: Where each global sample lies.
+        accumulation_steps: Micro-batches per step.
+    """
+
+    def __init__(self, config: DataConfig, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        """Open the corpora and check that they can make a batch.
+
+        Raises:
+            ValueError: a corpus is missing, damaged, too short, or made with another tokenizer than the rest, or the
+                batch does not divide over the ranks.
+        """
+        self.config = config
+        self.accumulation_steps = config.accumulation_steps(world_size)
+        self.corpora = open_corpora(config.train)
+        _check_same_tokenizer(self.corpora)
+        self.order = TrainOrder(
+            [
+                OrderedSource(
+                    name, corpus.fingerprint, _training_windows(corpus, config.sequence_length), source.weight
+                )
+                for (name, corpus), source in zip(self.corpora.items(), config.train, strict=True)
+            ],
+            seed,
+        )
+        self._splits = [corpus.splits["train"] for corpus in self.corpora.values()]
+        self._rank = rank
+        self._world_size = world_size
+
+    def micro_batches(self, step: int) -> list[Batch]:
+        """This rank's micro-batches of step `step` (from 0), each of [micro_batch_size, sequence_length].
+
+        Micro-batch i of rank r holds global samples s*B + (i*W + r)*m to + m, so which samples a step contains does
+        not depend on the world size W, nor on the micro-batch size m.
+        """
+        size = self.config.micro_batch_size
+        passes = np.arange(self.accumulation_steps) * self._world_size + self._rank
+        first = step * self.config.global_batch_size + passes * size
+        samples = first[:, None] + np.arange(size)  # [accumulation_steps, micro_batch_size]
+        located = self.order.locate(samples)
+        return [
+            gather(
+                [(self._splits[source], int(window)) for source, window in zip(sources, windows, strict=True)],
+                numbers.tolist(),
+                self.config.sequence_length,
+            )
+            for sources, windows, numbers in zip(located.source, located.window, samples, strict=True)
+        ]
+
+    def iterate(self, start_step: int, stop_step: int) -> Generator[list[Batch], None, None]:
+        """`micro_batches` of each step in [start_step, stop_step), read ahead in a background thread.
+
+        Reading to the end or closing (`with contextlib.closing(...)`) stops the thread.
+        """
+        return prefetch(self.micro_batches(step) for step in range(start_step, stop_step))
+
+    def epochs(self, steps: int) -> dict[str, float]:
+        """How many times `steps` steps read each training corpus, by name."""
+        samples = self.order.samples_per_source(steps * self.config.global_batch_size)
+        return {source.name: samples[source.name] / source.num_windows for source in self.order.sources}
+
+
+class ValidationBatches:
+    """A fixed set of windows of one split, the same at every evaluation and for every world size.
+
+    Rank r of W evaluates micro-batches r, r + W, r + 2W, ... Every rank yields the same number of batches, all of the
+    same shape: where windows run out, rows are padding with every label -100 and sample_index -1.
+
+    Attributes:
+        num_windows: Windows evaluated over all ranks.
+        covers_split: Whether they are the whole split, so that every token but the first is a target.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        sequence_length: int,
+        micro_batch_size: int,
+        max_batches: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        """Choose the windows.
+
+        Args:
+            split: What to read, for example `corpus.held_out`.
+            sequence_length: Tokens per sample.
+            micro_batch_size: Rows per batch.
+            max_batches: Upper bound on batches over all ranks, their windows spread evenly over the split; None reads
+                the whole split, to its last token.
+            rank: This process.
+            world_size: Processes that share the work.
+
+        Raises:
+            ValueError: the split has no token to predict.
+        """
+        available = all_windows(split.num_tokens, sequence_length)
+        if not available:
+            raise ValueError(
+                f"{split.indexed.prefix}.bin: {split.num_tokens} tokens leave nothing to predict; "
+                "prepare the corpus with more text or a larger --validation-fraction"
+            )
+        wanted = available if max_batches is None else max_batches * micro_batch_size
+        self.num_windows = min(available, wanted)
+        self.covers_split = self.num_windows == available
+        self._windows = np.arange(self.num_windows) * available // self.num_windows
+        self._split = split
+        self._length = sequence_length
+        self._rows = micro_batch_size
+        self._rank = rank
+        self._world_size = world_size
+
+    def __len__(self) -> int:
+        """Batches that each rank yields."""
+        return -(-self.num_windows // (self._rows * self._world_size))
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the same batches at every call."""
+        for step in range(len(self)):
+            first = (step * self._world_size + self._rank) * self._rows
+            numbers = self._windows[first : first + self._rows].tolist()
+            padding = self._rows - len(numbers)
+            windows = [(self._split, number) for number in numbers]
+            yield gather([*windows, *[None] * padding], numbers + [-1] * padding, self._length)
+
+
+def open_corpora(sources: Sequence[SourceConfig]) -> dict[str, Corpus]:
+    """Open corpora and name them, by the configured name or the last part of the path.
+
+    Raises:
+        ValueError: one cannot be opened, or two share a name.
+    """
+    corpora: dict[str, Corpus] = {}
+    for source in sources:
+        corpus = open_corpus(source.path)
+        name = source.name or corpus.name
+        if name in corpora:
+            raise ValueError(
+                f"data: two corpora are named {name!r} ({corpora[name].path} and {corpus.path}); "
+                "give one of them another `name`"
+            )
+        corpora[name] = corpus
+    return corpora
+
+
+def validation_splits(config: DataConfig) -> dict[str, Split]:
+    """What to evaluate on, by name: `data.validation`, or the held-out split of each training corpus that has one."""
+    if config.validation:
+        return {name: corpus.held_out for name, corpus in open_corpora(config.validation).items()}
+    corpora = open_corpora(config.train)
+    return {name: corpus.splits["validation"] for name, corpus in corpora.items() if "validation" in corpus.splits}
+
+
+def prefetch(items: Iterable[Item], depth: int = 2) -> Generator[Item, None, None]:
+    """Yield `items` in order while one background thread computes up to `depth` of them ahead.
+
+    An exception in the thread is raised here, in its place in the order. Closing the generator stops the thread.
+    """
+    ready: queue.Queue[Item | _End] = queue.Queue(maxsize=depth)
+    closed = threading.Event()
+
+    def produce() -> None:
+        error: BaseException | None = None
+        try:
+            for item in items:
+                ready.put(item)
+                if closed.is_set():
+                    return
+        except BaseException as caught:
+            error = caught
+        ready.put(_End(error))
+
+    thread = threading.Thread(target=produce, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := ready.get(), _End):
+            yield item
+        if item.error is not None:
+            raise item.error
+    finally:
+        closed.set()
+        while thread.is_alive():  # it may be waiting for room: make some
+            with contextlib.suppress(queue.Empty):
+                ready.get(timeout=0.01)
+        thread.join()
+
+
+@dataclass(frozen=True)
+class _End:
+    """Marks the end of the queue, and why it ended."""
+
+    error: BaseException | None
+
+
+def _training_windows(corpus: Corpus, length: int) -> int:
+    split = corpus.splits["train"]
+    windows = full_windows(split.num_tokens, length)
+    if windows == 0:
+        raise ValueError(
+            f"{split.indexed.prefix}.bin: {split.num_tokens} tokens are fewer than one sample of "
+            f"data.sequence_length {length} (+ 1 for the last target); shorten it or prepare more text"
+        )
+    return windows
+
+
+def _check_same_tokenizer(corpora: dict[str, Corpus]) -> None:
+    known = {name: corpus for name, corpus in corpora.items() if corpus.tokenizer_sha256 is not None}
+    for name, corpus in known.items():
+        first_name, first = next(iter(known.items()))
+        if corpus.tokenizer_sha256 != first.tokenizer_sha256:
+            raise ValueError(
+                f"data.train: {first.path} and {corpus.path} were made with different tokenizers; prepare {name} "
+                f"again with --tokenizer {first.tokenizer_path} --overwrite (or {first_name} with the other one)"
+            )

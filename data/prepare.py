@@ -1,0 +1,218 @@
+"""Turn text into a corpus: look at every document once, build the tokenizer, then encode every document.
+
+    sources -> survey (count, split, sample) -> tokenizer -> encode on all cores -> train / validation -> corpus.json
+
+The folder appears under its name only when it is complete; the same request again finds it and does nothing.
+"""
+
+import json
+import platform
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.corpus import MANIFEST, FileRecord, Manifest, SplitRecord, TokenizerRecord, open_corpus, read_manifest
+from data.encoding import encode_documents
+from data.heldout import Survey, split, survey
+from data.indexed import IndexedWriter, Int64s
+from data.progress import Progress
+from data.sources import Sources
+from data.tokenizers import Encoder, build_tokenizer, check_tokenizer, sample_bytes, tokenizer_sha256, trained_size
+from data.workspace import new_folder
+
+Log = Callable[[str], None]
+
+SPLITS = ("train", "validation")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to prepare."""
+
+    sources: Sources
+    tokenizer: str
+    output: Path
+    validation_fraction: float = 0.02
+    seed: int = 0
+    workers: int = 1
+    overwrite: bool = False
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that shapes the corpus. The number of workers does not; the content of the files does."""
+        local = Path(self.tokenizer) / "tokenizer.json"
+        return {
+            "source": list(self.sources.specs),
+            "source_fingerprint": self.sources.fingerprint(),
+            "text_key": self.sources.text_key,
+            "document_separator": self.sources.document_separator,
+            "tokenizer": self.tokenizer,
+            "tokenizer_sha256": tokenizer_sha256(local.parent) if local.is_file() else None,
+            "validation_fraction": self.validation_fraction,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True)
+class Result:
+    """What there is now."""
+
+    output: Path
+    manifest: Manifest
+    seconds: float | None
+    """Time taken; None if the corpus was there already."""
+
+
+def prepare(request: Request, log: Log) -> Result:
+    """Make a corpus, unless the same one is there already.
+
+    Args:
+        request: What to make.
+        log: Prints one line of progress.
+
+    Raises:
+        ValueError: the request cannot be met; nothing was written.
+        OSError: the disk is full, or a file cannot be read or written; nothing was kept.
+    """
+    started = time.monotonic()
+    if not 0 < request.validation_fraction < 1:
+        raise ValueError(f"--validation-fraction {request.validation_fraction}: expected a number between 0 and 1")
+    if request.workers < 1:
+        raise ValueError(f"--workers {request.workers}: expected at least 1")
+    check_tokenizer(request.tokenizer)
+    identity = request.identity()
+    if _exists_already(request, identity):
+        return Result(request.output, read_manifest(request.output), None)
+
+    with new_folder(request.output) as folder:
+        skipped: Counter[str] = Counter()
+        found = _survey(request, skipped, log)
+        log(_describe(found, skipped))
+        _build_tokenizer(request, found, folder / "tokenizer", log)
+        manifest = _encode(request, found, folder, identity, skipped, log)
+        (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
+    return Result(request.output, manifest, time.monotonic() - started)
+
+
+def _exists_already(request: Request, identity: dict[str, Any]) -> bool:
+    """Whether this very corpus is there; an error if something else is in its place."""
+    output = request.output
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return False
+    if not (output / MANIFEST).is_file():
+        raise ValueError(f"--output {output}: exists and is not a corpus (no {MANIFEST}); choose another name")
+    if request.overwrite:
+        return False
+    there = read_manifest(output).request
+    different = [key for key in identity if there.get(key) != identity[key]]
+    if different:
+        changes = "; ".join(f"{key} was {there.get(key)!r}, now {identity[key]!r}" for key in different)
+        raise ValueError(
+            f"--output {output}: holds another corpus ({changes}); choose another name, or replace it with --overwrite"
+        )
+    open_corpus(output)  # raises if it is damaged
+    return True
+
+
+def _survey(request: Request, skipped: Counter[str], log: Log) -> Survey:
+    with Progress("reading", None, log) as progress:
+        documents = _counted(request.sources.documents(skipped), progress)
+        return survey(documents, request.validation_fraction, request.seed, sample_bytes(request.tokenizer))
+
+
+def _counted(documents: Iterable[str], progress: Progress) -> Iterator[str]:
+    for text in documents:
+        yield text
+        progress.update(len(text))
+
+
+def _describe(found: Survey, skipped: Counter[str]) -> str:
+    left_out = "".join(f", {count:,} left out ({reason})" for reason, count in sorted(skipped.items()))
+    return f"source: {found.documents:,} documents, {found.source_bytes / 1e6:,.1f} MB of text{left_out}"
+
+
+def _build_tokenizer(request: Request, found: Survey, folder: Path, log: Log) -> None:
+    size = trained_size(request.tokenizer)
+    if size:
+        text = sum(map(len, found.sample))
+        log(f"tokenizer: training {request.tokenizer} on {len(found.sample):,} documents, {text / 1e6:,.1f} MB")
+    build_tokenizer(request.tokenizer, found.sample, folder)
+    actual = Encoder(folder, request.tokenizer).vocab_size
+    if size and actual < size:
+        log(f"tokenizer: the text supports {actual:,} tokens only, fewer than the {size:,} asked for")
+
+
+def _encode(
+    request: Request, found: Survey, folder: Path, identity: dict[str, Any], skipped: Counter[str], log: Log
+) -> Manifest:
+    """Write the token files of both splits, and say what they are."""
+    encoder = Encoder(folder / "tokenizer", request.tokenizer)
+    _check_space(request, found, encoder.dtype.itemsize, folder)
+    source_bytes = dict.fromkeys(SPLITS, 0)
+    documents = dict.fromkeys(SPLITS, 0)
+    counts: dict[str, Int64s] = {name: np.zeros(encoder.vocab_size, np.int64) for name in SPLITS}
+
+    texts = split(request.sources.documents(Counter()), found, request.validation_fraction, request.seed)
+    with ExitStack() as stack:
+        progress = stack.enter_context(Progress("tokenizing", found.source_bytes, log))
+        writers = {name: stack.enter_context(IndexedWriter(folder / name, encoder.dtype)) for name in SPLITS}
+        for part in encode_documents(texts, folder / "tokenizer", request.tokenizer, request.workers):
+            name = SPLITS[part.held_out]
+            writers[name].add_documents(part.tokens, part.lengths)
+            counts[name] += np.bincount(part.tokens, minlength=encoder.vocab_size)
+            source_bytes[name] += part.source_bytes
+            documents[name] += len(part.lengths)
+            progress.update(part.source_bytes)
+    if sum(source_bytes.values()) != found.source_bytes:
+        raise ValueError("the source changed while it was being read; run the same command again when it is at rest")
+
+    files = {file: facts for writer in writers.values() for file, facts in writer.files.items()}
+    return Manifest(
+        tokenizer=TokenizerRecord(spec=request.tokenizer, sha256=tokenizer_sha256(folder / "tokenizer")),
+        vocab_size=encoder.vocab_size,
+        eos_token_id=encoder.eos_token_id,
+        splits={
+            name: SplitRecord(
+                documents=documents[name], tokens=int(counts[name].sum()), source_bytes=source_bytes[name]
+            )
+            for name in SPLITS
+        },
+        files={file: FileRecord(**asdict(facts)) for file, facts in files.items()},
+        unigram_entropy=unigram_entropy(counts["train"], counts["validation"]),
+        request=identity,
+        skipped=dict(skipped),
+        versions={
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("numpy", "tokenizers", "sentencepiece", "transformers", "datasets")},
+        },
+    )
+
+
+def _check_space(request: Request, found: Survey, token_bytes: int, folder: Path) -> None:
+    """Refuse early what cannot fit: exact for bytes, and four bytes of text per token, which is usual, for the rest."""
+    text_per_token = 1 if request.tokenizer == "byte" else 4
+    needed = found.source_bytes // text_per_token * token_bytes + found.documents * (token_bytes + 20)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise OSError(
+            f"--output {request.output}: needs about {needed / 1e6:,.1f} MB and the device has {free / 1e6:,.1f} MB "
+            "free; free some space, or choose another place"
+        )
+
+
+def unigram_entropy(train: Int64s, validation: Int64s) -> float:
+    """Nats per validation token under the train token counts, one added to each so that none is impossible.
+
+    Args:
+        train: [vocab_size] counts.
+        validation: [vocab_size] counts.
+    """
+    log_probabilities = np.log((train + 1) / (train.sum() + len(train)))
+    return float(-(validation * log_probabilities).sum() / validation.sum())

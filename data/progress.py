@@ -1,0 +1,49 @@
+"""How far a long pass over text has come: a bar on a terminal, a line now and then in a log."""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from tqdm import tqdm
+
+LOG_INTERVAL = 30.0
+"""Seconds between lines in a log."""
+
+
+class Progress:
+    """Counts bytes of text; a context manager."""
+
+    def __init__(self, label: str, total: int | None, log: Callable[[str], None]) -> None:
+        """Start counting.
+
+        Args:
+            label: What is being done.
+            total: Bytes to come; None when not known.
+            log: Prints one line where standard error is not a terminal.
+        """
+        self._bar = tqdm(desc=label, total=total, unit="B", unit_scale=True, file=sys.stderr, disable=None, leave=False)
+        self._label = label
+        self._total = total
+        self._log = log
+        self._done = 0
+        self._started = self._last = time.monotonic()
+
+    def update(self, count: int) -> None:
+        """Count `count` more bytes."""
+        self._done += count
+        self._bar.update(count)
+        now = time.monotonic()
+        if self._bar.disable and now - self._last > LOG_INTERVAL:
+            self._last = now
+            of_total = f" of {self._total / 1e6:,.0f}" if self._total else ""
+            speed = self._done / 1e6 / (now - self._started)
+            self._log(f"{self._label}: {self._done / 1e6:,.0f}{of_total} MB, {speed:,.1f} MB/s")
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()

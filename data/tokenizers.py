@@ -1,0 +1,262 @@
+"""Tokenizers: trained here or taken from elsewhere, always kept as a folder that transformers loads.
+
+    byte             one token per UTF-8 byte, id = byte value, and <|endoftext|> = 256
+    train-bpe:N      byte-level BPE of N tokens, trained on the corpus
+    train-unigram:N  SentencePiece unigram of N tokens with byte fallback, trained on the corpus
+    PATH, hf:NAME    any transformers tokenizer with an eos token, from a folder or from the Hugging Face hub
+
+`build_tokenizer` writes the folder; `Encoder` reads it back and encodes documents, in as many processes as wanted.
+"""
+
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from data.indexed import Integers, token_dtype
+
+EOS = "<|endoftext|>"
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the name until and since transformers 5
+SMALLEST_BPE = 257  # 256 bytes and <|endoftext|>
+PRINTABLE = "".join(map(chr, range(33, 127)))
+SMALLEST_UNIGRAM = 256 + 2 + len(PRINTABLE) + 1  # bytes, <unk>, <|endoftext|>, printable ASCII and the space
+
+
+SAMPLE_BYTES = {"train-bpe": 32 << 20, "train-unigram": 8 << 20}
+"""Most text a tokenizer trains on. More hardly changes some ten thousand tokens; SentencePiece slows down faster than
+the text grows (31 MB of Python source: 180 s, 8 MB: 15 s, on two cores)."""
+
+
+def trained_size(spec: str) -> int | None:
+    """The N of train-bpe:N or train-unigram:N; None for a tokenizer that needs no training.
+
+    Raises:
+        ValueError: N is not a number, or too small to spell any text.
+    """
+    kind, _, number = spec.partition(":")
+    smallest = {"train-bpe": SMALLEST_BPE, "train-unigram": SMALLEST_UNIGRAM}.get(kind)
+    if smallest is None:
+        return None
+    if not number.isdecimal():
+        raise ValueError(f"--tokenizer {spec}: expected {kind}:N with N a whole number, for example {kind}:8192")
+    if int(number) < smallest:
+        raise ValueError(
+            f"--tokenizer {spec}: the smallest vocabulary is {smallest}, since every byte needs a token; "
+            f"use {kind}:{smallest} or more, or byte"
+        )
+    return int(number)
+
+
+def sample_bytes(spec: str) -> int:
+    """How much text the tokenizer trains on, at most; 0 for one that needs no training."""
+    return SAMPLE_BYTES.get(spec.partition(":")[0], 0)
+
+
+def check_tokenizer(spec: str) -> None:
+    """Refuse a tokenizer that cannot be built, before any text is read.
+
+    Raises:
+        ValueError: the specification is malformed, or names a folder that does not exist.
+    """
+    if spec == "byte" or spec.startswith("hf:") or trained_size(spec) is not None:
+        return
+    if not Path(spec).is_dir():
+        raise ValueError(
+            f"--tokenizer {spec}: no such folder; known: byte, train-bpe:N, train-unigram:N, hf:NAME (hub), "
+            "or a folder that holds tokenizer.json and tokenizer_config.json"
+        )
+
+
+def build_tokenizer(spec: str, sample: Iterable[str], folder: Path) -> None:
+    """Make the tokenizer and save it.
+
+    Args:
+        spec: See the module's text.
+        sample: Documents to train on; not read unless `trained_size(spec)`.
+        folder: Created, with tokenizer.json and tokenizer_config.json.
+
+    Raises:
+        ValueError: the tokenizer cannot be trained to this size, or the one named cannot be used.
+    """
+    folder.mkdir(parents=True)
+    size = trained_size(spec)
+    if size is not None:
+        train = _train_bpe if spec.startswith("train-bpe") else _train_unigram
+        _save(train(size - 1, sample), folder)
+    elif spec == "byte":
+        _save(_bytes_only(), folder)
+    else:
+        _adopt(spec, folder)
+
+
+def _bytes_only() -> Tokenizer:
+    """Byte-level BPE with no merges, its 256 tokens numbered by the byte they stand for."""
+    return _byte_level(Tokenizer(models.BPE(vocab=_byte_vocabulary(), merges=[])), use_regex=False)
+
+
+def _train_bpe(size: int, sample: Iterable[str]) -> Tokenizer:
+    tokenizer = _byte_level(Tokenizer(models.BPE()), use_regex=True)
+    alphabet = list(_byte_vocabulary())
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(sample, trainer)
+    return tokenizer
+
+
+def _byte_level(tokenizer: Tokenizer, use_regex: bool) -> Tokenizer:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _byte_vocabulary() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte: itself if it can be seen, else the next character from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = iter(range(0x100, 0x200))
+    return {chr(byte if byte in visible else next(hidden)): byte for byte in range(256)}
+
+
+def _train_unigram(size: int, sample: Iterable[str]) -> Tokenizer:
+    """Train with SentencePiece, and rebuild the same segmentation with the tokenizers library."""
+    from sentencepiece import sentencepiece_model_pb2 as protocol  # needs protobuf, which nothing else here does
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_lines(sample),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=size,
+            hard_vocab_limit=False,  # a small sample gives a smaller vocabulary instead of an error
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True,
+            max_sentence_length=1 << 16,
+            required_chars=PRINTABLE,
+            bos_id=-1,
+            eos_id=-1,
+            num_threads=16,  # the result depends on this number, so it must not follow the machine's
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"--tokenizer train-unigram:{size + 1}: sentencepiece cannot train it ({str(error).splitlines()[-1]}); "
+            "try another size, more text, or train-bpe"
+        ) from error
+    pieces = protocol.ModelProto.FromString(model.getvalue()).pieces
+    # SentencePiece never matches the names <unk> and <0x..> in text; tokenizers would. A hopeless score forbids it,
+    # and changes nothing else: the byte fallback goes by name, and all printable ASCII has pieces of its own.
+    normal = protocol.ModelProto.SentencePiece.NORMAL
+    vocabulary = [(piece.piece, piece.score if piece.type == normal else -1e6) for piece in pieces]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    # No piece holds a line break (training saw none), so lines can be segmented one by one: faster, and exact, where
+    # SentencePiece's 32-bit running score drifts over a long document.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
+def _lines(documents: Iterable[str]) -> Iterator[str]:
+    for document in documents:
+        yield from (line for line in document.split("\n") if line)
+
+
+def _save(tokenizer: Tokenizer, folder: Path) -> None:
+    """Add the end-of-text token as the last id, and write what transformers needs."""
+    tokenizer.add_special_tokens([AddedToken(EOS, special=True, normalized=False)])
+    tokenizer.save(str(folder / TOKENIZER))
+    config = {
+        "tokenizer_class": GENERIC_CLASSES[0],  # every version of transformers knows it
+        "eos_token": EOS,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 10**9,  # the tokenizer sets no limit; the model does
+    }
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _adopt(spec: str, folder: Path) -> None:
+    """Copy a transformers tokenizer from a folder or the hub."""
+    if _is_generic(Path(spec)):
+        # Byte for byte: loading and saving rewrites tokenizer.json, and two corpora of one tokenizer would not match.
+        for name in (TOKENIZER, CONFIG):
+            shutil.copyfile(Path(spec) / name, folder / name)
+        return
+    from transformers import AutoTokenizer  # slow to import, and only needed here
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(spec.removeprefix("hf:"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--tokenizer {spec}: transformers cannot load it: {str(error).splitlines()[0]}") from error
+    if tokenizer.eos_token is None:
+        raise ValueError(f"--tokenizer {spec}: it has no eos_token to end documents with; set one and save it again")
+    tokenizer.save_pretrained(folder)
+    if not (folder / TOKENIZER).is_file():
+        raise ValueError(f"--tokenizer {spec}: it has no fast version ({TOKENIZER}); convert it with transformers")
+
+
+def _is_generic(folder: Path) -> bool:
+    """Whether tokenizer.json says everything: no model's own class adds to it when transformers loads it."""
+    if not ((folder / TOKENIZER).is_file() and (folder / CONFIG).is_file()):
+        return False
+    config = json.loads((folder / CONFIG).read_text())
+    return config.get("tokenizer_class") in GENERIC_CLASSES and config.get("eos_token") is not None
+
+
+class Encoder:
+    """A tokenizer folder, ready to encode documents.
+
+    Attributes:
+        vocab_size: Number of ids, the end-of-text token included.
+        eos_token_id: Ends every document.
+        dtype: What the ids are stored as.
+    """
+
+    def __init__(self, folder: Path, spec: str) -> None:
+        """Load the tokenizer.
+
+        Args:
+            folder: Written by `build_tokenizer`.
+            spec: What it was built from.
+
+        Raises:
+            ValueError: the end-of-text token has no id.
+        """
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
+        eos = config["eos_token"]
+        self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # "<|endoftext|>" written in a text is text, not an end
+        self._bytes_only = spec == "byte"
+        eos_token_id = self._tokenizer.token_to_id(eos["content"] if isinstance(eos, dict) else eos)
+        if eos_token_id is None:
+            raise ValueError(f"--tokenizer {spec}: its eos_token {eos!r} is not in its vocabulary; add it there")
+        self.eos_token_id: int = eos_token_id
+        self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+        self.dtype = token_dtype(self.vocab_size)
+
+    def encode(self, text: str) -> Integers:
+        """[length]: the ids of one document and the end-of-text token."""
+        if self._bytes_only:  # the same ids, some 800 times faster
+            ids: Any = np.frombuffer(text.encode(), np.uint8)
+        else:
+            ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        tokens = np.empty(len(ids) + 1, self.dtype)
+        tokens[:-1] = ids
+        tokens[-1] = self.eos_token_id
+        return tokens
+
+
+def tokenizer_sha256(folder: Path) -> str:
+    """Identity of a tokenizer: the hash of its tokenizer.json."""
+    return hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()

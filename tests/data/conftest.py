@@ -1,0 +1,87 @@
+"""Real corpora, made the way users make them."""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from data.config import DataConfig
+from data.corpus import Corpus, open_corpus
+from data.indexed import IndexedWriter, token_dtype
+from data.prepare import Request, prepare
+from data.sources import Sources
+
+settings.register_profile("data", deadline=None)  # a busy machine is not a failure
+settings.load_profile("data")
+
+MakePair = Callable[..., Corpus]
+MakeConfig = Callable[..., DataConfig]
+
+
+@pytest.fixture
+def make_pair(tmp_path: Path) -> MakePair:
+    """Write documents as a bare Megatron-LM pair, with token ids that tell every position of the stream apart."""
+
+    def make(lengths: Sequence[int], name: str = "tokens") -> Corpus:
+        prefix = tmp_path / name
+        with IndexedWriter(prefix, token_dtype(1 << 20)) as writer:
+            writer.add_documents(np.arange(sum(lengths)), lengths)
+        return open_corpus(prefix)
+
+    return make
+
+
+@pytest.fixture
+def make_config() -> MakeConfig:
+    def make(
+        *corpora: Corpus, weights: Sequence[float] = (), length: int = 8, batch: int = 8, micro: int = 2
+    ) -> DataConfig:
+        weights = weights or [1.0] * len(corpora)
+        return DataConfig.model_validate(
+            {
+                "train": [{"path": str(c.path), "weight": w} for c, w in zip(corpora, weights, strict=True)],
+                "sequence_length": length,
+                "global_batch_size": batch,
+                "micro_batch_size": micro,
+            }
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty small documents with indentation, accents, other scripts, emoji and Windows line ends."""
+    folder = tmp_path_factory.mktemp("text")
+    draw = random.Random(0)
+    words = [
+        "the",
+        "model",
+        "reads",
+        "naïve",
+        "text",
+        "数据",
+        "def",
+        "if",
+        "🎉",
+        "x1",
+        "=",
+        "\t\r\n",
+        "",
+        "",
+        "line\n\n",
+    ]
+    for number in range(60):
+        text = " ".join(draw.choices(words, k=draw.randint(20, 400)))
+        (folder / f"{number:02}.txt").write_bytes(f"document {number}\n{text}".encode())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def byte_corpus(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("corpora") / "bytes"
+    prepare(Request(Sources((str(text_folder),)), "byte", output, validation_fraction=0.2), log=print)
+    return output

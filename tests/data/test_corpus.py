@@ -1,0 +1,99 @@
+"""Opening a corpus: what is missing, truncated or damaged is named, with what to do about it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data.corpus import Corpus, open_corpus, verify_checksums
+
+
+@pytest.fixture
+def corpus(byte_corpus: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(byte_corpus, tmp_path / "copy"))
+
+
+def test_a_corpus_says_what_it_is(byte_corpus: Path) -> None:
+    corpus = open_corpus(str(byte_corpus))
+    assert (corpus.name, corpus.vocab_size, corpus.eos_token_id) == ("bytes", 257, 256)
+    assert corpus.tokenizer_path == byte_corpus / "tokenizer"
+    assert set(corpus.splits) == {"train", "validation"}
+    for split in corpus.splits.values():
+        assert split.source_bytes == split.num_tokens - split.num_documents
+    assert sum(split.num_documents for split in corpus.splits.values()) == 60
+    verify_checksums(corpus)
+
+
+def test_fingerprint_follows_the_tokens_not_the_folder(corpus: Path, byte_corpus: Path) -> None:
+    assert open_corpus(corpus).fingerprint == open_corpus(byte_corpus).fingerprint
+    manifest = json.loads((corpus / "corpus.json").read_text())
+    manifest["files"]["train.bin"]["xxh3_64"] = "0" * 16
+    (corpus / "corpus.json").write_text(json.dumps(manifest))
+    assert open_corpus(corpus).fingerprint != open_corpus(byte_corpus).fingerprint
+
+
+@pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
+def test_a_bare_pair_opens(byte_corpus: Path, suffix: str) -> None:
+    bare = open_corpus(f"{byte_corpus}/train{suffix}")
+    whole = open_corpus(byte_corpus)
+    assert bare.splits["train"].num_tokens == whole.splits["train"].num_tokens
+    assert (bare.name, bare.vocab_size, bare.splits["train"].source_bytes) == ("train", None, None)
+    assert bare.fingerprint != open_corpus(f"{byte_corpus}/validation").fingerprint
+
+
+def test_a_pair_with_dots_in_its_name_opens(make_pair: Callable[..., Corpus]) -> None:
+    assert make_pair([3], "web.v1.5").name == "web.v1.5"
+
+
+def test_a_missing_corpus_lists_its_neighbours(corpus: Path) -> None:
+    with pytest.raises(ValueError, match=r"typo: no corpus here .*copy\. Make one with: python launcher/prepare\.py"):
+        open_corpus(corpus.parent / "typo")
+
+
+@pytest.mark.parametrize("name", ["train.bin", "train.idx", "validation.bin", "validation.idx"])
+def test_truncation_is_found_when_opening(corpus: Path, name: str) -> None:
+    data = (corpus / name).read_bytes()
+    (corpus / name).write_bytes(data[:-2])
+    with pytest.raises(ValueError, match=rf"{name}: has {len(data) - 2} bytes, corpus.json expects {len(data)} bytes"):
+        open_corpus(corpus)
+    (corpus / name).unlink()
+    with pytest.raises(ValueError, match=rf"{name}: is missing, corpus.json expects"):
+        open_corpus(corpus)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "train.idx", "validation.bin", "validation.idx"])
+def test_one_flipped_bit_is_found_when_verifying(corpus: Path, name: str) -> None:
+    data = bytearray((corpus / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (corpus / name).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{name}: checksum .* expects .* damaged"):
+        verify_checksums(open_corpus(corpus))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("splits", "train", "tokens"), 5, r"train\.idx: \d+ tokens, corpus\.json expects 5"),
+        (("splits", "validation", "documents"), 5, r"validation\.idx: \d+ documents, corpus\.json expects 5"),
+        (("vocab_size",), "many", r"corpus\.json: vocab_size: .*valid integer"),
+        (("format_version",), 2, r"corpus\.json: format_version: "),
+    ],
+)
+def test_a_manifest_that_disagrees_is_refused(corpus: Path, path: tuple[str, ...], value: object, message: str) -> None:
+    manifest = json.loads((corpus / "corpus.json").read_text())
+    place = manifest
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (corpus / "corpus.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=message):
+        open_corpus(corpus)
+
+
+def test_a_half_written_manifest_is_refused(corpus: Path) -> None:
+    text = (corpus / "corpus.json").read_text()
+    (corpus / "corpus.json").write_text(text[: len(text) // 2])
+    with pytest.raises(ValueError, match=r"corpus\.json: the file: Invalid JSON"):
+        open_corpus(corpus)

@@ -1,0 +1,72 @@
+"""The held-out split: chosen by content, never empty, never everything."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data.heldout import cut, place, split, survey
+
+DOCUMENTS = [f"document {number} " + "text " * (number % 7) for number in range(500)]
+
+
+def held_out(documents: list[str], fraction: float = 0.1, seed: int = 0) -> set[str]:
+    found = survey(documents, fraction, seed, sample_bytes=0)
+    return {document.text for document in split(documents, found, fraction, seed) if document.held_out}
+
+
+def test_the_split_follows_the_content_not_the_position() -> None:
+    chosen = held_out(DOCUMENTS)
+    assert 25 <= len(chosen) <= 80
+    assert held_out(DOCUMENTS[::-1]) == chosen
+    assert held_out(DOCUMENTS[:250]) == chosen & set(DOCUMENTS[:250])
+    assert held_out(DOCUMENTS, seed=1) != chosen
+    assert held_out(DOCUMENTS, fraction=0.2) > chosen
+
+
+@given(documents=st.lists(st.text("ab", min_size=1), min_size=2, max_size=20), fraction=st.floats(1e-6, 1 - 1e-6))
+def test_neither_split_is_ever_empty(documents: list[str], fraction: float) -> None:
+    if len(set(documents)) == 1:
+        with pytest.raises(ValueError, match="are the same, so none can be held out"):
+            held_out(documents, fraction)
+    else:
+        assert 0 < len(held_out(documents, fraction)) < len(set(documents))
+
+
+def test_the_tokenizer_never_trains_on_what_is_held_out() -> None:
+    found = survey(DOCUMENTS, 0.1, 0, sample_bytes=1 << 20)
+    assert set(found.sample) == set(DOCUMENTS) - held_out(DOCUMENTS)
+
+
+def test_the_sample_is_bounded_and_does_not_depend_on_the_order() -> None:
+    found = survey(DOCUMENTS, 0.1, 0, sample_bytes=2000)
+    assert 2000 <= sum(len(text.encode()) for text in found.sample) < 2050
+    assert survey(DOCUMENTS[::-1], 0.1, 0, sample_bytes=2000).sample == found.sample
+    places = [place(text.encode(), 0) for text in found.sample]
+    assert places == sorted(places, reverse=True)
+
+
+@given(text=st.text("a\n", min_size=2), fraction=st.floats(0.01, 0.99))
+def test_a_single_document_is_cut_in_two(text: str, fraction: float) -> None:
+    try:
+        training, validation = cut(text, fraction)
+    except ValueError:
+        assert int(len(text) * (1 - fraction)) == 0
+        return
+    assert training + validation == text
+    assert training
+    assert validation
+
+
+def test_a_book_is_cut_at_a_line_start() -> None:
+    book = "".join(f"line {number}\n" for number in range(1000))
+    parts = list(split([book], survey([book], 0.02, 0, 0), 0.02, 0))
+    assert [part.held_out for part in parts] == [False, True]
+    assert parts[0].text + parts[1].text == book
+    assert parts[1].text.startswith("line ")
+    assert 0.018 < parts[1].source_bytes / len(book) <= 0.02
+    assert survey([book], 0.02, 0, 10**6).sample == [parts[0].text]
+
+
+def test_nothing_to_read_is_refused() -> None:
+    with pytest.raises(ValueError, match="no document to read"):
+        survey([], 0.1, 0, 0)

@@ -1,0 +1,263 @@
+"""Batches: the right tokens, on the right rank, from any step, whatever the world size."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data.config import DataConfig
+from data.corpus import Corpus, open_corpus
+from data.loader import TrainBatches, ValidationBatches, open_corpora, prefetch, validation_splits
+from data.prepare import Request, prepare
+from data.sources import Sources
+from data.windows import Batch
+
+MakePair = Callable[..., Corpus]
+MakeConfig = Callable[..., DataConfig]
+
+
+def tensors(batch: Batch) -> dict[str, torch.Tensor]:
+    return cast(dict[str, torch.Tensor], batch)
+
+
+def equal(left: Batch, right: Batch) -> bool:
+    return all(torch.equal(value, tensors(right)[key]) for key, value in tensors(left).items())
+
+
+def samples_of(batches: list[Batch]) -> list[int]:
+    return [number for batch in batches for number in batch["sample_index"].tolist()]
+
+
+def test_a_batch_is_its_windows(make_pair: MakePair, make_config: MakeConfig) -> None:
+    """Tokens are numbered by their place in the stream, so a window shows where it was cut."""
+    lengths = [5, 1, 30, 2, 2, 60]
+    length = 8
+    batches = TrainBatches(make_config(make_pair(lengths), length=length), seed=0)
+    starts = [sum(lengths[:i]) for i in range(len(lengths))]
+    seen = set()
+    for batch in batches.micro_batches(0):
+        assert {key: value.dtype for key, value in tensors(batch).items()} == {
+            "input_ids": torch.int64,
+            "labels": torch.int64,
+            "document_ids": torch.int32,
+            "positions": torch.int32,
+            "sample_index": torch.int64,
+        }
+        assert all(value.is_contiguous() for value in tensors(batch).values())
+        for row in range(2):
+            first = int(batch["input_ids"][row, 0])
+            seen.add(first)
+            assert first % length == 0
+            assert batch["input_ids"][row].tolist() == list(range(first, first + length))
+            assert batch["labels"][row].tolist() == list(range(first + 1, first + length + 1))
+            document, position = 0, 0
+            for place in range(length):
+                if place and first + place in starts:
+                    document, position = document + 1, 0
+                assert batch["document_ids"][row, place] == document
+                assert batch["positions"][row, place] == position
+                position += 1
+    assert len(seen) == 8
+
+
+def test_every_token_but_the_first_is_a_target_once_an_epoch(make_pair: MakePair, make_config: MakeConfig) -> None:
+    batches = TrainBatches(make_config(make_pair([12 * 8 + 1]), batch=12), seed=3)
+    for epoch in range(3):
+        labels = [token for batch in batches.micro_batches(epoch) for token in batch["labels"].flatten().tolist()]
+        assert sorted(labels) == list(range(1, 97))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    accumulation=st.integers(1, 3),
+    micro=st.integers(1, 3),
+    world=st.integers(1, 5),
+    step=st.integers(0, 10**9),
+    seed=st.integers(0, 100),
+)
+def test_a_step_holds_the_same_samples_for_every_world_size(
+    make_pair: MakePair, make_config: MakeConfig, accumulation: int, micro: int, world: int, step: int, seed: int
+) -> None:
+    corpora = [make_pair([50, 300], "a"), make_pair([70], "b")]
+    batch = accumulation * micro * world
+
+    def rows(micro: int, world: int) -> dict[int, list[int]]:
+        config = make_config(*corpora, weights=[0.7, 0.3], batch=batch, micro=micro)
+        return {
+            int(number): tokens.tolist()
+            for rank in range(world)
+            for part in TrainBatches(config, seed, rank, world).micro_batches(step)
+            for number, tokens in zip(part["sample_index"], part["labels"], strict=True)
+        }
+
+    alone = rows(micro=batch, world=1)
+    assert sorted(alone) == list(range(step * batch, (step + 1) * batch))
+    assert rows(micro, world) == alone
+
+
+def test_rank_order_is_the_documented_one(make_pair: MakePair, make_config: MakeConfig) -> None:
+    config = make_config(make_pair([200]), batch=12, micro=2)
+    batches = TrainBatches(config, seed=0, rank=1, world_size=3)
+    assert [batch["sample_index"].tolist() for batch in batches.micro_batches(5)] == [[62, 63], [68, 69]]
+
+
+def test_a_mixture_reads_each_corpus_as_often_as_it_says(make_pair: MakePair, make_config: MakeConfig) -> None:
+    corpora = [make_pair([81], "a"), make_pair([161], "b")]
+    batches = TrainBatches(make_config(*corpora, weights=[3, 1], batch=8), seed=0)
+    located = [batches.order.locate(samples_of(batches.micro_batches(step))).source for step in range(10)]
+    drawn = Counter(int(source) for part in located for source in part)
+    assert drawn == {0: 60, 1: 20}
+    assert batches.epochs(10) == {"a": 60 / 10, "b": 20 / 20}
+
+
+def test_iterate_resumes_where_it_is_told(make_pair: MakePair, make_config: MakeConfig) -> None:
+    config = make_config(make_pair([400]))
+    whole = list(TrainBatches(config, seed=1).iterate(0, 6))
+    resumed = list(TrainBatches(config, seed=1).iterate(4, 6))
+    assert len(whole) == 6
+    for left, right in zip(whole[4:], resumed, strict=True):
+        assert all(equal(a, b) for a, b in zip(left, right, strict=True))
+    assert not equal(whole[0][0], TrainBatches(config, seed=2).micro_batches(0)[0])
+
+
+def prefetch_threads() -> int:
+    return sum(thread.name == "prefetch" for thread in threading.enumerate())
+
+
+def test_prefetch_reads_ahead_but_not_far() -> None:
+    produced: list[int] = []
+    third = threading.Event()
+
+    def numbers() -> Iterator[int]:
+        for number in range(100):
+            produced.append(number)
+            if number == 3:
+                third.set()
+            yield number
+
+    with closing(prefetch(numbers(), depth=2)) as items:
+        assert next(items) == 0
+        assert third.wait(10)  # one taken, two ready, one at the door
+        assert produced == [0, 1, 2, 3]
+    assert prefetch_threads() == 0
+    assert len(produced) < 10
+
+
+def test_prefetch_raises_in_its_place() -> None:
+    def numbers() -> Iterator[int]:
+        yield 1
+        raise ValueError("shard 7 is unreadable")
+
+    items = prefetch(numbers())
+    assert next(items) == 1
+    with pytest.raises(ValueError, match="shard 7"):
+        next(items)
+    assert prefetch_threads() == 0
+
+
+@pytest.mark.parametrize(("batch", "micro", "world", "remedy"), [
+    (32, 8, 3, r"not a multiple .* 8 x world size 3 = 24; set data.global_batch_size to 24 or 48$"),
+    (32, 3, 2, r"= 6; set data.global_batch_size to 30 or 36, or data.micro_batch_size to 2 or 4$"),
+    (4, 8, 1, r"= 8; set data.global_batch_size to 8, or data.micro_batch_size to 2 or 4$"),
+])  # fmt: skip
+def test_a_batch_that_does_not_divide_is_refused(
+    make_pair: MakePair, make_config: MakeConfig, batch: int, micro: int, world: int, remedy: str
+) -> None:
+    config = make_config(make_pair([400]), batch=batch, micro=micro)
+    with pytest.raises(ValueError, match=remedy):
+        TrainBatches(config, 0, 0, world)
+
+
+def test_a_corpus_shorter_than_a_sample_is_refused(make_pair: MakePair, make_config: MakeConfig) -> None:
+    TrainBatches(make_config(make_pair([9], "enough")), 0)
+    with pytest.raises(ValueError, match=r"short\.bin: 8 tokens are fewer than one sample of data\.sequence_length 8"):
+        TrainBatches(make_config(make_pair([8], "short")), 0)
+
+
+def test_two_corpora_of_one_name_are_refused(make_pair: MakePair) -> None:
+    path = str(make_pair([100]).path)
+    config = DataConfig.model_validate(
+        {"train": [{"path": path}] * 2, "sequence_length": 8, "global_batch_size": 1, "micro_batch_size": 1}
+    )
+    with pytest.raises(ValueError, match="two corpora are named 'tokens'"):
+        open_corpora(config.train)
+
+
+def test_corpora_of_different_tokenizers_are_refused(
+    byte_corpus: Path, text_folder: Path, tmp_path: Path, make_config: MakeConfig
+) -> None:
+    (tmp_path / "more.txt").write_text("more text\n" * 100)
+    more = Sources((str(tmp_path / "more.txt"),))
+    for name, tokenizer in (("same", str(byte_corpus / "tokenizer")), ("other", "train-bpe:300")):
+        prepare(Request(more, tokenizer, tmp_path / name), log=print)
+    first = open_corpus(byte_corpus)
+    TrainBatches(make_config(first, open_corpus(tmp_path / "same")), 0)
+    with pytest.raises(ValueError, match="made with different tokenizers; prepare other again with --tokenizer"):
+        TrainBatches(make_config(first, open_corpus(tmp_path / "other")), 0)
+
+
+def evaluate(corpus: Corpus, length: int, micro: int, max_batches: int | None, world: int) -> Counter[int]:
+    """How often each token of the stream is a target, over all ranks; checks that the ranks march in step."""
+    targets: Counter[int] = Counter()
+    ranks = [ValidationBatches(corpus.held_out, length, micro, max_batches, rank, world) for rank in range(world)]
+    batches = [list(rank) for rank in ranks]
+    for rank, mine in zip(ranks, batches, strict=True):
+        assert len(mine) == len(rank) == len(batches[0])
+        assert all(equal(a, b) for a, b in zip(mine, rank, strict=True))
+        for batch in mine:
+            assert batch["input_ids"].shape == (micro, length)
+            assert torch.all((batch["labels"] == -100) | (batch["labels"] == batch["input_ids"] + 1))
+            assert torch.all((batch["sample_index"] >= 0) | torch.all(batch["labels"] == -100, dim=1))
+            targets.update(batch["labels"][batch["labels"] >= 0].tolist())
+    return targets
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(
+    tokens=st.integers(2, 120),
+    length=st.integers(1, 20),
+    micro=st.integers(1, 4),
+    world=st.integers(1, 4),
+    max_batches=st.none() | st.integers(1, 5),
+)
+def test_validation_is_the_same_for_every_world_size(
+    make_pair: MakePair, tokens: int, length: int, micro: int, world: int, max_batches: int | None
+) -> None:
+    corpus = make_pair([tokens])
+    targets = evaluate(corpus, length, micro, max_batches, world)
+    assert targets == evaluate(corpus, length, micro, max_batches, 1)
+    assert set(targets.values()) == {1}
+    batches = ValidationBatches(corpus.held_out, length, micro, max_batches)
+    assert batches.covers_split == (len(targets) == tokens - 1)
+    if max_batches is None:
+        assert batches.covers_split
+
+
+def test_validation_windows_spread_over_the_split(make_pair: MakePair) -> None:
+    batches = ValidationBatches(make_pair([801]).held_out, 8, micro_batch_size=2, max_batches=2)
+    assert samples_of(list(batches)) == [0, 25, 50, 75]
+
+
+def test_validation_needs_something_to_predict(make_pair: MakePair) -> None:
+    with pytest.raises(ValueError, match=r"tokens\.bin: 1 tokens leave nothing to predict"):
+        ValidationBatches(make_pair([1]).held_out, 8, 2)
+
+
+def test_validation_defaults_to_what_training_holds_out(
+    byte_corpus: Path, make_pair: MakePair, make_config: MakeConfig
+) -> None:
+    prepared, bare = open_corpus(byte_corpus), make_pair([100])
+    config = make_config(prepared, bare)
+    assert [split.name for split in validation_splits(config).values()] == ["validation"]
+    explicit = config.model_copy(update={"validation": config.train})
+    assert {name: split.name for name, split in validation_splits(explicit).items()} == {
+        "bytes": "validation",
+        "tokens": "train",
+    }

@@ -1,0 +1,228 @@
+"""launcher/prepare.py from the outside: what it makes, what it refuses, and what a kill leaves behind."""
+
+import json
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.corpus import open_corpus, verify_checksums
+from data.prepare import Request, prepare
+from data.sources import Sources
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, str(ROOT / "launcher" / "prepare.py"), *map(str, arguments)]
+
+
+def run(*arguments: object, prefix: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run([*prefix, *command(*arguments)], capture_output=True, text=True, env=environment, check=False)
+
+
+def make(source: Path, output: Path, tokenizer: str = "byte", **changes: Any) -> None:
+    prepare(Request(Sources((str(source),)), tokenizer, output, **changes), log=print)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def leftovers(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_preparing_does_not_wait_for_torch() -> None:
+    program = "import sys, launcher.prepare; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_the_command_from_end_to_end(text_folder: Path, tmp_path: Path) -> None:
+    arguments = ("--source", text_folder, "--tokenizer", "train-bpe:400", "--output", tmp_path / "c/corpus", "--json")
+    first = run(*arguments, "--workers", 2)
+    assert first.returncode == 0, first.stderr
+    summary = json.loads(first.stdout)
+    assert summary["status"] == "prepared"
+    assert summary["vocab_size"] == 400
+    assert "60 documents" in first.stderr
+    corpus = open_corpus(tmp_path / "c" / "corpus")
+    verify_checksums(corpus)
+    assert sum(split.num_documents for split in corpus.splits.values()) == 60
+    assert sum(split.source_bytes or 0 for split in corpus.splits.values()) == sum(
+        map(len, files(text_folder).values())
+    )
+    for split in corpus.splits.values():  # every document ends with the one end-of-text token in it
+        ends = [place + 1 for place, token in enumerate(split.indexed.tokens) if token == corpus.eos_token_id]
+        assert ends == [*split.indexed.document_starts(0, split.num_tokens).tolist(), split.num_tokens]
+
+    before = files(tmp_path)
+    again = run(*arguments, "--workers", 1)
+    assert (again.returncode, json.loads(again.stdout)["status"]) == (0, "already prepared")
+    other = run(*arguments, "--seed", 5)
+    assert other.returncode == 2
+    assert other.stderr.startswith("error: ")
+    assert "(seed was 0, now 5)" in other.stderr
+    assert "--overwrite" in other.stderr
+    assert files(tmp_path) == before
+    replaced = run(*arguments[:-1], "--seed", 5, "--overwrite")
+    assert replaced.returncode == 0
+    assert replaced.stdout.startswith("prepared: ")
+    assert open_corpus(tmp_path / "c" / "corpus").fingerprint != corpus.fingerprint
+    assert leftovers(tmp_path / "c") == []
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "train-bpe:400"])
+def test_the_number_of_workers_changes_nothing(
+    text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
+) -> None:
+    monkeypatch.setattr("data.encoding.BATCH_BYTES", 2000)  # many batches, so that workers could disagree
+    for workers in (1, 2):
+        make(text_folder, tmp_path / str(workers), tokenizer, workers=workers)
+    assert files(tmp_path / "1") == files(tmp_path / "2")
+
+
+def test_documents_keep_their_order_and_their_text(text_folder: Path, byte_corpus: Path) -> None:
+    texts = [path.read_bytes() for path in sorted(text_folder.iterdir())]
+    for split in open_corpus(byte_corpus).splits.values():
+        stream = split.indexed.tokens
+        bounds = [0, *split.indexed.document_starts(0, split.num_tokens).tolist(), split.num_tokens]
+        documents = [bytes(stream[a : b - 1].tolist()) for a, b in pairwise(bounds)]
+        assert documents == [text for text in texts if text in documents]
+        assert len(documents) == split.num_documents
+
+
+def test_unigram_entropy_is_what_it_says(byte_corpus: Path) -> None:
+    corpus = open_corpus(byte_corpus)
+    train = Counter(corpus.splits["train"].indexed.tokens.tolist())
+    validation = corpus.splits["validation"].indexed.tokens.tolist()
+    loss = [-math.log((train[token] + 1) / (sum(train.values()) + 257)) for token in validation]
+    assert corpus.manifest
+    assert corpus.manifest.unigram_entropy == pytest.approx(sum(loss) / len(loss), rel=1e-12)
+
+
+def test_a_single_document_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("".join(f"line {number}\n" for number in range(1000)))
+    make(tmp_path / "book.txt", tmp_path / "book")
+    splits = open_corpus(tmp_path / "book").splits
+    assert [split.num_documents for split in splits.values()] == [1, 1]
+
+
+def test_other_folders_are_never_replaced(text_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("the only copy")
+    with pytest.raises(ValueError, match=r"exists and is not a corpus \(no corpus\.json\)"):
+        make(text_folder, tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_damaged_corpus_is_not_called_prepared(text_folder: Path, tmp_path: Path) -> None:
+    make(text_folder, tmp_path / "c")
+    with (tmp_path / "c" / "train.bin").open("ab") as file:
+        file.truncate(100)
+    with pytest.raises(ValueError, match=r"train\.bin: has 100 bytes"):
+        make(text_folder, tmp_path / "c")
+    make(text_folder, tmp_path / "c", overwrite=True)
+    verify_checksums(open_corpus(tmp_path / "c"))
+
+
+def test_a_changed_source_is_another_corpus(text_folder: Path, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(text_folder, tmp_path / "source"))
+    make(source, tmp_path / "c")
+    (source / "00.txt").write_text("new words")
+    with pytest.raises(ValueError, match=r"source_fingerprint was .*--overwrite"):
+        make(source, tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--source", "nowhere/*.txt"], "--source nowhere/*.txt: no file matches"),
+        (["--tokenizer", "train-bpe:100"], "smallest vocabulary is 257"),
+        (["--validation-fraction", "1.5"], "--validation-fraction 1.5: expected a number between 0 and 1"),
+        (["--workers", "0"], "--workers 0: expected at least 1"),
+        (["--document-separator", ""], "--document-separator is empty"),
+    ],
+)
+def test_a_bad_request_is_refused_in_one_line(
+    text_folder: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    result = run("--source", text_folder, "--tokenizer", "byte", "--output", tmp_path / "c", *arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_halfway_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n{"te')
+    with pytest.raises(ValueError, match=r"a\.jsonl:3: not JSON"):
+        make(tmp_path / "a.jsonl", tmp_path / "corpora" / "c")
+    assert list((tmp_path / "corpora").iterdir()) == []
+
+
+def test_a_killed_run_leaves_no_corpus_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("".join(f"document {number} says nothing much\n" for number in range(400_000)))
+    arguments = ("--source", tmp_path / "long.txt", "--document-separator", "\\n", "--tokenizer", "train-bpe:2000")
+    output = tmp_path / "corpora" / "c"
+    output.parent.mkdir()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command(*arguments, "--output", output), env=environment, start_new_session=True, stderr=subprocess.DEVNULL
+    )
+    while not leftovers(output.parent):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not output.exists()
+    assert len(leftovers(output.parent)) == 1
+    make(tmp_path / "long.txt", output, "byte")
+    assert leftovers(output.parent) == []
+    open_corpus(output)
+
+
+def on_a_small_disk(folder: Path, kilobytes: int) -> tuple[str, ...]:
+    """A command prefix that mounts a small memory disk on `folder`, visible to the command alone."""
+    script = f'mount -t tmpfs -o size={kilobytes}k tmpfs "{folder}" && "$@"; status=$?; ls -A "{folder}"; exit $status'
+    prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("needs user namespaces to mount a small disk")
+    return prefix
+
+
+def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    source = tmp_path / "long.txt"
+    source.write_text("some text\n" * 50_000)
+    arguments = ("--source", source, "--output", disk / "c")
+    early = run(*arguments, "--tokenizer", "byte", prefix=on_a_small_disk(disk, 600))
+    assert early.returncode == 2
+    assert "error: " in early.stderr
+    assert "needs about 1.0 MB" in early.stderr
+    assert early.stdout == ""  # ls finds nothing on the disk
+
+    # One token per byte is four times what is foreseen for a tokenizer of unknown compression: the disk fills halfway.
+    (tmp_path / "byte.txt").write_text("".join(random.Random(0).choices("abcdefgh\n", k=2000)))
+    make(tmp_path / "byte.txt", tmp_path / "tokens")
+    late = run(*arguments, "--tokenizer", tmp_path / "tokens/tokenizer", prefix=on_a_small_disk(disk, 600))
+    assert late.returncode == 2
+    assert "error: " in late.stderr
+    assert "no space left on the device; nothing was kept" in late.stderr
+    assert "Traceback" not in late.stderr
+    assert late.stdout == ""

@@ -1,0 +1,137 @@
+"""Sources: every kind of file gives the same documents, in a fixed order, and bad rows are named."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from data.sources import Sources
+
+TEXTS = ["first\n", "zweite Zeile\r\n", "第三"]
+
+
+def read(*specs: object, text_key: str = "text", separator: str | None = None) -> tuple[list[str], dict[str, int]]:
+    skipped: Counter[str] = Counter()
+    return list(Sources(tuple(map(str, specs)), text_key, separator).documents(skipped)), dict(skipped)
+
+
+def json_lines(*texts: object, key: str = "text") -> bytes:
+    return "".join(json.dumps({key: text, "id": 1}) + "\n" for text in texts).encode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "b" / "deep").mkdir(parents=True)
+    (tmp_path / "a.txt").write_bytes(TEXTS[0].encode())
+    (tmp_path / "b" / "c.md").write_bytes(TEXTS[1].encode())
+    (tmp_path / "b" / "deep" / "d.py").write_bytes(TEXTS[2].encode())
+    for hidden in (".git/config", "b/__pycache__/c.txt", "site-packages/x.py"):
+        (tmp_path / hidden).parent.mkdir(exist_ok=True)
+        (tmp_path / hidden).write_text("not wanted")
+    return tmp_path
+
+
+def test_a_folder_is_read_in_order_of_names(folder: Path) -> None:
+    assert read(folder) == (TEXTS, {})
+
+
+def test_files_globs_and_several_sources(folder: Path) -> None:
+    assert read(folder / "b/c.md", folder / "a.txt")[0] == [TEXTS[1], TEXTS[0]]
+    assert read(f"{folder}/b/**/*.[mp]*")[0] == TEXTS[1:]
+
+
+def test_rows_of_every_kind_of_file(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines(*TEXTS))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json_lines(*TEXTS)))
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS, "id": [1, 2, 3]}), tmp_path / "c.parquet")
+    assert read(tmp_path) == (TEXTS * 3, {})
+    (tmp_path / "d.jsonl").write_bytes(json_lines(*TEXTS, key="body"))
+    assert read(tmp_path / "d.jsonl", text_key="body")[0] == TEXTS
+
+
+def test_hugging_face_datasets_stream(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(json_lines(*TEXTS))
+    (tmp_path / "test.jsonl").write_bytes(json_lines("other split"))
+    assert read(f"hf:{tmp_path}")[0] == TEXTS
+    assert read(f"hf:{tmp_path}::test")[0] == ["other split"]
+    with pytest.raises(ValueError, match=r"row 0: no field 'body' \(fields: text, id\); .*--text-key"):
+        read(f"hf:{tmp_path}", text_key="body")
+    with pytest.raises(ValueError, match="datasets cannot load it"):
+        read(f"hf:{tmp_path}::nothing")
+
+
+def test_separator_cuts_plain_text_only(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n\n\n\nthree")
+    (tmp_path / "b.jsonl").write_bytes(json_lines("x\n\ny"))
+    assert read(tmp_path, separator="\n\n") == (["one", "two", "three", "x\n\ny"], {"empty": 1})
+
+
+def test_what_is_not_text_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "b.txt").write_bytes(b" \n\t")
+    (tmp_path / "c.txt").write_bytes(b"")
+    (tmp_path / "d.txt").write_bytes(b"good")
+    (tmp_path / "e.jsonl").write_bytes(b'{"text": "caf\xe9"}\n\n{"text": "half \\ud83d pair"}\n{"text": null}\n')
+    assert read(tmp_path) == (["good"], {"not UTF-8": 3, "empty": 3})
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b'{"text": "a"', r"a\.jsonl:2: not JSON \(.* at column 13\)"),
+        (
+            b'{"txt": "a", "id": 3}',
+            r"a\.jsonl:2: no field 'text' \(fields: txt, id\); name the right one with --text-key",
+        ),
+        (b'["a"]', r"a\.jsonl:2: no field 'text'"),
+        (b'{"text": 7}', r"a\.jsonl:2: field 'text' is int, expected text"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path: Path, line: bytes, message: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines("fine") + line + b"\n")
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "a.jsonl")
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    whole = gzip.compress(json_lines(*TEXTS * 1000))
+    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz: not a whole gzip file"):
+        read(tmp_path / "a.jsonl.gz")
+    (tmp_path / "b.jsonl.gz").write_bytes(json_lines("plain"))
+    with pytest.raises(ValueError, match=r"b\.jsonl\.gz: not a whole gzip file"):
+        read(tmp_path / "b.jsonl.gz")
+    (tmp_path / "c.parquet").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"c\.parquet: not a parquet file"):
+        read(tmp_path / "c.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"body": TEXTS}), tmp_path / "d.parquet")
+    with pytest.raises(ValueError, match=r"d\.parquet: no field 'text' \(fields: body\)"):
+        read(tmp_path / "d.parquet")
+
+
+@pytest.mark.parametrize("spec", ["missing.txt", "missing/*.txt", "http://x"])
+def test_a_source_that_matches_nothing_is_refused(spec: str) -> None:
+    with pytest.raises(ValueError, match="no file matches; give a file"):
+        Sources((spec,)).fingerprint()
+
+
+def test_fingerprint_notices_changed_and_new_files(folder: Path) -> None:
+    sources = Sources((str(folder),))
+    before = sources.fingerprint()
+    assert sources.fingerprint() == before
+    (folder / "a.txt").write_text("changed")
+    changed = sources.fingerprint()
+    (folder / "new.txt").write_text("new")
+    assert len({before, changed, sources.fingerprint()}) == 3
+
+
+def test_the_standard_library_is_there() -> None:
+    skipped: Counter[str] = Counter()
+    documents = Sources(("stdlib",)).documents(skipped)
+    first = [next(documents) for _ in range(200)]
+    assert any("def " in text for text in first)
+    assert first == [next(again) for again in [Sources(("stdlib",)).documents(skipped)] for _ in range(200)]

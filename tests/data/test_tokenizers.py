@@ -1,0 +1,199 @@
+"""Tokenizers: text comes back as it went in, ends exactly once, and transformers reads the same ids."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from data import heldout
+from data.tokenizers import Encoder, build_tokenizer, check_tokenizer, sample_bytes, tokenizer_sha256, trained_size
+
+TRICKY = [
+    "",
+    " ",
+    "hello world",
+    "  def f(x):\n\n\n\t    return x  \n",
+    "naïve façade 你好 🎉 \u0000 \u2028 \ufeff",
+    "e\u0301 ﬁ Å ① \xa0",  # what Unicode normalization would change
+    "line\r\nends\r",
+    "<|endoftext|> <unk> <0x0A> </s>",
+    "x" * 5000,
+    " " * 300,
+]
+
+
+@pytest.fixture(scope="session")
+def sample(text_folder: Path) -> list[str]:
+    texts = [path.read_bytes().decode() for path in sorted(text_folder.iterdir())]
+    return [*texts, *(Path(module.__file__ or "").read_text() for module in (json, heldout, io))]
+
+
+@pytest.fixture(scope="session")
+def folders(sample: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    parent = tmp_path_factory.mktemp("tokenizers")
+    specs = {"byte": "byte", "bpe": "train-bpe:600", "unigram": "train-unigram:600"}
+    for name, spec in specs.items():
+        build_tokenizer(spec, sample, parent / name)
+    return {spec: parent / name for name, spec in specs.items()}
+
+
+SPECS = ["byte", "train-bpe:600", "train-unigram:600"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_text_comes_back_and_ends_once(folders: dict[str, Path], sample: list[str], spec: str) -> None:
+    encoder = Encoder(folders[spec], spec)
+    tokenizer = Tokenizer.from_file(str(folders[spec] / "tokenizer.json"))
+    for text in [*TRICKY, *sample]:
+        tokens = encoder.encode(text)
+        assert tokens.dtype == encoder.dtype
+        assert [place for place, token in enumerate(tokens) if token == encoder.eos_token_id] == [len(tokens) - 1]
+        assert tokenizer.decode(tokens[:-1].tolist(), skip_special_tokens=False) == text
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_comes_back(folders: dict[str, Path], text: str) -> None:
+    for spec in SPECS:
+        encoder = Encoder(folders[spec], spec)
+        tokenizer = Tokenizer.from_file(str(folders[spec] / "tokenizer.json"))
+        expected = text.replace("▁", " ") if spec.startswith("train-unigram") else text  # SentencePiece's one loss
+        assert tokenizer.decode(encoder.encode(text)[:-1].tolist()) == expected
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_transformers_loads_it_and_agrees(folders: dict[str, Path], spec: str) -> None:
+    encoder = Encoder(folders[spec], spec)
+    for loader in (AutoTokenizer, PreTrainedTokenizerFast):
+        tokenizer = loader.from_pretrained(folders[spec])
+        assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|endoftext|>", encoder.eos_token_id)
+        assert len(tokenizer) == encoder.vocab_size
+        for text in TRICKY:
+            ids = encoder.encode(text)[:-1].tolist()
+            assert tokenizer(text, split_special_tokens=True)["input_ids"] == ids
+            assert tokenizer.decode(ids) == text
+
+
+def test_byte_ids_are_the_bytes(folders: dict[str, Path]) -> None:
+    encoder = Encoder(folders["byte"], "byte")
+    slow = Encoder(folders["byte"], "the general path")
+    assert (encoder.vocab_size, encoder.eos_token_id) == (257, 256)
+    for text in TRICKY:
+        assert encoder.encode(text).tolist() == [*text.encode(), 256] == slow.encode(text).tolist()
+
+
+@pytest.mark.parametrize("spec", SPECS[1:])
+def test_training_gives_the_size_asked_for_and_the_same_tokenizer_twice(
+    folders: dict[str, Path], sample: list[str], tmp_path: Path, spec: str
+) -> None:
+    assert Encoder(folders[spec], spec).vocab_size == 600
+    build_tokenizer(spec, sample, tmp_path / "again")
+    assert tokenizer_sha256(tmp_path / "again") == tokenizer_sha256(folders[spec])
+
+
+def test_unigram_segments_as_sentencepiece_does(
+    sample: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The trained SentencePiece model is caught on its way into our export, and both encode the same text."""
+    models = []
+
+    class Caught(io.BytesIO):
+        def getvalue(self) -> bytes:
+            models.append(super().getvalue())
+            return models[-1]
+
+    monkeypatch.setattr("data.tokenizers.io.BytesIO", Caught)
+    build_tokenizer("train-unigram:600", sample, tmp_path / "unigram")
+    reference = sentencepiece.SentencePieceProcessor(model_proto=models[0])
+    encoder = Encoder(tmp_path / "unigram", "train-unigram:600")
+    for text in TRICKY:
+        assert encoder.encode(text)[:-1].tolist() == reference.encode(text)
+    lines = [line for text in sample for line in text.split("\n")]
+    pairs = [(encoder.encode(line)[:-1].tolist(), reference.encode(line)) for line in lines]
+    # Pieces in another order have the same probability, and rounding decides: rare, in long runs of spaces.
+    assert all(ours == theirs or sorted(ours) == sorted(theirs) for ours, theirs in pairs)
+    assert sum(ours != theirs for ours, theirs in pairs) < len(pairs) / 100
+
+
+def test_an_adopted_tokenizer_keeps_its_identity(folders: dict[str, Path], tmp_path: Path) -> None:
+    source = folders["train-bpe:600"]
+    build_tokenizer(str(source), [], tmp_path / "copy")
+    assert tokenizer_sha256(tmp_path / "copy") == tokenizer_sha256(source)
+
+
+def gpt2_like(folder: Path, source: Path, **changes: object) -> Path:
+    """A tokenizer that belongs to a model's own class, with settings that would spoil a corpus."""
+    from transformers import GPT2TokenizerFast
+
+    tokenizer = GPT2TokenizerFast.from_pretrained(source)
+    tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text()) | changes
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_models_own_tokenizer_is_adopted(folders: dict[str, Path], tmp_path: Path) -> None:
+    source = gpt2_like(tmp_path / "gpt2", folders["train-bpe:600"])
+    build_tokenizer(str(source), [], tmp_path / "adopted")
+    encoder = Encoder(tmp_path / "adopted", str(source))
+    reference = AutoTokenizer.from_pretrained(source)
+    text = "def f(x): return 'naïve' <|endoftext|>\n"
+    assert encoder.eos_token_id == reference.eos_token_id
+    assert encoder.encode(text)[:-1].tolist() == reference(text, split_special_tokens=True)["input_ids"]
+
+
+def test_truncation_padding_and_added_tokens_are_not_adopted(folders: dict[str, Path], tmp_path: Path) -> None:
+    source = tmp_path / "spoiled"
+    build_tokenizer("byte", [], source)
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(source / "tokenizer.json"))
+    build_tokenizer(str(source), [], tmp_path / "adopted")
+    assert Encoder(tmp_path / "adopted", str(source)).encode("abcdef").tolist() == [*b"abcdef", 256]
+
+
+def test_a_tokenizer_without_an_end_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    source = tmp_path / "endless"
+    build_tokenizer("byte", [], source)
+    config = json.loads((source / "tokenizer_config.json").read_text()) | {"eos_token": None}
+    (source / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="no eos_token to end documents with"):
+        build_tokenizer(str(source), [], tmp_path / "adopted")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("train-bpe:256", "smallest vocabulary is 257"),
+        ("train-unigram:300", "smallest vocabulary is 353"),
+        ("train-bpe:many", "expected train-bpe:N with N a whole number"),
+        ("train-bpe", "expected train-bpe:N"),
+        ("bytes", "bytes: no such folder; known: byte, train-bpe:N"),
+    ],
+)
+def test_a_bad_tokenizer_is_refused_before_any_work(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_tokenizer(spec)
+
+
+def test_the_smallest_vocabularies_work(sample: list[str], tmp_path: Path) -> None:
+    for spec in ("train-bpe:257", "train-unigram:353"):
+        assert trained_size(spec) == int(spec.split(":")[1])
+        build_tokenizer(spec, ["abc", "the cat sat on the mat\n"], tmp_path / spec)
+        assert Encoder(tmp_path / spec, spec).vocab_size <= 353
+
+
+def test_only_trained_tokenizers_want_a_sample() -> None:
+    assert (sample_bytes("byte"), sample_bytes("hf:gpt2")) == (0, 0)
+    assert sample_bytes("train-bpe:8192") > 0
+
+
+def test_an_unusable_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="transformers cannot load it"):
+        build_tokenizer(str(tmp_path), [], tmp_path / "adopted")
