@@ -32,7 +32,7 @@ SMALLEST_UNIGRAM = 256 + 2 + len(PRINTABLE) + 1  # bytes, <unk>, <|endoftext|>, 
 
 SAMPLE_BYTES = {"train-bpe": 32 << 20, "train-unigram": 8 << 20}
 """Most text a tokenizer trains on. More hardly changes some ten thousand tokens; SentencePiece slows down faster than
-the text grows (31 MB of Python source: 180 s, 8 MB: 15 s, on two cores)."""
+the text grows (31 MB of Python source: 180 s, 8 MB: 30 s, on two busy cores)."""
 
 
 def trained_size(spec: str) -> int | None:

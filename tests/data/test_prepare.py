@@ -19,6 +19,7 @@ import pytest
 from data.corpus import open_corpus, verify_checksums
 from data.prepare import Request, prepare
 from data.sources import Sources
+from data.workspace import new_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -191,6 +192,17 @@ def test_a_killed_run_leaves_no_corpus_and_the_next_one_cleans_up(tmp_path: Path
     make(tmp_path / "long.txt", output, "byte")
     assert leftovers(output.parent) == []
     open_corpus(output)
+
+
+def test_two_runs_into_one_output_leave_each_other_alone(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "c") as first:
+        (first / "owner").write_text("first")
+        with new_folder(tmp_path / "c") as second:
+            (second / "owner").write_text("second")
+        assert (first / "owner").read_text() == "first"
+        assert (tmp_path / "c" / "owner").read_text() == "second"
+    assert (tmp_path / "c" / "owner").read_text() == "first"
+    assert leftovers(tmp_path) == []
 
 
 def on_a_small_disk(folder: Path, kilobytes: int) -> tuple[str, ...]:

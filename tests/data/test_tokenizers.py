@@ -8,7 +8,7 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data import heldout
@@ -153,6 +153,9 @@ def test_truncation_padding_and_added_tokens_are_not_adopted(folders: dict[str, 
     tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
     tokenizer.enable_truncation(4)
     tokenizer.enable_padding(length=9)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A <|endoftext|>", special_tokens=[("<|endoftext|>", 256)]
+    )
     tokenizer.save(str(source / "tokenizer.json"))
     build_tokenizer(str(source), [], tmp_path / "adopted")
     assert Encoder(tmp_path / "adopted", str(source)).encode("abcdef").tolist() == [*b"abcdef", 256]
@@ -187,6 +190,12 @@ def test_the_smallest_vocabularies_work(sample: list[str], tmp_path: Path) -> No
         assert trained_size(spec) == int(spec.split(":")[1])
         build_tokenizer(spec, ["abc", "the cat sat on the mat\n"], tmp_path / spec)
         assert Encoder(tmp_path / spec, spec).vocab_size <= 353
+
+
+@pytest.mark.parametrize("spec", ["train-bpe:5000", "train-unigram:5000"])
+def test_little_text_gives_a_smaller_vocabulary(tmp_path: Path, spec: str) -> None:
+    build_tokenizer(spec, ["the cat sat on the mat\n" * 20], tmp_path / "small")
+    assert 257 < Encoder(tmp_path / "small", spec).vocab_size < 5000
 
 
 def test_only_trained_tokenizers_want_a_sample() -> None:
