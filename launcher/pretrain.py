@@ -112,4 +112,9 @@ def fail(error: Exception, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: gloo's threads outlive the process group and can abort the interpreter while it takes itself down,
+    # which would make a failure of a run that is complete and saved
+    os._exit(exit_code)

@@ -25,7 +25,7 @@ def main() -> int:
     ranks = [] if torch.cuda.is_available() else ["--num_accelerators", str(len(os.sched_getaffinity(0)))]
     stages = [
         ["python", "launcher/prepare.py", "--source", "stdlib", "--tokenizer", "train-bpe:4096", "--output", CORPUS],
-        ["deepspeed", "--master_port", str(free_port()), *ranks, "launcher/pretrain.py", "--config", CONFIG],
+        ["deepspeed", "--quiet", "--master_port", str(free_port()), *ranks, "launcher/pretrain.py", "--config", CONFIG],
         ["python", "launcher/eval.py", "--model", RUN, "--data", CORPUS, "--max-batches", "64"],
         ["python", "launcher/generate.py", "--model", RUN, "--prompt", PROMPT, "--max-new-tokens", "120"],
     ]

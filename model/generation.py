@@ -40,7 +40,8 @@ def generate(
     """Yield the continuation of prompt [B, T] one token at a time, each [B]; the caller decides when to stop.
 
     Raises:
-        ValueError: the prompt is empty, or prompt and continuation exceed the model's max_position_embeddings.
+        ValueError: the prompt is empty, prompt and continuation exceed the model's max_position_embeddings, or a
+            sampling option is outside its range.
     """
     longest, end = model.config.max_position_embeddings, prompt.size(1) + max_new_tokens
     if prompt.size(1) == 0:
@@ -50,6 +51,12 @@ def generate(
             f"{prompt.size(1)} prompt tokens + {max_new_tokens} new ones exceed max_position_embeddings = {longest}: "
             "shorten the prompt or ask for fewer tokens"
         )
+    if temperature < 0:
+        raise ValueError(f"temperature = {temperature}: 0 is greedy, larger is more random")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k = {top_k}: keep at least 1 token, or leave it out to keep all")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p = {top_p}: lies in (0, 1]; leave it out to keep all tokens")
     model.eval()
     cache = model.new_cache(prompt.size(0), end)
     tokens = prompt

@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 import xxhash
 from pydantic import BaseModel
 from safetensors.torch import save_file
@@ -39,6 +38,10 @@ MANIFEST, STATE, POINTER = "manifest.json", "state.json", "latest"
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used, or a resume that would contradict it."""
+
+
+class FormatError(CheckpointError):
+    """A whole checkpoint of another version: never passed over as damaged, since training would then overtake it."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,14 @@ def save(engine: Engine, config: Config, state: TrainState, root: Path, world: W
     """
     final = step_folder(root, state.step)
     staging = root / f".{final.name}.staging"
-    if world.is_main:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-    dist.barrier()
+
+    def make_room() -> None:
+        if world.is_main:
+            for leftover in root.glob(".step_*.staging"):  # of saves that were killed
+                shutil.rmtree(leftover, ignore_errors=True)
+            staging.mkdir(parents=True)
+
+    _all_ranks(world, make_room, staging)
     _all_ranks(world, lambda: engine.save(staging), staging)
     _write_weights(engine, staging, world)
 
@@ -100,7 +107,7 @@ def save(engine: Engine, config: Config, state: TrainState, root: Path, world: W
             "config_hash": xxhash.xxh3_64_hexdigest((staging / "config.yaml").read_bytes()),
             "files": files,
         }
-        _write_json(staging / MANIFEST, manifest)
+        _write_json(staging / MANIFEST, {**manifest, "checksum": _manifest_checksum(manifest)})
         _sync(staging)
         if final.exists():  # damaged, or load would have resumed from it: make room without a moment of neither
             _remove(final)
@@ -109,7 +116,7 @@ def save(engine: Engine, config: Config, state: TrainState, root: Path, world: W
         pointer = root / f".{POINTER}.staging"
         pointer.write_text(final.name + "\n", encoding="utf-8")
         pointer.replace(root / POINTER)
-        _prune(root, config)
+        _prune(root, state.step, config)
 
     _all_ranks(world, publish, staging)
     return final
@@ -121,7 +128,8 @@ def find(root: Path, world: World) -> Path | None:
     Prints a warning for each damaged checkpoint that is passed over.
 
     Raises:
-        CheckpointError: there are checkpoints and none is whole; starting from scratch would hide that.
+        CheckpointError: there are checkpoints and none is whole (starting from scratch would hide that), or the newest
+            is of another format.
     """
     candidates: list[Path] = gather_objects(checkpoints(root), world)[0]
     for folder in candidates:
@@ -141,6 +149,8 @@ def _verify_share(folder: Path, world: World) -> list[str]:
     """What this rank found wrong; the ranks read different files, since checksums cost as much as loading."""
     try:
         names = sorted(read_manifest(folder)["files"])
+    except FormatError:
+        raise
     except CheckpointError as error:
         return [str(error)] if world.is_main else []
     return verify(folder, names[world.rank :: world.size])
@@ -165,15 +175,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint.
 
     Raises:
-        CheckpointError: it is missing, unreadable or of a newer format.
+        CheckpointError: it is missing, damaged or of a newer format.
     """
     try:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder / MANIFEST} cannot be read: {error}") from error
-    if manifest.get("format") != FORMAT:
-        raise CheckpointError(f"{folder}: checkpoint format {manifest.get('format')}, this version reads {FORMAT}")
+    if manifest.pop("checksum", None) != _manifest_checksum(manifest):
+        raise CheckpointError(f"{folder / MANIFEST} has another checksum than when it was written")
+    if manifest["format"] != FORMAT:
+        raise FormatError(f"{folder}: checkpoint format {manifest['format']}, this version reads {FORMAT}")
     return manifest
+
+
+def _manifest_checksum(manifest: dict[str, Any]) -> str:
+    """Of everything else in the manifest, which vouches for the other files and has none to vouch for it."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(manifest, sort_keys=True).encode())
 
 
 def load(engine: Engine, folder: Path) -> TrainState:
@@ -182,8 +199,15 @@ def load(engine: Engine, folder: Path) -> TrainState:
     return TrainState(**json.loads((folder / STATE).read_text(encoding="utf-8")))
 
 
-def check_resume(old: Config, new: Config, folder: Path, world: World) -> None:
+def check_resume(old: Config, new: Config, corpora: dict[str, str], folder: Path, world: World) -> None:
     """Refuse a resume that contradicts what shaped the run: model, parameterization, objective, data order, seed.
+
+    Args:
+        old: the configuration in the checkpoint.
+        new: the configuration that wants to resume.
+        corpora: name -> fingerprint of the training corpora as they are now.
+        folder: the checkpoint.
+        world: this process among all.
 
     Raises:
         CheckpointError: names each difference.
@@ -206,8 +230,18 @@ def check_resume(old: Config, new: Config, folder: Path, world: World) -> None:
     ]
     lines = [f"  {name}.{line}" for name, before, after in parts for line in differences(before, after)]
     manifest = read_manifest(folder)
-    layout = {"world_size": world.size, "zero_stage": new.deepspeed.zero_stage, "precision": new.deepspeed.precision}
-    lines += [f"  {key}: {manifest[key]!r} -> {value!r}" for key, value in layout.items() if manifest[key] != value]
+    if manifest["step"] > new.total_steps:
+        raise CheckpointError(
+            f"{folder} is at step {manifest['step']}, beyond the {new.total_steps} that train.steps (or train.tokens) "
+            "asks for: raise it, or give this run another run.name"
+        )
+    facts = {
+        "world_size": world.size,
+        "zero_stage": new.deepspeed.zero_stage,
+        "precision": new.deepspeed.precision,
+        "corpora": corpora,  # the same path may hold another text by now
+    }
+    lines += [f"  {key}: {manifest[key]!r} -> {value!r}" for key, value in facts.items() if manifest[key] != value]
     if lines:
         raise CheckpointError(
             f"{folder} was written by a different run; give this one another run.name, or undo:\n" + "\n".join(lines)
@@ -266,9 +300,13 @@ def _checksum_together(folder: Path, world: World) -> dict[str, dict[str, Any]]:
     """Size and checksum of every file, each rank doing its share and flushing what it read to disk."""
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     mine = {}
-    for name in names[world.rank :: world.size]:
-        _sync(folder / name)
-        mine[name] = {"bytes": (folder / name).stat().st_size, "xxh3": _checksum(folder / name)}
+
+    def flush_and_read() -> None:
+        for name in names[world.rank :: world.size]:
+            _sync(folder / name)  # some file systems notice only here that they are full
+            mine[name] = {"bytes": (folder / name).stat().st_size, "xxh3": _checksum(folder / name)}
+
+    _all_ranks(world, flush_and_read, folder)
     return {name: facts for share in gather_objects(mine, world) for name, facts in sorted(share.items())}
 
 
@@ -285,9 +323,16 @@ def _blocks(file: Any, size: int = 2**24) -> Iterator[bytes]:
         yield block
 
 
-def _prune(root: Path, config: Config) -> None:
-    """Delete all but the newest keep_last checkpoints and the multiples of keep_every."""
+def _prune(root: Path, step: int, config: Config) -> None:
+    """Delete all but the newest keep_last checkpoints and the multiples of keep_every.
+
+    Checkpoints from beyond `step` go first: they are damaged, or training would have resumed from them, and must not
+    take the place of a whole one.
+    """
     every = config.checkpoint.keep_every
+    for folder in checkpoints(root):
+        if int(folder.name[5:]) > step:
+            _remove(folder)
     for folder in checkpoints(root)[config.checkpoint.keep_last :]:
         if every is None or int(folder.name[5:]) % every:
             _remove(folder)

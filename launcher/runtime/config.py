@@ -6,6 +6,7 @@ run itself, and turns whatever is wrong with a file into one readable error befo
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -78,7 +79,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     eval_interval: PositiveInt | None = None
     """Steps between evaluations on held-out text. None: only at the end."""
     eval_batches: PositiveInt | None = 16
-    """Held-out micro-batches per rank and evaluation. None: all of the held-out text."""
+    """Held-out micro-batches of one evaluation, over all ranks. None: all of the held-out text."""
     sample_prompts: list[str] = []
     """Prompts continued at the end of the run, into samples.txt."""
     activation_checkpointing: bool = False
@@ -204,7 +205,7 @@ def parse_config(values: Any, source: str) -> Config:
 
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved configuration as YAML that `load_config` reads back to an equal object."""
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(config.model_dump())), encoding="utf-8")
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(_escape(config.model_dump()))), encoding="utf-8")
 
 
 def differences(old: BaseModel, new: BaseModel) -> list[str]:
@@ -224,8 +225,19 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _read(path: Path) -> DictConfig:
+def _escape(value: Any) -> Any:
+    """The same values with every `${` of a string written so that OmegaConf reads it back as it is."""
+    if isinstance(value, dict):
+        return {key: _escape(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_escape(child) for child in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
+
+
+def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> DictConfig:
     """One YAML file merged over the file it extends (a path relative to it)."""
+    if path.resolve() in extended_by:
+        raise ConfigError(f"{path}: extends itself, by way of {' -> '.join(str(step) for step in extended_by)}")
     try:
         config = OmegaConf.load(path)
     except FileNotFoundError as error:
@@ -240,7 +252,7 @@ def _read(path: Path) -> DictConfig:
     base = config.pop("extends", None)
     if base is None:
         return config
-    merged = OmegaConf.merge(_read(path.parent / base), config)
+    merged = OmegaConf.merge(_read(path.parent / str(base), (*extended_by, path.resolve())), config)
     assert isinstance(merged, DictConfig)
     return merged
 
@@ -264,13 +276,14 @@ def _fill_from_data(values: dict[Any, Any]) -> None:
     if model.get("max_position_embeddings") is None and "sequence_length" in data:
         model["max_position_embeddings"] = data["sequence_length"]
     if model.get("vocab_size") is None:
+        corpus = None
         try:
             corpus = Path(data["train"][0]["path"])
             model["vocab_size"] = json.loads((corpus / "corpus.json").read_text(encoding="utf-8"))["vocab_size"]
         except (KeyError, IndexError, TypeError, OSError, ValueError) as error:
             raise ConfigError(
-                "model.vocab_size: not given, and data.train[0].path holds no readable corpus.json to take it from: "
-                "prepare the corpus first (launcher/prepare.py) or set model.vocab_size"
+                f"model.vocab_size: not given, and data.train[0].path = {corpus} holds no readable corpus.json to take "
+                "it from: prepare the corpus first (launcher/prepare.py) or set model.vocab_size"
             ) from error
 
 

@@ -5,8 +5,8 @@ here with every key that matters, what took effect is read back after `initializ
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -214,10 +214,18 @@ class Engine:
             yield name, (parameter.data if weight is None else weight).detach().float().cpu()
 
     def save(self, folder: Path) -> None:
-        """Write this rank's shards into folder/deepspeed; all ranks must call."""
-        # universal_checkpoint_info lets DeepSpeed's converter read the files, for a resume on another world size
-        state = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
-        self._engine.save_checkpoint(str(folder), tag=TAG, client_state=state, save_latest=False)
+        """Write this rank's shards into folder/deepspeed; all ranks must call.
+
+        Raises:
+            OSError, RuntimeError: this rank could not write; the other ranks return all the same.
+        """
+        problems: list[Exception] = []
+        with _writes_deferring_errors(self._engine, problems):
+            # universal_checkpoint_info lets DeepSpeed's converter read the files, for a resume on another world size
+            state = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
+            self._engine.save_checkpoint(str(folder), tag=TAG, client_state=state, save_latest=False)
+        if problems:
+            raise problems[0]
 
     def load(self, folder: Path) -> None:
         """Read this rank's shards from folder/deepspeed; the configuration's hyperparameters win over the saved ones.
@@ -229,3 +237,28 @@ class Engine:
         if loaded is None:
             raise RuntimeError(f"{folder / TAG}: DeepSpeed loaded nothing")
         restore_settings(self.groups, self.settings)
+
+
+@contextmanager
+def _writes_deferring_errors(engine: Any, problems: list[Exception]) -> Iterator[None]:
+    """Collect what goes wrong while DeepSpeed writes files, instead of raising it there and then.
+
+    DeepSpeed's save ends in a barrier: a rank that left it early would keep the others waiting until they time out.
+    """
+
+    def deferring(write: Callable[..., Any]) -> Callable[..., None]:
+        def attempt(*args: Any, **kwargs: Any) -> None:
+            try:
+                write(*args, **kwargs)
+            except (OSError, RuntimeError) as problem:  # torch.save reports a full disk as RuntimeError
+                problems.append(problem)
+
+        return attempt
+
+    writer, copy_script = engine.checkpoint_engine, engine._copy_recovery_script
+    save = writer.save
+    writer.save, engine._copy_recovery_script = deferring(save), deferring(copy_script)
+    try:
+        yield
+    finally:
+        writer.save, engine._copy_recovery_script = save, copy_script

@@ -3,6 +3,7 @@
 Only safetensors are read, so opening a stranger's model runs none of their code.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +107,7 @@ def load_model(path: Path, device: torch.device, dtype: torch.dtype = torch.floa
     if (path / checkpoint.MANIFEST).is_file():
         return _load_checkpoint(path, device, dtype)
     if (path / "checkpoints").is_dir():
-        return _load_checkpoint(_newest(path / "checkpoints"), device, dtype)
+        return _load_newest(path / "checkpoints", device, dtype)
     if (path / "config.json").is_file():
         return _load_hugging_face(path, device, dtype)
     raise ValueError(
@@ -116,31 +117,33 @@ def load_model(path: Path, device: torch.device, dtype: torch.dtype = torch.floa
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The fp32 weights of a checkpoint under their Hugging Face names, verified against the manifest.
+    """The fp32 weights of a checkpoint under their Hugging Face names; they and the configuration are verified first.
 
     Raises:
-        ValueError: a weight file is missing or damaged.
+        CheckpointError: a weight file or config.yaml is missing or damaged.
     """
     names = [name for name in checkpoint.read_manifest(folder)["files"] if name.endswith(".safetensors")]
-    problems = checkpoint.verify(folder, only=names)
+    problems = checkpoint.verify(folder, only=[*names, "config.yaml"])
     if problems:
         raise checkpoint.CheckpointError(f"{folder} is damaged: {'; '.join(problems)}")
     return {key: tensor for name in sorted(names) for key, tensor in load_file(folder / name).items()}
 
 
-def _newest(root: Path) -> Path:
+def _load_newest(root: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     for folder in checkpoint.checkpoints(root):
-        if (folder / checkpoint.MANIFEST).is_file():
-            return folder
-    raise ValueError(f"{root}: holds no checkpoint yet; the first is written at checkpoint.interval or at the end")
+        try:
+            return _load_checkpoint(folder, device, dtype)
+        except checkpoint.CheckpointError as error:
+            print(f"warning: passed over: {error}", file=sys.stderr)
+    raise ValueError(f"{root}: holds no whole checkpoint; the first is written at checkpoint.interval or at the end")
 
 
 def _load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    config = load_config(folder / "config.yaml", [])
     manifest = checkpoint.read_manifest(folder)
+    weights = read_weights(folder)
+    config = load_config(folder / "config.yaml", [])
     with torch.device("meta"):
         module = CausalLM(config.model, multipliers(config.model, config.parameterization))
-    weights = read_weights(folder)
     if config.model.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     module.load_state_dict(weights, assign=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.runtime import checkpoint
-from launcher.runtime.config import Config, ConfigError, load_config
+from launcher.runtime.config import Config, load_config
 from launcher.runtime.distributed import World, any_rank, sum_over_ranks
 from launcher.runtime.engine import Engine, StepResult
 from launcher.runtime.evaluate import held_out_loss
@@ -43,7 +43,7 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
     root = config.run.folder / "checkpoints"
     found = checkpoint.find(root, world)
     if found is not None:
-        checkpoint.check_resume(load_config(found / "config.yaml", []), config, found, world)
+        checkpoint.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found, world)
     if world.is_main:
         prepare_run_folder(config, inputs, world)
     trainer = Trainer(config, inputs, world, stop)
@@ -67,17 +67,8 @@ class Trainer:
         self.log: MetricsLog | None = None
 
     def resume(self, folder: Path) -> None:
-        """Continue from a checkpoint.
-
-        Raises:
-            ConfigError: the corpora are not those that it counts its position in.
-        """
+        """Continue from a checkpoint."""
         state = checkpoint.load(self.engine, folder)
-        if state.corpora != self.inputs.fingerprints:
-            raise ConfigError(
-                f"data.train: the corpora are not those of {folder}: {state.corpora} -> {self.inputs.fingerprints}; "
-                "restore them, or give this run another run.name"
-            )
         self.state, self.saved_step = state, state.step
         self._say(f"resuming after step {state.step} from {folder}")
 
@@ -183,7 +174,9 @@ class Trainer:
 
     def _checkpoint_due(self) -> bool:
         interval, step = self.config.checkpoint.interval, self.state.step
-        return step == self.config.total_steps or (interval is not None and step % interval == 0)
+        # Not amid skipped updates: if they turn out to be the end, the last checkpoint should be from before
+        on_interval = interval is not None and step % interval == 0 and self.skipped == 0
+        return step == self.config.total_steps or on_interval
 
     def _save(self) -> None:
         folder = checkpoint.save(

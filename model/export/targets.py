@@ -47,6 +47,16 @@ def _require(target: str, config: ModelConfig, **wanted: Any) -> None:
             )
 
 
+def _require_whole_heads(target: str, config: ModelConfig) -> None:
+    """Refuse what some stock classes refuse when they are built, head_dim or not."""
+    width, heads = config.hidden_size, config.num_attention_heads
+    if width % heads:
+        raise ValueError(
+            f"--target {target} needs model.hidden_size to be a multiple of model.num_attention_heads; this model has "
+            f"{width} and {heads}: try another target"
+        )
+
+
 def _llama_like(config: ModelConfig) -> dict[str, Any]:
     return {
         "vocab_size": config.vocab_size,
@@ -77,6 +87,7 @@ def _qwen3(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> E
 def _llama(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
     _require("llama", config, norm="rmsnorm", position_embedding="rope", mlp="swiglu", qk_norm=False)
     _require("llama", config, final_logit_softcapping=None, sliding_window=None)
+    _require_whole_heads("llama", config)
     entries = {"model_type": "llama", **_llama_like(config), "head_dim": config.head_dim, "mlp_bias": config.mlp_bias}
     return entries, fold_multipliers(weights, config, multipliers)
 
@@ -85,6 +96,7 @@ def _granite(config: ModelConfig, multipliers: Multipliers, weights: Weights) ->
     """The one stock class with all four multipliers: weights stay as trained, so training can go on from them."""
     _require("granite", config, norm="rmsnorm", position_embedding="rope", mlp="swiglu", qk_norm=False)
     _require("granite", config, final_logit_softcapping=None, sliding_window=None)
+    _require_whole_heads("granite", config)
     _require("granite", config, head_dim=config.hidden_size // config.num_attention_heads)
     entries = {
         "model_type": "granite",
@@ -104,6 +116,7 @@ def _gpt2(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Ex
     _require("gpt2", config, norm="layernorm", position_embedding="learned", mlp=tuple(activations), qk_norm=False)
     _require("gpt2", config, final_logit_softcapping=None, sliding_window=None)
     _require("gpt2", config, num_key_value_heads=config.num_attention_heads)
+    _require_whole_heads("gpt2", config)
     _require("gpt2", config, head_dim=config.hidden_size // config.num_attention_heads)
     entries = {
         "model_type": "gpt2",

@@ -1,0 +1,324 @@
+"""Checkpoints exist whole or not at all: damage of every kind, retention, refusals, a full disk.
+
+One process group of one rank and one real engine serve most of it; two ranks are needed only where one of them fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from launcher.runtime import checkpoint
+from launcher.runtime.checkpoint import CheckpointError, TrainState
+from launcher.runtime.config import Config, load_config
+from launcher.runtime.distributed import World
+from launcher.runtime.engine import Engine
+from launcher.runtime.inputs import Inputs, open_inputs
+from launcher.runtime.loading import load_model
+
+if TYPE_CHECKING:
+    from tests.conftest import Start
+
+KINDS = {
+    "optimizer shard": "deepspeed/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    "model states": "deepspeed/mp_rank_00_model_states.pt",
+    "weights": "model-00000.safetensors",
+    "state": "state.json",
+    "configuration": "config.yaml",
+    "manifest": "manifest.json",
+}
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config: Path) -> Config:
+    return load_config(tiny_config, ["checkpoint.keep_last=3"])
+
+
+@pytest.fixture(scope="module")
+def inputs(config: Config, world: World) -> Inputs:
+    return open_inputs(config, world)
+
+
+@pytest.fixture(scope="module")
+def engine(config: Config, world: World) -> Engine:
+    return Engine(config, world)
+
+
+def state(step: int, inputs: Inputs) -> TrainState:
+    return TrainState(step, 8 * step, 256 * step, inputs.fingerprints)
+
+
+@pytest.fixture(scope="module")
+def original(
+    engine: Engine, config: Config, inputs: Inputs, world: World, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Checkpoints of steps 1, 2 and 3."""
+    root = tmp_path_factory.mktemp("original") / "checkpoints"
+    for step in range(3):
+        engine.train_step(inputs.train.micro_batches(step), step, 1e-3)
+        assert checkpoint.save(engine, config, state(step + 1, inputs), root, world) == root / f"step_0000000{step + 1}"
+    return root
+
+
+@pytest.fixture
+def root(original: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    shutil.copytree(original, tmp_path / "run" / "checkpoints")
+    return tmp_path / "run" / "checkpoints"
+
+
+def flip(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 1
+    file.write_bytes(data)
+
+
+def test_manifest_covers_every_file(root: Path) -> None:
+    folder = root / "step_00000003"
+    manifest = checkpoint.read_manifest(folder)
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert set(manifest["files"]) == present - {"manifest.json"}
+    assert set(KINDS.values()) <= present
+    assert {name: facts["bytes"] for name, facts in manifest["files"].items()} == {
+        name: (folder / name).stat().st_size for name in manifest["files"]
+    }
+    assert {key: manifest[key] for key in ("world_size", "zero_stage", "precision", "step", "samples", "tokens")} == {
+        "world_size": 1,
+        "zero_stage": 1,
+        "precision": "fp32",
+        "step": 3,
+        "samples": 24,
+        "tokens": 768,
+    }
+    assert checkpoint.verify(folder, list(manifest["files"])) == []
+
+
+def test_newest_whole_checkpoint_is_found_and_pointed_at(root: Path, world: World) -> None:
+    assert checkpoint.find(root, world) == root / "step_00000003"
+    assert (root / "latest").read_text() == "step_00000003\n"
+
+
+def test_nothing_there_is_not_an_error(tmp_path: Path, world: World) -> None:
+    assert checkpoint.find(tmp_path / "checkpoints", world) is None
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_damage_is_noticed_and_passed_over(
+    root: Path, world: World, capsys: pytest.CaptureFixture[str], kind: str, damage: str
+) -> None:
+    file = root / "step_00000003" / KINDS[kind]
+    size = file.stat().st_size
+    if damage == "flip":
+        flip(file, size // 2)
+    elif damage == "truncate":
+        os.truncate(file, size // 2)
+    else:
+        file.unlink()
+    assert checkpoint.find(root, world) == root / "step_00000002"
+    warning = capsys.readouterr().err
+    assert warning.startswith("warning: ")
+    assert "step_00000003" in warning
+    assert KINDS[kind] in warning
+    assert len(warning.splitlines()) == 1
+
+
+def test_any_flipped_byte_of_the_manifest_is_noticed(root: Path) -> None:
+    """Every other file is vouched for by the manifest; it must vouch for itself."""
+    folder = root / "step_00000003"
+    expected = checkpoint.read_manifest(folder)
+    for position in range((folder / "manifest.json").stat().st_size):
+        flip(folder / "manifest.json", position)
+        with contextlib.suppress(CheckpointError):  # else it is a flip that JSON does not see
+            assert checkpoint.read_manifest(folder) == expected, f"byte {position}"
+        flip(folder / "manifest.json", position)
+
+
+def test_a_checkpoint_of_another_format_is_refused_not_passed_over(
+    root: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+    with pytest.raises(CheckpointError, match=f"format 1, this version reads {checkpoint.FORMAT}"):
+        checkpoint.find(root, world)
+
+
+@pytest.mark.parametrize("file", ["model-00000.safetensors", "config.yaml", "manifest.json"])
+def test_opening_a_run_falls_back_to_its_newest_whole_weights(
+    root: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = root.parent
+    assert load_model(run, torch.device("cpu")).step == 3
+    flip(run / "checkpoints" / "step_00000003" / file, 100)
+    assert load_model(run, torch.device("cpu")).step == 2
+    warning = capsys.readouterr().err
+    assert "passed over" in warning
+    assert file in warning
+    for step in (1, 2):
+        (run / "checkpoints" / f"step_{step:08d}" / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="holds no whole checkpoint"):
+        load_model(run, torch.device("cpu"))
+
+
+def test_no_whole_checkpoint_is_refused(root: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in root.glob("step_*"):
+        (folder / "state.json").unlink()
+    with pytest.raises(CheckpointError, match="no whole checkpoint among 3; remove them to start from scratch"):
+        checkpoint.find(root, world)
+    assert capsys.readouterr().err.count("state.json is missing") == 3
+
+
+def test_leftover_staging_folders_are_ignored_and_cleaned(
+    root: Path, engine: Engine, config: Config, inputs: Inputs, world: World
+) -> None:
+    for step in (3, 4, 9):
+        shutil.copytree(root / "step_00000002", root / f".step_{step:08d}.staging")
+    assert checkpoint.find(root, world) == root / "step_00000003"
+    checkpoint.save(engine, config, state(4, inputs), root, world)
+    assert sorted(path.name for path in root.iterdir()) == [
+        "latest", "step_00000002", "step_00000003", "step_00000004"
+    ]  # fmt: skip
+    assert checkpoint.find(root, world) == root / "step_00000004"
+
+
+def test_retention(root: Path, tiny_config: Path, engine: Engine, inputs: Inputs, world: World) -> None:
+    config = load_config(tiny_config, ["checkpoint.keep_last=2", "checkpoint.keep_every=2"])
+    for step in (4, 5, 6, 7):
+        checkpoint.save(engine, config, state(step, inputs), root, world)
+        assert (root / "latest").read_text() == f"step_{step:08d}\n"
+    assert [int(folder.name[5:]) for folder in checkpoint.checkpoints(root)] == [7, 6, 4, 2]
+
+
+def test_damaged_checkpoints_do_not_crowd_out_whole_ones(
+    root: Path, tiny_config: Path, engine: Engine, inputs: Inputs, world: World
+) -> None:
+    """A run that fell back, and saves again before it reaches the damaged step, keeps what it saves."""
+    config = load_config(tiny_config, ["checkpoint.keep_last=1"])
+    flip(root / "step_00000003" / "state.json", 3)
+    assert checkpoint.find(root, world) == root / "step_00000002"
+    checkpoint.save(engine, config, state(2, inputs), root, world)
+    assert checkpoint.find(root, world) == root / "step_00000002"
+    assert [folder.name for folder in checkpoint.checkpoints(root)] == ["step_00000002"]
+    assert load_model(root.parent, torch.device("cpu")).step == 2
+
+
+def test_a_damaged_checkpoint_is_replaced(
+    root: Path, engine: Engine, config: Config, inputs: Inputs, world: World
+) -> None:
+    flip(root / "step_00000003" / KINDS["optimizer shard"], 5000)
+    checkpoint.save(engine, config, state(3, inputs), root, world)
+    assert checkpoint.find(root, world) == root / "step_00000003"
+
+
+def test_load_restores_weights_and_position(
+    root: Path, engine: Engine, config: Config, inputs: Inputs, world: World
+) -> None:
+    expected = load_file(root / "step_00000002" / KINDS["weights"])
+    assert checkpoint.load(engine, root / "step_00000002") == state(2, inputs)
+    found = dict(engine.fp32_weights())
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not torch.equal(
+        found["lm_head.weight"], load_file(root / "step_00000003" / KINDS["weights"])["lm_head.weight"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["deepspeed.zero_stage=3"], "zero_stage: 1 -> 3"),
+        (["deepspeed.precision=bf16"], "precision: 'fp32' -> 'bf16'"),
+        (["model.hidden_size=128", "model.head_dim=32"], "model.hidden_size: 64 -> 128"),
+        (["parameterization.base_hidden_size=16"], "parameterization.base_hidden_size: 32 -> 16"),
+        (["objective.z_loss=0.1"], "objective.z_loss: 0.0 -> 0.1"),
+        (["data.global_batch_size=16"], "data.global_batch_size: 8 -> 16"),
+        (["run.seed=2"], "run.seed: 1 -> 2"),
+    ],
+)
+def test_a_resume_that_contradicts_the_run_is_refused(
+    root: Path, tiny_config: Path, config: Config, inputs: Inputs, world: World, overrides: list[str], line: str
+) -> None:
+    new, folder = load_config(tiny_config, overrides), root / "step_00000003"
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.check_resume(config, new, inputs.fingerprints, folder, world)
+    assert f"  {line}" in str(caught.value).splitlines()
+    assert "another run.name" in str(caught.value)
+
+
+def test_another_world_size_or_corpus_is_refused(root: Path, config: Config, inputs: Inputs, world: World) -> None:
+    folder = root / "step_00000003"
+    four = World(0, 0, 4, torch.device("cpu"))
+    with pytest.raises(CheckpointError, match="world_size: 1 -> 4"):
+        checkpoint.check_resume(config, config, inputs.fingerprints, folder, four)
+    with pytest.raises(CheckpointError, match=r"corpora: .*'email': '(?!0123)\w+'.* -> .*'email': '0123'"):
+        checkpoint.check_resume(config, config, {"email": "0123"}, folder, world)
+
+
+def test_what_does_not_shape_the_run_may_change(
+    root: Path, tiny_config: Path, config: Config, inputs: Inputs, world: World
+) -> None:
+    overrides = [
+        "optimizer.lr=0.001",
+        "train.steps=90",
+        "data.micro_batch_size=4",
+        "run.name=other",
+        "schedule.name=cosine",
+    ]
+    new = load_config(tiny_config, overrides)
+    checkpoint.check_resume(config, new, inputs.fingerprints, root / "step_00000003", world)
+
+
+def test_a_full_disk_is_one_error_and_earlier_checkpoints_stay(
+    original: Path, tmp_path: Path, engine: Engine, config: Config, inputs: Inputs, world: World
+) -> None:
+    """A file system with room for one checkpoint; without the right to mount one, a limit on the size of files."""
+    root = tmp_path / "small"
+    root.mkdir()
+    size = sum(path.stat().st_size for path in (original / "step_00000003").rglob("*") if path.is_file())
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={int(1.6 * size)}", "tmpfs", str(root)]
+    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        whole = checkpoint.save(engine, config, state(1, inputs), root, world)
+        if not mounted:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size // 4, limits[1]))
+        with pytest.raises(
+            CheckpointError, match=r"checkpoint not written \(rank 0: .* are free there.*free some space"
+        ):
+            checkpoint.save(engine, config, state(2, inputs), root, world)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert sorted(path.name for path in root.iterdir()) == ["latest", "step_00000001"]
+        assert checkpoint.find(root, world) == whole
+        assert checkpoint.load(engine, whole) == state(1, inputs)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(root)], check=True)  # a failed write may keep its file open
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_cannot_write_does_not_leave_the_others_waiting(
+    start_pretrain: Start, tiny_config: Path, failing: int
+) -> None:
+    overrides = ["train.steps=100000", "deepspeed.timeout_minutes=3"]
+    job = start_pretrain(tiny_config, f"full_{failing}", overrides, ranks=2)
+    job.wait_until(lambda: "step_00000010" in job.run.checkpoints)
+    limit = 300_000  # metrics.jsonl stays below it, every shard of DeepSpeed's is above it
+    resource.prlimit(job.processes[failing].pid, resource.RLIMIT_FSIZE, (limit, limit))
+    outcome = job.wait(60)
+    assert outcome.code == 2, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert f"checkpoint not written (rank {failing}: " in outcome.stderr
+    names = [name for name in job.run.checkpoints if name != "latest"]
+    assert names
+    for name in names:
+        folder = job.run.folder / "checkpoints" / name
+        assert checkpoint.verify(folder, list(checkpoint.read_manifest(folder)["files"])) == []

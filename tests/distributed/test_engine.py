@@ -1,0 +1,116 @@
+"""What one optimizer step computes, on a real engine of one rank: normalisation, dropout, what DeepSpeed was told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.loader import TrainBatches
+from launcher.runtime.config import Config, load_config
+from launcher.runtime.engine import Engine, deepspeed_config
+from model.decoder import CausalLM
+from model.parameterization import multipliers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launcher.runtime.distributed import World
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config: Path) -> Config:
+    return load_config(tiny_config, ["model.dropout=0.3"])
+
+
+@pytest.fixture(scope="module")
+def engine(config: Config, world: World) -> Engine:
+    return Engine(config, world)
+
+
+def micro_batches(config: Config, step: int = 0) -> list[dict[str, Any]]:
+    return [dict(batch) for batch in TrainBatches(config.data, config.run.seed).micro_batches(step)]
+
+
+def test_dropout_is_a_function_of_seed_step_and_rank(
+    engine: Engine, config: Config, tiny_config: Path, world: World
+) -> None:
+    """With a learning rate of 0 nothing else can change between steps."""
+    losses = {step: engine.train_step(micro_batches(config), step, 0.0).loss.item() for step in (3, 4, 5)}
+    assert len(set(losses.values())) == 3, "each step drops other units"
+    torch.manual_seed(99)
+    assert engine.train_step(micro_batches(config), 4, 0.0).loss.item() == losses[4]
+    engine.world = type(world)(rank=1, local_rank=1, size=1, device=world.device)
+    assert engine.train_step(micro_batches(config), 4, 0.0).loss.item() != losses[4], "so does each rank"
+    engine.world = world
+    engine.config = load_config(tiny_config, ["model.dropout=0.3", "run.seed=2"])
+    assert engine.train_step(micro_batches(config), 4, 0.0).loss.item() != losses[4], "and each seed"
+    engine.config = config
+
+
+def test_every_valid_token_weighs_the_same(tiny_config: Path, world: World) -> None:
+    """Micro-batches with few valid labels count for little: loss and gradient are those of one big batch."""
+    config = load_config(tiny_config, [])
+    engine = Engine(config, world)
+    batches = micro_batches(config)
+    assert len(batches) == 4
+    for kept, batch in zip((32, 20, 3, 1), batches, strict=True):
+        batch["labels"] = batch["labels"].clone()
+        batch["labels"][:, kept:] = -100
+    batches[3]["labels"][:] = -100  # nothing at all
+
+    model = CausalLM(config.model, multipliers(config.model, config.parameterization))
+    model.load_state_dict(dict(engine.fp32_weights()))
+    logits = model(torch.cat([batch["input_ids"] for batch in batches]))
+    assert isinstance(logits, Tensor)
+    labels = torch.cat([batch["labels"] for batch in batches]).flatten()
+    loss = F.cross_entropy(logits.flatten(0, 1), labels, ignore_index=-100)
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    sums = torch.stack([engine.evaluate(batch) for batch in batches]).sum(0)
+    assert sums.tolist() == pytest.approx([2 * 55 * loss.item(), 2 * 55], rel=1e-6)
+    result = engine.train_step(batches, 0, 1e-3)
+    assert result.loss.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert result.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+    assert result.applied
+
+
+def test_evaluation_drops_nothing_and_changes_nothing(engine: Engine, config: Config) -> None:
+    batch = micro_batches(config)[0]
+    before = {name: weight.clone() for name, weight in engine.fp32_weights()}
+    scores = [engine.evaluate(batch).tolist() for _ in range(2)]
+    assert scores[0] == scores[1]
+    assert all(torch.equal(weight, before[name]) for name, weight in engine.fp32_weights())
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_deepspeed_is_told_everything(tiny_config: Path, world: World, stage: int, precision: str) -> None:
+    overrides = [f"deepspeed.zero_stage={stage}", f"deepspeed.precision={precision}", "deepspeed.bucket_size=1000"]
+    asked = deepspeed_config(load_config(tiny_config, overrides), world)
+    assert (asked["train_batch_size"], asked["train_micro_batch_size_per_gpu"]) == (8, 2)
+    assert asked["gradient_accumulation_steps"] == 4
+    assert asked["zero_optimization"]["stage"] == stage
+    assert asked["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert asked["gradient_clipping"] == (0.5 if stage else 0.0), "at stage 0 the engine clips itself"
+    assert asked["bf16"]["enabled"] == (precision == "bf16" and stage > 0)
+    assert asked["torch_autocast"]["enabled"] == (precision == "bf16" and stage == 0)
+    assert asked["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert asked["communication_data_type"] == "fp32"
+    assert asked["fp16"]["enabled"] is False
+
+
+@pytest.mark.parametrize(("key", "value"), [("gradient_clipping", 0.25), ("train_batch_size", 16)])
+def test_what_deepspeed_did_not_adopt_is_refused(
+    engine: Engine, config: Config, world: World, key: str, value: float
+) -> None:
+    requested = deepspeed_config(config, world)
+    engine._verify(requested)
+    with pytest.raises(
+        RuntimeError, match=f"did not adopt its configuration: {key.replace('_', '.')} is .*, asked for {value}"
+    ):
+        engine._verify({**requested, key: value})

@@ -1,0 +1,163 @@
+"""Whoever starts the ranks, training runs; and what is wrong with the way it was started is said, not waited for."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.runtime.distributed import read_world
+
+if TYPE_CHECKING:
+    from tests.conftest import Pretrain
+
+SHORT = ["train.steps=2", "train.eval_interval=null"]
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(scope="module")
+def alone(run_pretrain: Pretrain, tiny_config: Path) -> dict[int, float]:
+    """Losses of a run by plain `python`."""
+    outcome = run_pretrain(tiny_config, "python", SHORT, launcher="python")
+    assert outcome.code == 0, outcome.stderr
+    assert "1 rank(s)" in outcome.stdout
+    losses: dict[int, float] = outcome.run.column("loss")
+    assert list(losses) == [1, 2]
+    return losses
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_every_launcher_trains_the_same(
+    run_pretrain: Pretrain, tiny_config: Path, alone: dict[int, float], launcher: str
+) -> None:
+    outcome = run_pretrain(tiny_config, launcher, SHORT, ranks=2, launcher=launcher)
+    assert outcome.code == 0, outcome.stderr
+    assert "2 rank(s)" in outcome.stdout
+    assert outcome.stdout.count("is complete") == 1, "only one rank talks"
+    assert outcome.run.column("loss") == pytest.approx(alone, rel=1e-6)
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment that no launcher has touched, put back afterwards with whatever `read_world` sets."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    for name in list(os.environ):
+        if name in VARIABLES or name.startswith("SLURM"):
+            monkeypatch.delenv(name)
+    return monkeypatch
+
+
+SLURM = {
+    "SLURM_JOB_ID": "4242", "SLURM_STEP_ID": "0", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8",
+    "SLURM_STEP_NUM_TASKS": "8", "MASTER_ADDR": "node1",
+}  # fmt: skip
+
+
+def set_environment(bare: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    for name, value in variables.items():
+        bare.setenv(name, value)
+
+
+def test_srun_variables_become_ours(bare: pytest.MonkeyPatch) -> None:
+    set_environment(bare, SLURM)
+    world = read_world()
+    assert (world.rank, world.local_rank, world.size, world.is_main) == (5, 1, 8, False)
+    assert {name: os.environ[name] for name in VARIABLES[:4]} == {
+        "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "node1"
+    }  # fmt: skip
+    port = int(os.environ["MASTER_PORT"])
+    assert 1024 < port < 65536
+
+
+def test_jobs_on_one_node_meet_at_different_ports(bare: pytest.MonkeyPatch) -> None:
+    ports = []
+    for job in ("4242", "4243"):
+        set_environment(bare, {**SLURM, "SLURM_JOB_ID": job})
+        for name in ("RANK", "MASTER_PORT"):
+            bare.delenv(name, raising=False)
+        read_world()
+        ports.append(os.environ["MASTER_PORT"])
+    assert ports[0] != ports[1]
+
+
+def test_the_tasks_of_the_step_count_not_those_of_the_job(bare: pytest.MonkeyPatch) -> None:
+    set_environment(bare, {**SLURM, "SLURM_STEP_NUM_TASKS": "6"})
+    assert read_world().size == 6
+
+
+def test_several_srun_tasks_need_an_address(bare: pytest.MonkeyPatch) -> None:
+    set_environment(bare, SLURM)
+    bare.delenv("MASTER_ADDR")
+    with pytest.raises(ValueError, match=r"MASTER_ADDR: not set.*slurm/pretrain.sbatch"):
+        read_world()
+
+
+def test_one_srun_task_needs_none(bare: pytest.MonkeyPatch) -> None:
+    set_environment(bare, {**SLURM, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1"})
+    bare.delenv("MASTER_ADDR")
+    assert (read_world().size, os.environ["MASTER_ADDR"]) == (1, "127.0.0.1")
+
+
+def test_a_launcher_inside_a_job_wins_over_slurm(bare: pytest.MonkeyPatch) -> None:
+    ours = dict(zip(VARIABLES, ("1", "1", "2", "127.0.0.1", "29500"), strict=True))
+    set_environment(bare, {**SLURM, **ours})
+    assert (read_world().rank, read_world().size) == (1, 2)
+
+
+def test_a_shell_in_an_allocation_is_a_world_of_one(bare: pytest.MonkeyPatch) -> None:
+    """The batch script itself has SLURM_PROCID but runs in no step."""
+    set_environment(bare, {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"})
+    assert (read_world().rank, read_world().size) == (0, 1)
+
+
+def test_incomplete_variables_are_named(bare: pytest.MonkeyPatch) -> None:
+    set_environment(bare, {"RANK": "0", "WORLD_SIZE": "2"})
+    with pytest.raises(ValueError, match="LOCAL_RANK, MASTER_ADDR, MASTER_PORT: not set although RANK is"):
+        read_world()
+
+
+def test_incomplete_variables_are_one_error(run_pretrain: Pretrain, tiny_config: Path) -> None:
+    outcome = run_pretrain(tiny_config, "incomplete", SHORT, launcher="python", env={"RANK": "0"})
+    assert outcome.code == 2
+    assert outcome.stderr.startswith("error: LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT: not set")
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_a_taken_port_is_one_error(run_pretrain: Pretrain, tiny_config: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        env = dict(zip(VARIABLES, ("0", "0", "1", "127.0.0.1", port), strict=True))
+        outcome = run_pretrain(tiny_config, "port", SHORT, launcher="python", env=env)
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.stderr
+    assert f"error: 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there" in outcome.stderr
+
+
+def test_a_missing_compiler_is_one_error(run_pretrain: Pretrain, tiny_config: Path) -> None:
+    env = {"CXX": "/nonexistent/c++"}
+    outcome = run_pretrain(tiny_config, "compiler", SHORT, launcher="python", env=env)
+    assert outcome.code == 2
+    assert outcome.stderr.startswith("error: C++ compiler '/nonexistent/c++' not found")
+    assert "install g++" in outcome.stderr
+    assert len(outcome.stderr.splitlines()) == 1
+
+
+def test_a_stale_build_lock_does_not_hang(
+    run_pretrain: Pretrain, tiny_config: Path, tmp_path: Path, alone: dict[int, float]
+) -> None:
+    """What a start that was killed while it compiled leaves behind makes torch wait for ever."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "plumbline" / "torch_extensions"
+    folders = [Path(os.environ["TORCH_EXTENSIONS_DIR"])] if "TORCH_EXTENSIONS_DIR" in os.environ else cache.iterdir()
+    built = max(folders, key=lambda folder: folder.stat().st_mtime)  # compiled by `alone` at the latest
+    shutil.copytree(built, tmp_path / "extensions")
+    lock = tmp_path / "extensions" / "deepspeed_shm_comm" / "lock"
+    lock.touch()
+    env = {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
+    outcome = run_pretrain(tiny_config, "stale_lock", SHORT, launcher="python", env=env)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.run.column("loss") == alone
+    assert not lock.exists()

@@ -1,0 +1,109 @@
+"""A run that was interrupted, by request or by force, ends with the numbers of one that was not, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from launcher.runtime.signals import REQUEUE
+
+if TYPE_CHECKING:
+    from tests.conftest import Pretrain, Run, Start
+
+STEPS, INTERVAL = 60, 5
+LONG = [f"train.steps={STEPS}", f"checkpoint.interval={INTERVAL}", "train.eval_interval=15"]
+# Dropout makes every step depend on the random numbers; bf16 makes the fp32 master weights matter
+SETTINGS = {
+    "zero1_bf16_dropout": [*LONG, "deepspeed.precision=bf16", "model.dropout=0.1"],
+    "zero3_fp32": [*LONG, "deepspeed.zero_stage=3"],
+}
+SPEED = ("tokens_per_second", "mfu")
+
+
+def assert_same_numbers(found: Run, expected: Run) -> None:
+    lines = [[{k: v for k, v in line.items() if k not in SPEED} for line in run.records] for run in (found, expected)]
+    assert lines[0] == lines[1]
+    assert list(found.column("loss")) == list(range(1, STEPS + 1))
+    assert list(found.column("eval/email/loss")) == [15, 30, 45, 60]
+    results = [json.loads((run.folder / "result.json").read_text()) for run in (found, expected)]
+    assert results[0] == results[1]
+
+
+@pytest.fixture(scope="module")
+def whole(run_pretrain: Pretrain, tiny_config: Path) -> dict[str, Run]:
+    """Each setting, uninterrupted."""
+    runs = {}
+    for name, overrides in SETTINGS.items():
+        outcome = run_pretrain(tiny_config, f"whole_{name}", overrides, ranks=2)
+        assert outcome.code == 0, outcome.stderr
+        runs[name] = outcome.run
+    return runs
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_stopped_and_resumed_equals_uninterrupted(
+    whole: dict[str, Run], start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path, name: str
+) -> None:
+    """SIGTERM to one rank alone, at a step that is not a multiple of anything, with luck."""
+    overrides = SETTINGS[name]
+    job = start_pretrain(tiny_config, f"stopped_{name}", overrides, ranks=2)
+    job.wait_until(lambda: len(job.run.column("loss")) >= 7)
+    job.processes[1].send_signal(signal.SIGTERM)
+    outcome = job.wait()
+    assert outcome.code == REQUEUE, outcome.stderr
+    assert "the same command resumes" in outcome.stdout
+    stopped_at = max(job.run.column("loss"))
+    assert 7 <= stopped_at < STEPS, "the ranks agreed on a step"
+    assert f"step_{stopped_at:08d}" in job.run.checkpoints
+    assert not (job.run.folder / "result.json").exists()
+
+    outcome = run_pretrain(tiny_config, f"stopped_{name}", overrides, ranks=2)
+    assert outcome.code == 0, outcome.stderr
+    assert f"resuming after step {stopped_at} from" in outcome.stdout
+    assert_same_numbers(outcome.run, whole[name])
+
+
+def test_killed_and_resumed_equals_uninterrupted(
+    whole: dict[str, Run], start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path
+) -> None:
+    """SIGKILL to both ranks: steps after the last checkpoint are made, and logged, again."""
+    name = "zero1_bf16_dropout"
+    job = start_pretrain(tiny_config, "killed", SETTINGS[name], ranks=2)
+    job.wait_until(lambda: max(job.run.column("loss"), default=0) >= 2 * INTERVAL + 2)
+    job.kill()
+    with (job.run.folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "lo')  # a line that the kill cut short
+    saved = [int(folder[5:]) for folder in job.run.checkpoints if folder.startswith("step_")]
+    assert max(saved) >= 2 * INTERVAL
+
+    outcome = run_pretrain(tiny_config, "killed", SETTINGS[name], ranks=2)
+    assert outcome.code == 0, outcome.stderr
+    assert f"resuming after step {max(saved)} from" in outcome.stdout
+    assert_same_numbers(outcome.run, whole[name])
+
+
+def test_a_complete_run_is_left_alone(whole: dict[str, Run], run_pretrain: Pretrain, tiny_config: Path) -> None:
+    run = whole["zero3_fp32"]
+    before = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()}
+    outcome = run_pretrain(tiny_config, "whole_zero3_fp32", SETTINGS["zero3_fp32"], ranks=2)
+    assert outcome.code == 0
+    assert outcome.stdout.count("is complete: step 60, nothing to do") == 1
+    assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_training_that_broke_down_stops(run_pretrain: Pretrain, tiny_config: Path, precision: str) -> None:
+    overrides = ["optimizer.lr=1.0e30", "schedule.warmup_steps=0", f"deepspeed.precision={precision}"]
+    outcome = run_pretrain(tiny_config, f"broken_{precision}", [*overrides, "train.steps=200"])
+    assert outcome.code == 3, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    last = outcome.stderr.splitlines()[-1]
+    assert last.startswith("error: step "), outcome.stderr
+    assert "gradient norm" in last
+    assert "optimizer.lr" in last
+    assert max(outcome.run.column("loss"), default=0) < 20, "it did not train on"
+    assert not [name for name in outcome.run.checkpoints if name.startswith("step_")], "nothing broken was saved"

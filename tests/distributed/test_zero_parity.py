@@ -1,0 +1,199 @@
+"""Every ZeRO stage computes what a plain PyTorch loop computes.
+
+Twenty steps of a model that is twice as wide and deep as its base (so parameter groups differ), on two ranks with two
+accumulation steps and a gradient norm that the clip cuts, against thirty lines of PyTorch in one process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from data.loader import TrainBatches
+from launcher.runtime.config import Config, load_config
+from launcher.runtime.optimizer import base_settings, group_settings, make_optimizer, verify_settings
+from launcher.runtime.schedule import lr_factor
+from model.decoder import CausalLM
+from model.parameterization import ParameterRow, initialize, multipliers, parameter_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Run, Start
+
+FP32 = {f"fp32_{stage}": [f"deepspeed.zero_stage={stage}"] for stage in range(4)}
+BF16 = {f"bf16_{stage}": ["deepspeed.precision=bf16", f"deepspeed.zero_stage={stage}"] for stage in range(4)}
+OFFLOAD = {
+    f"offload_{stage}": [f"deepspeed.zero_stage={stage}", "deepspeed.offload_optimizer=true"] for stage in (1, 2, 3)
+}
+SETTINGS = FP32 | OFFLOAD | BF16
+EXACT = [*FP32, *OFFLOAD]
+CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.0e-6", "optimizer.betas=[0.8, 0.9]"]
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config: Path) -> Config:
+    return load_config(tiny_config, [])
+
+
+@pytest.fixture(scope="module")
+def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+    """The finished runs of all settings, by two ranks, and of one by a single rank."""
+    worker = Path(__file__).with_name("train_matrix.py")
+    folder = tiny_config.parent / "runs"
+    for ranks, settings in ((2, SETTINGS), (1, {"single": FP32["fp32_1"]})):
+        outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=ranks).wait(200)
+        assert outcome.code == 0, outcome.stderr
+    return lambda name: type(outcome.run)(folder / name)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the plain loop computed."""
+
+    losses: list[float]
+    grad_norms: list[float]
+    weights: dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def reference(config: Config) -> Reference:
+    """The same training in plain PyTorch: one process, one batch, one AdamW group for each tensor of the table."""
+    rows = parameter_table(config.model, config.parameterization, base_settings(config.optimizer))
+    model = CausalLM(config.model, multipliers(config.model, config.parameterization))
+    initialize(model, rows, config.run.seed)
+    parameters = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(
+        [{"params": [parameters[r.name]], "weight_decay": r.weight_decay, "eps": r.eps} for r in rows],
+        betas=(config.optimizer.betas[0], config.optimizer.betas[1]),
+    )
+    batches = TrainBatches(config.data, config.run.seed)
+    losses, grad_norms = [], []
+    for step in range(config.total_steps):
+        micro_batches = batches.micro_batches(step)
+        tokens = torch.cat([batch["input_ids"] for batch in micro_batches])
+        labels = torch.cat([batch["labels"] for batch in micro_batches])
+        logits = model(tokens)
+        assert isinstance(logits, Tensor)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.grad_clip)
+        for group, row in zip(optimizer.param_groups, rows, strict=True):
+            group["lr"] = row.lr * lr_factor(config.schedule, step, config.total_steps)
+        optimizer.step()
+        losses.append(loss.item())
+        grad_norms.append(norm.item())
+    return Reference(losses, grad_norms, {name: p.detach() for name, p in parameters.items()})
+
+
+def weights(run: Run) -> dict[str, Tensor]:
+    files = sorted((run.folder / "checkpoints" / "step_00000020").glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def test_the_comparison_can_fail(config: Config, reference: Reference) -> None:
+    assert min(reference.grad_norms) > config.optimizer.grad_clip, "the clip binds at every step"
+    assert config.data.accumulation_steps(2) == 2
+    rows = parameter_table(config.model, config.parameterization, base_settings(config.optimizer))
+    assert len({(row.lr, row.weight_decay, row.eps) for row in rows}) == 4, "groups differ"
+    assert reference.losses[-1] < reference.losses[0] - 1, "training moves"
+
+
+@pytest.mark.parametrize("name", [*EXACT, "single"])
+def test_fp32_equals_the_plain_loop(runs: Callable[[str], Run], reference: Reference, name: str) -> None:
+    run = runs(name)
+    losses, norms = (list(run.column(key).values()) for key in ("loss", "grad_norm"))
+    assert losses == pytest.approx(reference.losses, rel=1e-6)
+    # Twenty steps amplify the last bit of a summation order; the first ones show the agreement undisturbed
+    assert norms[:5] == pytest.approx(reference.grad_norms[:5], rel=2e-6)
+    assert norms == pytest.approx(reference.grad_norms, rel=2e-5)
+    found = weights(run)
+    assert found.keys() == reference.weights.keys()
+    for tensor, expected_tensor in reference.weights.items():
+        torch.testing.assert_close(found[tensor], expected_tensor, rtol=1e-4, atol=2e-5, msg=f"{name}: {tensor}")
+
+
+@pytest.mark.parametrize("name", [*EXACT[1:], "single"])
+def test_fp32_stages_offload_and_world_sizes_agree(runs: Callable[[str], Run], name: str) -> None:
+    one, other = runs("fp32_0"), runs(name)
+    for key, tolerance in (("loss", 1e-6), ("grad_norm", 2e-5), ("eval/email/loss", 1e-6)):
+        assert other.column(key) == pytest.approx(one.column(key), rel=tolerance), key
+
+
+@pytest.mark.parametrize("name", list(BF16))
+def test_bf16_stages_agree_within_its_precision(runs: Callable[[str], Run], name: str) -> None:
+    """Stage 0 is autocast over fp32 weights, the others round the weights: all stay within bf16's rounding of fp32."""
+    exact, losses = runs("fp32_1").column("loss"), runs(name).column("loss")
+    assert losses == pytest.approx(exact, rel=0.005)
+    assert losses != exact, "bf16 is not fp32"
+    norms = runs(name).column("grad_norm")
+    assert norms == pytest.approx(runs("fp32_1").column("grad_norm"), rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["bf16_2", "bf16_3"])
+def test_bf16_sharding_changes_only_the_order_of_sums(runs: Callable[[str], Run], name: str) -> None:
+    assert runs(name).column("loss") == pytest.approx(runs("bf16_1").column("loss"), rel=5e-4)
+
+
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_running_groups_are_those_of_the_table(runs: Callable[[str], Run], tiny_config: Path, name: str) -> None:
+    """Before training, after it, and after loading a checkpoint under other hyperparameters, which then win."""
+    groups = json.loads((runs(name).folder / "groups.json").read_text())
+    for moment, overrides in (("before", []), ("after", []), ("changed", CHANGED)):
+        config = load_config(tiny_config, overrides)
+        rows = parameter_table(config.model, config.parameterization, base_settings(config.optimizer))
+        by_role: dict[str, dict[str, Any]] = {
+            role: group for group in groups[moment] for role in group["name"].split("+")
+        }
+        for row in rows:
+            group = by_role[row.role]
+            found = (group["lr_multiplier"], group["weight_decay"], group["eps"], group["betas"])
+            expected = (row.lr_multiplier, row.weight_decay, row.eps, config.optimizer.betas)
+            assert found == expected, f"{moment}: {row.name}"
+        if moment == "after":  # the learning rate of the last update: each group's own multiple of one value
+            factor = lr_factor(config.schedule, 19, 20)
+            assert 0 < factor < 1
+            for group in groups[moment]:
+                assert group["lr"] == config.optimizer.lr * factor * group["lr_multiplier"]
+
+
+def rows_and_optimizer(config: Config) -> tuple[list[ParameterRow], torch.optim.AdamW]:
+    rows = parameter_table(config.model, config.parameterization, base_settings(config.optimizer))
+    model = CausalLM(config.model, multipliers(config.model, config.parameterization))
+    return rows, make_optimizer(model, group_settings(rows, config.optimizer))
+
+
+def test_groups_hold_every_tensor_once(config: Config) -> None:
+    rows, optimizer = rows_and_optimizer(config)
+    shapes = sorted(tuple(p.shape) for group in optimizer.param_groups for p in group["params"])
+    assert shapes == sorted(row.shape for row in rows)
+    assert sum(p.numel() for group in optimizer.param_groups for p in group["params"]) == sum(r.count for r in rows)
+
+
+@pytest.mark.parametrize("key", ["lr_multiplier", "weight_decay", "eps", "betas"])
+def test_wrong_group_settings_are_refused(config: Config, key: str) -> None:
+    rows, optimizer = rows_and_optimizer(config)
+    settings, groups = group_settings(rows, config.optimizer), optimizer.param_groups
+    verify_settings(groups, settings)
+    value = groups[-1][key]
+    groups[-1][key] = (value[0], math.nextafter(value[1], 0.0)) if key == "betas" else math.nextafter(value, math.inf)
+    with pytest.raises(RuntimeError, match=key):
+        verify_settings(groups, settings)
+
+
+@pytest.mark.parametrize("change", ["drop", "swap"])
+def test_missing_and_reordered_groups_are_refused(config: Config, change: str) -> None:
+    rows, optimizer = rows_and_optimizer(config)
+    groups = optimizer.param_groups[1:] if change == "drop" else optimizer.param_groups[::-1]
+    with pytest.raises(RuntimeError, match="groups"):
+        verify_settings(groups, group_settings(rows, config.optimizer))

@@ -1,0 +1,64 @@
+"""A program for tests to start on several ranks: train many settings of one configuration in one set of processes.
+
+    train_matrix.py CONFIG SETTINGS      SETTINGS: JSON, name -> list of overrides
+
+Each setting trains by the training loop itself, into a run folder of its own; after it, `groups.json` in that folder
+holds the optimizer's groups as the engine has them: before training, after it, and in a second engine that loaded the
+last checkpoint under other hyperparameters.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from launcher.runtime import checkpoint, distributed
+from launcher.runtime.config import Config, load_config
+from launcher.runtime.distributed import World
+from launcher.runtime.inputs import open_inputs
+from launcher.runtime.loop import Trainer
+from launcher.runtime.run_folder import prepare_run_folder
+from launcher.runtime.signals import StopRequest
+
+CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.0e-6", "optimizer.betas=[0.8, 0.9]"]
+
+
+def main() -> None:
+    config_file, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    world, stop = distributed.read_world(), StopRequest()
+    distributed.start(world, timeout_minutes=2.0)
+    for name, overrides in settings.items():
+        overrides = [f"run.root={config_file.parent / 'runs'}", f"run.name={name}", *overrides]
+        train(load_config(config_file, overrides), load_config(config_file, [*overrides, *CHANGED]), world, stop)
+    distributed.stop()
+    # DeepSpeed keeps gloo's threads alive; a Python that ends among those of so many engines has been seen to abort
+    os._exit(0)
+
+
+def train(config: Config, changed: Config, world: World, stop: StopRequest) -> None:
+    inputs = open_inputs(config, world)
+    if world.is_main:
+        prepare_run_folder(config, inputs, world)
+    trainer = Trainer(config, inputs, world, stop)
+    groups = {"before": dump(trainer)}
+    assert trainer.run()
+    trainer.close()
+    groups["after"] = dump(trainer)
+
+    resumed = Trainer(changed, inputs, world, stop)
+    found = checkpoint.find(config.run.folder / "checkpoints", world)
+    assert found is not None
+    resumed.resume(found)
+    groups["changed"] = dump(resumed)
+    if world.is_main:
+        (config.run.folder / "groups.json").write_text(json.dumps(groups), encoding="utf-8")
+
+
+def dump(trainer: Trainer) -> list[dict[str, Any]]:
+    """The groups without their tensors."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in trainer.engine.groups]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The commands as users type them: a chain from text to an exported model, and one clear line for each mistake."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from launcher.runtime.budget import device_memory
+from launcher.runtime.config import load_config
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from tests.conftest import Command, Outcome, Pretrain
+
+OVERRIDES = [
+    "model.vocab_size=512",
+    "train.sample_prompts=['def ']",
+    "metrics.tensorboard=true",
+    "train.eval_batches=null",
+]
+
+
+@pytest.fixture(scope="module")
+def trained(run_pretrain: Pretrain, tiny_config: Path) -> Path:
+    """The folder of a finished run, by plain python."""
+    outcome = run_pretrain(tiny_config, "chain", OVERRIDES, launcher="python")
+    assert outcome.code == 0, outcome.stderr
+    return Path(outcome.run.folder)
+
+
+@pytest.fixture(scope="module")
+def exported(command: Command, trained: Path) -> Path:
+    output = trained.parent / "exported"
+    done = command("export", "--model", trained, "--output", output, "--json")
+    report = answer(done)
+    assert (report["folder"], report["greedy_tokens"]) == (str(output), 31)
+    assert report["relative_error"] < 1e-5
+    return output
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The JSON document on standard output."""
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def the_error(done: subprocess.CompletedProcess[str] | Outcome) -> str:
+    """The one error, after exit code 2 and without a traceback."""
+    code = done.returncode if hasattr(done, "returncode") else done.code
+    assert code == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: "), done.stderr
+    return done.stderr.strip()
+
+
+def test_the_run_folder_is_complete(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert names == {
+        "config.yaml", "environment.json", "metrics.jsonl", "tensorboard", "tokenizer", "checkpoints", "samples.txt",
+        "result.json",
+    }  # fmt: skip
+    assert load_config(trained / "config.yaml", []).run.name == "chain"
+    assert (trained / "samples.txt").read_text().startswith("=== 'def '\ndef ")
+    assert json.loads((trained / "environment.json").read_text())["world_size"] == 1
+    assert json.loads((trained / "result.json").read_text())["step"] == 20
+
+
+def test_eval_scores_run_and_export_alike(command: Command, trained: Path, exported: Path, corpus: Path) -> None:
+    result = json.loads((trained / "result.json").read_text())
+    run, export = (
+        answer(command("eval", "--model", model, "--data", corpus, "--sequence-length", "32", "--json"))
+        for model in (trained, exported)
+    )
+    assert run["loss"] == pytest.approx(result["eval/email/loss"], abs=1e-5), "as the training loop measured it"
+    assert export["loss"] == pytest.approx(run["loss"], abs=1e-4)
+    assert export["tokens"] == run["tokens"] == result["eval/email/tokens"]
+    assert run["perplexity"] == pytest.approx(math.exp(run["loss"]))
+    # Bytes are tokens here, but for the end-of-text tokens
+    assert run["bits_per_byte"] == pytest.approx(run["loss"] / math.log(2), rel=1e-3)
+    assert run["model"] == str(trained / "checkpoints" / "step_00000020")
+
+
+def test_generate_is_a_function_of_its_seed(command: Command, trained: Path) -> None:
+    options = ("--model", trained, "--prompt", "def ", "--max-new-tokens", "20", "--samples", "2", "--json")
+    first, again, other = (answer(command("generate", *options, "--seed", seed)) for seed in ("1", "1", "5"))
+    assert first == again
+    assert first["samples"] != other["samples"]
+    assert first["samples"][0] != first["samples"][1]
+    assert all(1 <= len(sample["tokens"]) <= 20 for sample in first["samples"])
+
+
+def test_greedy_generation_agrees_with_the_export(command: Command, trained: Path, exported: Path) -> None:
+    options = ("--prompt", "import ", "--max-new-tokens", "12", "--temperature", "0", "--json")
+    run, export = (answer(command("generate", "--model", model, *options)) for model in (trained, exported))
+    assert run["samples"] == export["samples"]
+
+
+def test_export_into_an_existing_folder_is_refused(command: Command, trained: Path, exported: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in exported.iterdir()}
+    error = the_error(command("export", "--model", trained, "--output", exported))
+    assert f"--output {exported}: exists" in error
+    assert "--overwrite" in error
+    assert {path: path.stat().st_mtime_ns for path in exported.iterdir()} == before
+
+
+def test_eval_with_a_corpus_of_another_tokenizer_is_refused(command: Command, trained: Path, tmp_path: Path) -> None:
+    source = Path(os.__file__).parent / "json" / "*.py"
+    other = tmp_path / "other"
+    done = command("prepare", "--source", source, "--tokenizer", "train-bpe:300", "--output", other)
+    assert done.returncode == 0, done.stderr
+    error = the_error(command("eval", "--model", trained, "--data", other))
+    assert f"{other}: made with another tokenizer" in error
+    assert f"--tokenizer {trained / 'tokenizer'}" in error
+
+
+def test_generating_past_the_context_is_refused(command: Command, trained: Path) -> None:
+    error = the_error(command("generate", "--model", trained, "--prompt", "x", "--max-new-tokens", "99", "--json"))
+    assert "max_position_embeddings = 32" in error
+
+
+def test_a_folder_that_is_no_model_is_refused(command: Command, corpus: Path) -> None:
+    error = the_error(command("eval", "--model", corpus, "--data", corpus))
+    assert f"{corpus}: neither a run (checkpoints/), nor a checkpoint (manifest.json), nor a Hugging Face" in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["data.train=[{path: corpora/no}]"], ["corpora/no", "model.vocab_size", "prepare.py"]),
+        (["data.train=[{path: corpora/no}]", "model.vocab_size=9"], ["corpora/no: no corpus here", "prepare.py"]),
+        (["model.vocab_size=100"], ["model.vocab_size = 100", "email", "257", "leave it out"]),
+        (["model.num_attention_heads=5"], ["num_attention_heads = 5", "hidden_size = 64", "change one"]),
+        (["trian.steps=1", "optimizer.lr=x"], ["did you mean train?", "optimizer.lr = 'x'", "2 problem(s)"]),
+    ],
+    ids=["corpus", "corpus-with-vocabulary", "vocabulary", "heads", "keys"],
+)
+def test_a_mistake_is_one_clear_error(
+    run_pretrain: Pretrain, tiny_config: Path, overrides: list[str], parts: list[str]
+) -> None:
+    outcome = run_pretrain(tiny_config, "mistake", overrides, launcher="python")
+    error = the_error(outcome)
+    assert all(part in error for part in parts), error
+    assert not outcome.run.folder.exists(), "nothing was made"
+
+
+def test_a_batch_that_the_ranks_cannot_share_is_refused(run_pretrain: Pretrain, tiny_config: Path) -> None:
+    """One of three ranks; it is refused before they meet."""
+    env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    error = the_error(run_pretrain(tiny_config, "batch", launcher="python", env=env))
+    assert "data.global_batch_size 8 is not a multiple of data.micro_batch_size 2 x world size 3 = 6" in error
+    assert "set data.global_batch_size to 6 or 12" in error
+
+
+def test_a_truncated_shard_is_refused(run_pretrain: Pretrain, tiny_config: Path, corpus: Path, tmp_path: Path) -> None:
+    shutil.copytree(corpus, tmp_path / "cut")
+    size = (tmp_path / "cut" / "train.bin").stat().st_size
+    os.truncate(tmp_path / "cut" / "train.bin", size - 2)
+    overrides = [f"data.train=[{{path: {tmp_path / 'cut'}}}]"]
+    error = the_error(run_pretrain(tiny_config, "cut", overrides, launcher="python"))
+    assert f"train.bin: has {size - 2} bytes" in error
+    assert f"expects {size} bytes" in error
+    assert "prepare it again" in error
+
+
+@pytest.fixture
+def unfinished(trained: Path) -> Path:
+    """A copy of the run that stands at its first checkpoint, beside the original."""
+    copy = trained.with_name("unfinished")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(trained, copy)
+    (copy / "result.json").unlink()
+    shutil.rmtree(copy / "checkpoints" / "step_00000020")
+    return copy
+
+
+def test_the_run_folder_of_another_model_is_refused(
+    run_pretrain: Pretrain, tiny_config: Path, unfinished: Path
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*") if path.is_file()}
+    overrides = [*OVERRIDES, "model.intermediate_size=160", "run.seed=3"]
+    error = the_error(run_pretrain(tiny_config, "unfinished", overrides, launcher="python"))
+    assert "model.intermediate_size: 96 -> 160" in error
+    assert "run.seed: 1 -> 3" in error
+    assert "another run.name" in error
+    assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*") if path.is_file()} == before
+
+
+def test_another_corpus_in_the_same_place_is_refused(
+    command: Command, run_pretrain: Pretrain, tiny_config: Path, corpus: Path, unfinished: Path
+) -> None:
+    """Its path is the one in the configuration; its text, and so the order of samples, is not."""
+    aside = corpus.with_name("aside")
+    corpus.rename(aside)
+    try:
+        source = Path(os.__file__).parent / "json" / "*.py"
+        done = command("prepare", "--source", source, "--tokenizer", "byte", "--output", corpus)
+        assert done.returncode == 0, done.stderr
+        before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*") if path.is_file()}
+        error = the_error(run_pretrain(tiny_config, "unfinished", OVERRIDES, launcher="python"))
+    finally:
+        shutil.rmtree(corpus)
+        aside.rename(corpus)
+    assert "corpora: {'email': " in error
+    assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*") if path.is_file()} == before
+
+
+def test_fewer_steps_than_were_made_is_refused(run_pretrain: Pretrain, tiny_config: Path, unfinished: Path) -> None:
+    error = the_error(run_pretrain(tiny_config, "unfinished", [*OVERRIDES, "train.steps=5"], launcher="python"))
+    assert "train.steps" in error
+    assert "step 10" in error
+
+
+def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> None:
+    facts = answer(
+        command("plan", "--config", tiny_config, "--devices", "4", "--json", "train.activation_checkpointing=true")
+    )
+    assert set(facts) == {
+        "parameter_count", "sizes", "multipliers", "parameters", "flops_per_token", "memory_bytes", "compute",
+    }  # fmt: skip
+    assert facts["sizes"] == {"width": 2.0, "depth": 2.0, "alpha": 1.0}
+    multipliers = {"attention": 32**-0.5, "embedding": 1.0, "residual": 0.5, "output": 0.5}
+    assert facts["multipliers"] == pytest.approx(multipliers)
+    for row in facts["parameters"]:
+        assert set(row) == {
+            "name", "role", "shape", "init_mean", "init_std", "lr", "lr_multiplier", "weight_decay", "eps",
+        }  # fmt: skip
+        assert row["lr"] == pytest.approx(4e-3 * row["lr_multiplier"])
+    count = sum(math.prod(row["shape"]) for row in facts["parameters"])
+    assert facts["parameter_count"] == {"total": count, "non_embedding": count - 2 * 257 * 64}
+    hidden = next(row for row in facts["parameters"] if row["role"] == "hidden_matrix")
+    assert (hidden["lr_multiplier"], hidden["weight_decay"]) == (0.5, 0.2)
+    assert facts["compute"]["tokens"] == 20 * 8 * 32
+    assert facts["compute"]["flops"] == facts["flops_per_token"] * 20 * 8 * 32
+    assert facts["compute"]["hours"] == pytest.approx(facts["compute"]["flops"] / (4 * 989e12 * 0.4) / 3600)
+    for memory in facts["memory_bytes"].values():
+        parts = ("weights", "gradients", "optimizer", "activations")
+        assert memory["total"] == pytest.approx(sum(memory[part] for part in parts))
+
+
+# Bytes for each parameter on one of R ranks: weights, gradients, optimizer (master weights and two moments)
+FORMULAS: dict[tuple[str, int], tuple[float, float, float]] = {
+    ("bf16", 0): (4, 4, 8),  # autocast over fp32 weights: no master copy
+    ("bf16", 1): (2, 4, 12 / 8),
+    ("bf16", 2): (2, 4 / 8, 12 / 8),
+    ("bf16", 3): (2 / 8, 4 / 8, 12 / 8),
+    ("fp32", 0): (4, 4, 8),
+    ("fp32", 1): (4, 4, 12 / 8),
+    ("fp32", 2): (4, 4 / 8, 12 / 8),
+    ("fp32", 3): (4 / 8, 4 / 8, 12 / 8),
+}
+
+
+@pytest.mark.parametrize(("precision", "stage"), list(FORMULAS))
+def test_memory_follows_the_zero_formulas(tiny_config: Path, precision: str, stage: int) -> None:
+    config = load_config(tiny_config, [f"deepspeed.precision={precision}"])
+    memory = device_memory(config, 1000, stage, ranks=8)
+    assert (memory.weights, memory.gradients, memory.optimizer) == tuple(1000 * x for x in FORMULAS[precision, stage])
+
+
+def test_offloaded_optimizer_states_leave_the_device(tiny_config: Path) -> None:
+    config = load_config(tiny_config, ["deepspeed.offload_optimizer=true"])
+    assert device_memory(config, 1000, 2, ranks=8).optimizer == 0.0
+
+
+@pytest.mark.parametrize("verb", ["prepare", "pretrain", "submit", "eval", "generate", "export", "plan"])
+def test_help_shows_an_example(command: Command, verb: str) -> None:
+    done = command(verb, "--help")
+    assert done.returncode == 0, done.stderr
+    assert f"launcher/{verb}.py --" in done.stdout

@@ -1,0 +1,134 @@
+"""Sampling: greedy is repeated argmax, the cuts keep what they say, a seed repeats, and bad requests are refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model.decoder import CausalLM
+from model.generation import generate, sample_token
+
+MakeModel = Callable[..., CausalLM]
+
+PROBABILITIES = torch.tensor([0.15, 0.5, 0.05, 0.3])
+
+
+def continuation(model: CausalLM, prompt: Tensor, tokens: int, **options: Any) -> Tensor:
+    return torch.stack(list(generate(model, prompt, tokens, **options)), dim=1)
+
+
+def prompts(rows: int = 2, length: int = 5) -> Tensor:
+    return torch.randint(61, (rows, length), generator=torch.Generator().manual_seed(3))
+
+
+def draws(count: int = 20_000, logits: Tensor | None = None, **options: Any) -> Tensor:
+    """Frequency of each token over many draws."""
+    logits = PROBABILITIES.log() if logits is None else logits
+    settings = {"temperature": 1.0, "top_k": None, "top_p": None, **options}
+    generator = torch.Generator().manual_seed(0)
+    tokens = sample_token(logits.expand(count, -1), **settings, generator=generator)
+    return torch.bincount(tokens, minlength=logits.numel()) / count
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"family": "qwen3", "num_key_value_heads": 2},
+        {"family": "qwen3", "sliding_window": 4},
+        {"family": "gpt2", "final_logit_softcapping": 5.0, "tie_word_embeddings": False},
+        {"family": "llama", "document_mask": True},
+    ],
+)
+def test_greedy_is_the_argmax_of_the_full_forward(make_model: MakeModel, shape: dict[str, Any]) -> None:
+    model = make_model(**shape)
+    sequence = prompts()
+    for _ in range(20):
+        with torch.no_grad():
+            sequence = torch.cat((sequence, model(sequence)[:, -1].argmax(-1, keepdim=True)), dim=1)
+    assert torch.equal(continuation(model, prompts(), 20, temperature=0.0), sequence[:, 5:])
+    assert len(sequence[:, 5:].unique()) > 3
+
+
+def test_top_k_1_is_greedy(make_model: MakeModel) -> None:
+    model = make_model()
+    greedy = continuation(model, prompts(), 15, temperature=0.0)
+    assert torch.equal(continuation(model, prompts(), 15, temperature=2.0, top_k=1), greedy)
+    assert torch.equal(continuation(model, prompts(), 15, temperature=2.0, top_p=1e-6), greedy)
+
+
+def test_the_same_seed_draws_the_same_tokens(make_model: MakeModel) -> None:
+    model = make_model()
+    first, again, other = (
+        continuation(model, prompts(), 20, generator=torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_frequencies_follow_the_temperature(temperature: float) -> None:
+    expected = PROBABILITIES ** (1 / temperature)
+    expected = expected / expected.sum()
+    standard_error = (expected * (1 - expected) / 20_000).sqrt()
+    assert ((draws(temperature=temperature) - expected).abs() < 4 * standard_error).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"top_k": 2}, [1, 3]),
+        ({"top_k": 3}, [0, 1, 3]),
+        ({"top_k": 99}, [0, 1, 2, 3]),
+        ({"top_p": 0.45}, [1]),
+        ({"top_p": 0.6}, [1, 3]),  # 0.5 alone does not reach 0.6
+        ({"top_p": 0.9}, [0, 1, 3]),
+        ({"top_p": 1.0}, [0, 1, 2, 3]),
+        ({"top_k": 3, "top_p": 0.7}, [1, 3]),
+    ],
+)
+def test_cuts_keep_the_likeliest_tokens_in_proportion(options: dict[str, Any], kept: list[int]) -> None:
+    expected = torch.zeros(4)
+    expected[kept] = PROBABILITIES[kept] / PROBABILITIES[kept].sum()
+    found = draws(**options)
+    assert found.nonzero().flatten().tolist() == kept
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.015)
+
+
+def test_top_p_sees_the_temperature() -> None:
+    assert draws(top_p=0.6, temperature=0.5).nonzero().flatten().tolist() == [1]  # 0.25 of 0.365
+
+
+def test_each_row_is_cut_by_its_own_probabilities() -> None:
+    logits = torch.stack((PROBABILITIES.log(), PROBABILITIES.flip(0).log())).repeat(500, 1)
+    tokens = sample_token(logits, 1.0, None, 0.6, torch.Generator().manual_seed(0))
+    assert tokens[0::2].unique().tolist() == [1, 3]
+    assert tokens[1::2].unique().tolist() == [0, 2]
+
+
+def test_generation_turns_dropout_off(make_model: MakeModel) -> None:
+    noisy, quiet = make_model(dropout=0.5).train(), make_model()
+    expected = continuation(quiet, prompts(), 10, temperature=0.0)
+    assert torch.equal(continuation(noisy, prompts(), 10, temperature=0.0), expected)
+
+
+def test_a_context_can_be_filled_to_its_end_and_no_further(make_model: MakeModel) -> None:
+    model = make_model(family="gpt2")
+    assert continuation(model, prompts(length=40), 8).shape == (2, 8)
+    with pytest.raises(ValueError, match="40 prompt tokens \\+ 9 new ones exceed max_position_embeddings = 48"):
+        continuation(model, prompts(length=40), 9)
+
+
+def test_an_empty_prompt_is_refused(make_model: MakeModel) -> None:
+    with pytest.raises(ValueError, match="the prompt has no tokens"):
+        continuation(make_model(), prompts(length=0), 3)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": -0.5}, {"top_k": 0}, {"top_k": -3}, {"top_p": 0.0}, {"top_p": 1.5}]
+)
+def test_a_sampling_option_out_of_range_is_refused(make_model: MakeModel, options: dict[str, Any]) -> None:
+    (name, value), *_ = options.items()
+    with pytest.raises(ValueError, match=f"{name} = {value}: "):
+        continuation(make_model(), prompts(), 3, **options)
