@@ -1,9 +1,13 @@
-"""The whole job on a small real corpus: prepare, pretrain, evaluate, sample, export. `make quickstart` runs this.
+"""The whole job on a small real corpus: prepare, pretrain, evaluate, sample, export.
+
+    make quickstart                     with the environment that it needs
+    python launcher/quickstart.py       in an environment that is there
 
 Each stage is the command a user would type, printed before it runs. Run again, finished stages say so and training
 resumes where it stopped; nothing is ever trained twice.
 """
 
+import argparse
 import os
 import shlex
 import subprocess
@@ -21,6 +25,7 @@ PROMPT = "def read_config(path):\n"
 
 def main() -> int:
     """Run the stages; the exit code is that of the first stage that fails."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     # The DeepSpeed launcher counts NUMA nodes where there are no GPUs, so CPU ranks are given: one for each core
     ranks = [] if torch.cuda.is_available() else ["--num_accelerators", str(len(os.sched_getaffinity(0)))]
     stages = [

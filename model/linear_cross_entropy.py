@@ -46,7 +46,7 @@ def linear_cross_entropy(
         return loss, cross_entropy
     chunk = _chunk_size(weight)
     parts = [
-        torch.stack(_losses(h @ weight.T, y, cap, z_loss))
+        torch.stack(_losses(h @ weight.T, y, cap, z_loss)[:2])
         for h, y in zip(hidden.split(chunk), labels.split(chunk), strict=True)
     ]
     total = torch.stack(parts).sum(0)
@@ -57,14 +57,38 @@ def _chunk_size(weight: Tensor) -> int:
     return max(1, CHUNK_ELEMENTS // weight.size(0))
 
 
-def _losses(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor]:
-    """Summed loss with z-loss, and summed cross-entropy, of one chunk of raw logits."""
+def _losses(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of raw logits [n, vocab_size]: summed loss, summed cross-entropy, the capped logits and their log-softmax."""
     capped = soft_cap(logits.float(), cap)
-    cross_entropy = F.cross_entropy(capped, labels, ignore_index=IGNORED, reduction="sum")
+    log_probabilities = capped.log_softmax(-1)
+    cross_entropy = F.nll_loss(log_probabilities, labels, ignore_index=IGNORED, reduction="sum")
     if not z_loss:
-        return cross_entropy, cross_entropy
-    log_z = capped.logsumexp(-1)[labels != IGNORED]
-    return cross_entropy + z_loss * log_z.square().sum(), cross_entropy
+        return cross_entropy, cross_entropy, capped, log_probabilities
+    log_z = (capped[:, 0] - log_probabilities[:, 0])[labels != IGNORED]
+    return cross_entropy + z_loss * log_z.square().sum(), cross_entropy, capped, log_probabilities
+
+
+def _losses_and_gradient(
+    logits: Tensor, labels: Tensor, cap: float | None, z_loss: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed loss, summed cross-entropy and d loss / d logits [n, vocab_size] (fp32) of one chunk of raw logits.
+
+    By hand, since it writes over the log-probabilities: autograd would hold three tensors of this size where this needs
+    one. With p = softmax(capped) and Z its normaliser, d loss / d capped = p (1 + 2 z_loss log Z) - onehot(label).
+    """
+    loss, cross_entropy, capped, log_probabilities = _losses(logits, labels, cap, z_loss)
+    log_z = capped[:, :1] - log_probabilities[:, :1] if z_loss else None
+    # Not exp_(): on CPUs torch hands it to MKL, which does not always round alike (see distributed.start)
+    gradient = torch.softmax(capped, -1, out=log_probabilities)
+    if log_z is not None:
+        gradient.mul_(1 + 2 * z_loss * log_z)
+    ignored = (labels == IGNORED)[:, None]
+    target = labels[:, None].masked_fill(ignored, 0)
+    gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=gradient.dtype))
+    gradient.masked_fill_(ignored, 0.0)
+    if cap is not None:
+        gradient.mul_(1 - (capped / cap).square())  # the derivative of the cap
+    return loss, cross_entropy, gradient
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -80,11 +104,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         totals = torch.zeros(2, dtype=torch.float32, device=hidden.device)
         chunk = _chunk_size(weight)
         for h, y, grad_h in zip(hidden.split(chunk), labels.split(chunk), grad_hidden.split(chunk), strict=True):
-            with torch.enable_grad():
-                logits = (h @ weight.T).detach().requires_grad_()
-                loss, cross_entropy = _losses(logits, y, cap, z_loss)
-            (grad_logits,) = torch.autograd.grad(loss, logits)
-            totals += torch.stack((loss.detach(), cross_entropy.detach()))
+            loss, cross_entropy, gradient = _losses_and_gradient(h @ weight.T, y, cap, z_loss)
+            grad_logits = gradient.to(h.dtype)
+            totals += torch.stack((loss, cross_entropy))
             torch.mm(grad_logits, weight, out=grad_h)
             product = grad_logits.T @ h
             grad_weight = product.float() if grad_weight is None else grad_weight.add_(product)
