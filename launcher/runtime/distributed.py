@@ -105,7 +105,7 @@ def start(world: World, timeout_minutes: float) -> None:
             os.environ["DS_ACCELERATOR"] = "cpu"
             if "OMP_NUM_THREADS" not in os.environ:  # the ranks of this host share its cores evenly
                 torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _ranks_on_this_host()))
-            # A thread's first call into MKL's vector functions (exp, cos, ...) can round differently from all later ones
+            # The first call of a thread into MKL (exp, cos, ...) can round differently from all later ones
             # (seen with torch 2.13, two threads): make it here, or the first step after a resume may differ in a bit
             torch.ones(2**20).exp()
             _compile_start_up_operator()
