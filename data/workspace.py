@@ -42,16 +42,17 @@ def new_folder(output: Path) -> Iterator[Path]:
 
 def _publish(folder: Path, output: Path) -> None:
     for path in [*folder.rglob("*"), folder]:
-        _sync(path)
+        sync(path)
     replaced = folder.with_suffix(".replaced")
     if output.exists():
         output.rename(replaced)
     folder.rename(output)
-    _sync(output.parent)
+    sync(output.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -14,7 +14,6 @@ that is whole.
 """
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from pydantic import BaseModel
 from safetensors.torch import save_file
 from torch import Tensor
 
+from data.workspace import sync
 from launcher.runtime.config import Config, differences, save_config
 from launcher.runtime.distributed import World, gather_objects
 from launcher.runtime.engine import Engine
@@ -108,11 +108,11 @@ def save(engine: Engine, config: Config, state: TrainState, root: Path, world: W
             "files": files,
         }
         _write_json(staging / MANIFEST, {**manifest, "checksum": _manifest_checksum(manifest)})
-        _sync(staging)
+        sync(staging)
         if final.exists():  # damaged, or load would have resumed from it: make room without a moment of neither
             _remove(final)
         staging.rename(final)
-        _sync(root)
+        sync(root)
         pointer = root / f".{POINTER}.staging"
         pointer.write_text(final.name + "\n", encoding="utf-8")
         pointer.replace(root / POINTER)
@@ -303,7 +303,7 @@ def _checksum_together(folder: Path, world: World) -> dict[str, dict[str, Any]]:
 
     def flush_and_read() -> None:
         for name in names[world.rank :: world.size]:
-            _sync(folder / name)  # some file systems notice only here that they are full
+            sync(folder / name)  # some file systems notice only here that they are full
             mine[name] = {"bytes": (folder / name).stat().st_size, "xxh3": _checksum(folder / name)}
 
     _all_ranks(world, flush_and_read, folder)
@@ -346,13 +346,4 @@ def _remove(folder: Path) -> None:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path)
