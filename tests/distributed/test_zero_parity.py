@@ -142,7 +142,7 @@ def test_bf16_stages_agree_within_its_precision(runs: Callable[[str], Run], name
 
 @pytest.mark.parametrize("name", ["bf16_2", "bf16_3"])
 def test_bf16_sharding_changes_only_the_order_of_sums(runs: Callable[[str], Run], name: str) -> None:
-    """Tightly while the curves are together; a sum in another order is a bf16 rounding (2^-8), which training amplifies."""
+    """Tightly while the curves are together; then training amplifies what is at first one bf16 rounding (2^-8)."""
     one, other = runs("bf16_1").column("loss"), runs(name).column("loss")
     for steps, tolerance in ((10, 5e-4), (20, 2**-8)):
         first = range(1, steps + 1)
