@@ -11,7 +11,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -122,7 +122,7 @@ def _exists_already(request: Request, identity: dict[str, Any]) -> bool:
 
 
 def _survey(request: Request, skipped: Counter[str], log: Log) -> Survey:
-    with Progress("reading", None, log) as progress:
+    with closing(Progress("reading", None, log)) as progress:
         documents = _counted(request.sources.documents(skipped), progress)
         return survey(documents, request.validation_fraction, request.seed, sample_bytes(request.tokenizer))
 
@@ -161,7 +161,7 @@ def _encode(
 
     texts = split(request.sources.documents(Counter()), found, request.validation_fraction, request.seed)
     with ExitStack() as stack:
-        progress = stack.enter_context(Progress("tokenizing", found.source_bytes, log))
+        progress = stack.enter_context(closing(Progress("tokenizing", found.source_bytes, log)))
         writers = {name: stack.enter_context(IndexedWriter(folder / name, encoder.dtype)) for name in SPLITS}
         for part in encode_documents(texts, folder / "tokenizer", request.tokenizer, request.workers):
             name = SPLITS[part.held_out]

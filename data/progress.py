@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -12,7 +11,7 @@ LOG_INTERVAL = 30.0
 
 
 class Progress:
-    """Counts bytes of text; a context manager."""
+    """Counts bytes of text."""
 
     def __init__(self, label: str, total: int | None, log: Callable[[str], None]) -> None:
         """Start counting.
@@ -40,10 +39,6 @@ class Progress:
             speed = self._done / 1e6 / (now - self._started)
             self._log(f"{self._label}: {self._done / 1e6:,.0f}{of_total} MB, {speed:,.1f} MB/s")
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Take the bar off the terminal."""
         self._bar.close()

@@ -87,11 +87,11 @@ def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:
         f"model    {model.family}, width {model.hidden_size} x depth {model.num_hidden_layers}, vocabulary "
         f"{model.vocab_size}: {sum(row.count for row in rows):,} parameters"
     )
-    yield (
-        f"scaling  {rule.rule}, m_N {size.width:g}, m_L {size.depth:g}: peak lr {config.base_settings.lr:g}, on hidden "
-        f"matrices {next(row.lr for row in rows if row.role == 'hidden_matrix'):g}"
-    )
     yield f"tuned    {describe_settings(config)}"
+    yield (
+        f"scaling  {rule.rule}, m_N {size.width:g}, m_L {size.depth:g}: hidden matrices take lr "
+        f"{next(row.lr for row in rows if row.role == 'hidden_matrix'):g}"
+    )
     epochs = ", ".join(f"{name} {share:.2f} epochs" for name, share in inputs.train.epochs(total).items())
     yield f"data     {config.total_tokens:,} tokens in {total:,} steps: {epochs}"
     yield (

@@ -13,8 +13,8 @@ SIGTERM, Ctrl-C), cells in progress saved: start the same command again.
 """
 
 import argparse
-import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from launcher.runtime.signals import REQUEUE, StopRequest
@@ -22,7 +22,7 @@ from launcher.runtime.signals import REQUEUE, StopRequest
 STOP = StopRequest()  # ahead of the imports below, which take seconds; each worker's process passes here, too
 
 from launcher.runtime import cli
-from launcher.runtime.slurm import submit
+from launcher.runtime.slurm import describe_submission, require_sbatch, submit
 from launcher.runtime.sweep.cells import Cell
 from launcher.runtime.sweep.plan import Plan, load_plan, make_plan, unfinished
 from launcher.runtime.sweep.pool import default_workers, places, run_all
@@ -61,7 +61,7 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--config", type=Path, help="YAML file of the sweep (see configs/sweeps/)")
     source.add_argument("--plan", type=Path, help="a plan that --slurm saved, in place of --config")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="values for all cells")
-    parser.add_argument("--workers", type=positive, help="processes (default: one for each GPU, or for each core)")
+    parser.add_argument("--workers", type=cli.positive, help="processes (default: one for each GPU, or for each core)")
     parser.add_argument(
         "--share", type=one_of_several, default=(0, 1), help="I/N: only every N-th run from the I-th on"
     )
@@ -72,14 +72,11 @@ def parse_arguments() -> argparse.Namespace:
     slurm = parser.add_argument_group("as a Slurm job array")
     slurm.add_argument("--slurm", action="store_true", help="queue the unfinished runs")
     slurm.add_argument(
-        "--tasks", type=positive, default=1, help="tasks of the array, which share the runs (default: 1)"
+        "--tasks", type=cli.positive, default=1, help="tasks of the array, which share the runs (default: 1)"
     )
-    slurm.add_argument("--gpus-per-task", type=positive, help="GPUs, and so workers, of each task")
-    slurm.add_argument("--cpus-per-task", type=positive, help="cores of each task; without GPUs, its workers")
-    slurm.add_argument("--time", help="time limit of one task, e.g. 8:00:00; one that needs longer requeues itself")
-    slurm.add_argument("--partition", help="default: slurm/cluster.env, else the cluster's")
-    slurm.add_argument("--account", help="default: slurm/cluster.env, else the cluster's")
-    slurm.add_argument("--dry-run", action="store_true", help="write and print the submit script, submit nothing")
+    slurm.add_argument("--gpus-per-task", type=cli.positive, help="GPUs, and so workers, of each task")
+    slurm.add_argument("--cpus-per-task", type=cli.positive, help="cores of each task; without GPUs, its workers")
+    cli.add_job_options(slurm, "one task")
     arguments = parser.parse_intermixed_args()
     if arguments.plan and arguments.overrides:
         parser.error(f"{arguments.overrides[0]}: a plan is fixed; give values with --config")
@@ -97,7 +94,7 @@ def train(plan: Plan, arguments: argparse.Namespace) -> None:
         f"{len(mine) - len(todo)} are finished, {len(todo)} to do with {workers} worker(s)"
     )
     where = places(workers, plan.sweep.folder / "workers.log")
-    with Progress(todo) as progress:
+    with closing(Progress(todo)) as progress:
         run_all(todo, where, plan.sweep.how.run, plan.sweep.keep_checkpoints, STOP, progress.ended)
 
 
@@ -121,30 +118,16 @@ def queue(plan: Plan, arguments: argparse.Namespace) -> int:
     todo = Plan(plan.sweep, plan.cells, unfinished(plan.runs))
     if not todo.runs:
         raise ValueError(f"{plan.sweep.folder}: all runs are finished, there is nothing to queue")
-    if not arguments.dry_run and shutil.which("sbatch") is None:
-        raise ValueError("sbatch not found: run this on a login node of the Slurm cluster, or add --dry-run")
+    require_sbatch(arguments.dry_run)
     names = ("tasks", "gpus_per_task", "cpus_per_task", "time", "partition", "account")
     script = write_submission(todo, Request(**{name: getattr(arguments, name) for name in names}))
     job_id = None if arguments.dry_run else submit(script)
     if arguments.json:
         cli.print_json({"job_id": job_id, "script": str(script), "runs": len(todo.runs)})
-    elif job_id is None:
-        print(f"{script.read_text()}\nnot submitted; to submit: bash {script}")
     else:
-        print(f"job {job_id}: {len(todo.runs)} runs of {plan.sweep.name} in {arguments.tasks} task(s), by {script}")
-        print(f"follow:            tail -F {script.parent}/job-{job_id}_0.log")
-        print(f"state:             squeue --job {job_id}")
-        print(f"save and requeue:  scancel --signal=USR1 {job_id}")
-        print(f"cancel:            scancel {job_id}")
+        what = f"{len(todo.runs)} runs of {plan.sweep.name} in {arguments.tasks} task(s)"
+        print(describe_submission(script, job_id, what, f"{script.parent}/job-{job_id}_0.log"))
     return 0
-
-
-def positive(text: str) -> int:
-    """An integer of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
 
 
 def one_of_several(text: str) -> tuple[int, int]:

@@ -84,9 +84,6 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     gamma_0: PositiveFloat = 1.0
     """Richness: divides the logits. Small is lazy (features hardly move), large is rich. Far below 1, set
     zero_init_output: the initial logits are divided by it as well."""
-    gamma_0_exponent: float = 1.0
-    """Learning rates are multiplied by gamma_0 to this power. 1 makes features move by gamma_0 and the output by a
-    constant in the first steps; above gamma_0 = 1 features then outrun it, and a smaller power trains longer."""
     embedding_multiplier: PositiveFloat = 1.0
     """Multiplies the embedding's output; tunable, does not scale."""
     output_multiplier: PositiveFloat = 1.0
@@ -303,8 +300,7 @@ def parameter_table(model: ModelConfig, config: ParameterizationConfig, base: Op
         unmatched -= set(matches)
         # Adam's step does not see the logits' 1/gamma_0, so one power of gamma_0 on lr makes features move by it;
         # lr * weight_decay stays as it was, and eps shrinks with the gradient.
-        gamma_lr = config.gamma_0**config.gamma_0_exponent
-        lr_multiplier = scaling.lr * gamma_lr * math.prod(config.lr_multipliers[key] for key in matches)
+        lr_multiplier = scaling.lr * config.gamma_0 * math.prod(config.lr_multipliers[key] for key in matches)
         is_gain = role in ("hidden_norm", "qk_norm", "final_norm") and name.endswith(".weight")
         starts_at_zero = role == "unembedding" and config.zero_init_output
         rows.append(
@@ -316,7 +312,7 @@ def parameter_table(model: ModelConfig, config: ParameterizationConfig, base: Op
                 init_std=0.0 if starts_at_zero else model.initializer_range * scaling.init_std,
                 lr=base.lr * lr_multiplier,
                 lr_multiplier=lr_multiplier,
-                weight_decay=base.weight_decay * scaling.weight_decay / gamma_lr,
+                weight_decay=base.weight_decay * scaling.weight_decay / config.gamma_0,
                 eps=base.eps * scaling.eps / config.gamma_0,
             )
         )

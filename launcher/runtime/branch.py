@@ -75,7 +75,7 @@ def check(config: Config, corpora: dict[str, str], world: World) -> None:
             f"{folder} is at step {step}, and the rate of its run is at its peak from step {first} to {last}: branch "
             "from a checkpoint between the two"
         )
-    before, after = (c.optimizer.lr * c.learning_rate.factor(tokens) for c in (parent, config))
+    before, after = (c.base_settings.lr * c.learning_rate.factor(tokens) for c in (parent, config))
     if before != after:
         raise CheckpointError(
             f"optimizer.lr: {folder} was trained at a rate of {before:g} and the branch would start at {after:g}: take "

@@ -1,5 +1,6 @@
-"""What all entry points do alike: one clear line for an error that is the user's, a traceback for a bug."""
+"""What entry points do alike: one clear line for an error that is the user's, a traceback for a bug; options."""
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -26,6 +27,22 @@ def run(command: Callable[[], int | None]) -> NoReturn:
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
     print(json.dumps(value, indent=2))
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def add_job_options(parser: argparse._ActionsContainer, what: str) -> None:
+    """What every Slurm job asks of the cluster; `what` has the time limit."""
+    parser.add_argument("--time", help=f"time limit of {what}, e.g. 8:00:00; one that needs longer requeues itself")
+    parser.add_argument("--partition", help="default: slurm/cluster.env, else the cluster's")
+    parser.add_argument("--account", help="default: slurm/cluster.env, else the cluster's")
+    parser.add_argument("--dry-run", action="store_true", help="write and print the submit script, submit nothing")
 
 
 def default_device() -> torch.device:

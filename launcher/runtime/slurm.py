@@ -6,6 +6,7 @@ not change it. The job itself is slurm/pretrain.sbatch.
 """
 
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -96,9 +97,28 @@ sbatch --parsable \\
 """
 
 
+def require_sbatch(dry_run: bool) -> None:
+    """Raise ValueError where nothing can be submitted, unless it is a dry run."""
+    if not dry_run and shutil.which("sbatch") is None:
+        raise ValueError("sbatch not found: run this on a login node of the Slurm cluster, or add --dry-run")
+
+
 def submit(script: Path) -> str:
     """Run a script of `write_submission`; returns the job id. Raises ValueError with sbatch's own words."""
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"Slurm did not take {script}: {done.stderr.strip()}")
     return done.stdout.split()[-1].split(";")[0]  # "ID" or "ID;CLUSTER"
+
+
+def describe_submission(script: Path, job_id: str | None, what: str, log: str | None) -> str:
+    """What was submitted and how to follow it; of a dry run (job_id None) the script itself."""
+    if job_id is None:
+        return f"{script.read_text()}\nnot submitted; to submit: bash {script}"
+    return (
+        f"job {job_id}: {what}, submitted by {script}\n"
+        f"follow:            tail -F {log}\n"
+        f"state:             squeue --job {job_id}\n"
+        f"save and requeue:  scancel --signal=USR1 {job_id}\n"
+        f"cancel:            scancel {job_id}"
+    )

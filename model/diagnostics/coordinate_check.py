@@ -105,13 +105,14 @@ def coordinate_check(
     start, records = activations(model, input_ids), {}
     initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     for step in range(record_at[-1] + 1):
+        if step:
+            optimizer.zero_grad()
+            loss, _ = model(input_ids, labels=labels)
+            (loss / labels.numel()).backward()
+            optimizer.step()
         if step in record_at:
             weights = dict(model.named_parameters())
             records[step] = {**measure(activations(model, input_ids), start), **spectral_norms(weights, initial)}
-        optimizer.zero_grad()
-        loss, _ = model(input_ids, labels=labels)
-        (loss / labels.numel()).backward()
-        optimizer.step()
     return records
 
 

@@ -300,6 +300,16 @@ def test_a_longer_parent_may_be_described_as_it_was_or_as_it_is(own_folder: Path
     assert "stay the parent's" in refusal(own_folder, at(own_folder, 20), "schedule.branch.steps=7", "train.steps=60")
 
 
+def test_the_rate_under_a_horizon_is_the_one_compared(own_folder: Path) -> None:
+    """A longer parent has another rate for the same optimizer.lr; the branch keeps its parent's horizon."""
+    horizon = ["horizon.rule=power_law", "horizon.base_batch_tokens=256", "horizon.base_tokens=1024"]
+    error = refusal(own_folder, at(own_folder, 20), "schedule.branch.steps=7", *horizon)
+    factor = (40 * 256 / 1024) ** -0.32
+    assert f"a rate of 0.004 and the branch would start at {0.004 * factor:g}" in error
+    undone = f"optimizer.lr={0.004 / factor!r}"
+    resolved(own_folder, at(own_folder, 20), "schedule.branch.steps=7", *horizon, undone)
+
+
 def test_a_plan_counts_the_branch_alone_and_a_job_is_checked_before_the_queue(own_folder: Path) -> None:
     config = resolved(own_folder, at(own_folder, 20), "schedule.branch.steps=7")
     work = compute(config, 1, 1.0, 1.0)

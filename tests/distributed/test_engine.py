@@ -51,6 +51,25 @@ def test_dropout_is_a_function_of_seed_step_and_rank(
     engine.config = config
 
 
+def test_compiling_changes_neither_names_nor_groups_nor_the_step(tiny_config: Path, world: World) -> None:
+    engines = {}
+    for compiled in (False, True):
+        config = load_config(tiny_config, [f"train.compile={str(compiled).lower()}"])
+        engines[compiled] = engine = Engine(config, world)
+        assert engine.train_step(micro_batches(config), 0, 1e-3).applied
+    plain, compiled_engine = engines[False], engines[True]
+    assert "compile" not in "".join(name for name, _ in compiled_engine.fp32_weights())
+    for one, other in zip(plain.groups, compiled_engine.groups, strict=True):
+        assert {k: v for k, v in one.items() if k != "params"} == {k: v for k, v in other.items() if k != "params"}
+        assert [p.shape for p in one["params"]] == [p.shape for p in other["params"]]
+    for (name, weight), (other_name, other_weight) in zip(
+        plain.fp32_weights(), compiled_engine.fp32_weights(), strict=True
+    ):
+        assert name == other_name
+        # Adam's first step is lr * sign(gradient): a gradient of rounding size may differ
+        assert (weight - other_weight).abs().median() < 1e-7, name
+
+
 def test_every_valid_token_weighs_the_same(tiny_config: Path, world: World) -> None:
     """Micro-batches with few valid labels count for little: loss and gradient are those of one big batch."""
     config = load_config(tiny_config, [])

@@ -192,12 +192,3 @@ def test_an_orthogonal_update_scales_with_the_spectral_condition_once(
     assert row.init_std == elementwise[name].init_std
     for other in ("embed_tokens", "lm_head", "input_layernorm"):
         assert rows[other] == elementwise[other]
-
-
-def test_gamma_0_may_act_on_learning_rates_with_another_power(make_config: MakeConfig) -> None:
-    _, plain = table(make_config())
-    _, rich = table(make_config(), gamma_0=4.0, gamma_0_exponent=0.5)
-    for name, row in plain.items():
-        assert (rich[name].lr, rich[name].weight_decay, rich[name].eps) == pytest.approx(
-            (row.lr * 2, row.weight_decay / 2, row.eps / 4), rel=1e-12
-        )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from launcher import submit
+from launcher.runtime import cli
 from launcher.runtime.config import load_config
 
 if TYPE_CHECKING:
@@ -26,9 +27,10 @@ def run_submit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
     def run(*arguments: str | Path, fails: bool = False) -> str:
         monkeypatch.setattr(sys, "argv", ["submit.py", *map(str, arguments)])
-        code = submit.main()
+        with pytest.raises(SystemExit) as exit_code:
+            cli.run(submit.main)
         printed = capsys.readouterr()
-        assert code == (2 if fails else 0), printed.err
+        assert exit_code.value.code == (2 if fails else 0), printed.err
         return printed.err if fails else printed.out
 
     return run

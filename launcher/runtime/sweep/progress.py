@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -13,7 +12,7 @@ from launcher.runtime.sweep.worker import Outcome
 
 
 class Progress:
-    """Counts cells as they end; a context manager."""
+    """Counts cells as they end."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._total, self._flops = len(cells), sum(cell.flops for cell in cells)
@@ -34,10 +33,6 @@ class Progress:
         elif outcome != "finished":
             self._bar.write(line, file=sys.stderr)
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Take the bar off the terminal."""
         self._bar.close()
