@@ -15,6 +15,7 @@ from launcher.runtime.budget import GIB, compute, device_memory, totals
 from launcher.runtime.config import Config, load_config
 from launcher.runtime.horizon import describe_settings
 from launcher.runtime.optimizer import ZERO_STAGES
+from model.combinations import cautions
 from model.flops import training_flops_per_token
 from model.parameterization import multipliers, parameter_table, sizes
 
@@ -75,8 +76,9 @@ def print_parameters(facts: dict[str, Any]) -> None:
     print(f"{'name':<{width}}  {header}")
     for row in facts["parameters"]:
         shape = "x".join(str(size) for size in row["shape"])
+        lr = f"{row['lr']:.3g}" if row["trainable"] else "frozen"
         print(
-            f"{row['name']:<{width}}  {row['role']:<13}  {shape:>14}  {row['init_std']:>9.3g}  {row['lr']:>9.3g}  "
+            f"{row['name']:<{width}}  {row['role']:<13}  {shape:>14}  {row['init_std']:>9.3g}  {lr:>9}  "
             f"{row['lr_multiplier']:>7.4g}  {row['weight_decay']:>7.3g}  {row['eps']:>8.2g}"
         )
     print("\nforward multipliers: " + ", ".join(f"{name} {value:.6g}" for name, value in facts["multipliers"].items()))
@@ -94,6 +96,8 @@ def print_plan(config: Config, facts: dict[str, Any], arguments: argparse.Namesp
         f"scaling     {config.parameterization.rule}: m_N {size['width']:g}, m_L {size['depth']:g}, "
         f"alpha {size['alpha']:g}"
     )
+    for caution in cautions(model):
+        print(f"warning     {caution}")
     print(f"optimizer   {describe_settings(config)}")
     print(
         f"data        {work['tokens']:,} tokens in {work['steps']:,} steps, "

@@ -31,6 +31,7 @@ from launcher.runtime.horizon import describe_settings
 from launcher.runtime.inputs import Inputs, open_inputs
 from launcher.runtime.loop import TrainingError, train
 from launcher.runtime.run_folder import read_result
+from model.combinations import cautions
 from model.parameterization import parameter_table, sizes
 
 BROKEN = 3  # exit code: the gradient is not finite
@@ -87,6 +88,8 @@ def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:
         f"model    {model.family}, width {model.hidden_size} x depth {model.num_hidden_layers}, vocabulary "
         f"{model.vocab_size}: {sum(row.count for row in rows):,} parameters"
     )
+    for caution in cautions(model):
+        yield f"warning  {caution}"
     yield f"tuned    {describe_settings(config)}"
     yield (
         f"scaling  {rule.rule}, m_N {size.width:g}, m_L {size.depth:g}: hidden matrices take lr "

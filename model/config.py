@@ -1,6 +1,6 @@
 """The shape of a decoder: Hugging Face names where they exist, one switch for each choice a block makes.
 
-`family` names a whole set of switches at once (`FAMILIES` below); a switch given explicitly wins over its family.
+`family` names a whole set of switches at once (model/families.py); a switch given explicitly wins over its family.
 Shapes that follow from others (`head_dim`, `intermediate_size`, ...) are filled in here, so a validated
 `ModelConfig` never holds a "use the default" marker.
 """
@@ -9,42 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-# What each family means. Qwen3 is the default: pre-RMSNorm, per-head QK-norm, rotary positions, SwiGLU, no biases.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {
-        "norm": "rmsnorm",
-        "norm_eps": 1e-6,
-        "norm_bias": False,
-        "position_embedding": "rope",
-        "mlp": "swiglu",
-        "qk_norm": True,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-    },
-    "llama": {
-        "norm": "rmsnorm",
-        "norm_eps": 1e-5,
-        "norm_bias": False,
-        "position_embedding": "rope",
-        "mlp": "swiglu",
-        "qk_norm": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-    },
-    "gpt2": {
-        "norm": "layernorm",
-        "norm_eps": 1e-5,
-        "norm_bias": True,
-        "position_embedding": "learned",
-        "mlp": "gelu_tanh",
-        "qk_norm": False,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "tie_word_embeddings": True,
-    },
-}
+from model.combinations import check_combination
+from model.families import FAMILIES
 
 GATED_MLPS = ("swiglu", "geglu")
 
@@ -52,7 +18,7 @@ GATED_MLPS = ("swiglu", "geglu")
 class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Everything that determines the function computed by the decoder, except the parameterization's multipliers."""
 
-    family: Literal["qwen3", "llama", "gpt2"] = "qwen3"
+    family: Literal["qwen3", "llama", "gpt2", "olmo2", "outlier_protected", "fog", "sas", "shaped", "mixit"] = "qwen3"
     """Named set of switches that the other keys start from."""
     vocab_size: PositiveInt
     """Rows of the embedding. Left out, a run takes the corpus's; a larger one pads it."""
@@ -71,22 +37,64 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     max_position_embeddings: PositiveInt
     """Longest sequence, in tokens. Left out, a run takes data.sequence_length."""
 
-    block: Literal["pre_norm"] = "pre_norm"
-    """Block family: how norms, branches and the residual stream are wired."""
-    norm: Literal["rmsnorm", "layernorm"]
-    """Normalisation before each branch and before the head."""
+    block: Literal["pre_norm", "post_norm", "sandwich_norm", "norm_free", "skipless"] = "pre_norm"
+    """How norms, branches and the residual stream are wired; one file of model/blocks/ each."""
+    norm: Literal["rmsnorm", "layernorm", "single_scale_rmsnorm"]
+    """Normalisation of the residual stream. single_scale_rmsnorm: one gain for all channels (arXiv 2506.19697)."""
     norm_eps: PositiveFloat
     """Added to the variance (or mean square) inside every norm."""
     norm_bias: bool
     """Additive bias in LayerNorm. RMSNorm has none."""
+    final_norm: bool = True
+    """Normalise before the head. Without it nothing holds the logits' size but the loss: objective.z_loss does."""
+    skip_gain: PositiveFloat = 1.0
+    """Multiplies the residual stream wherever a branch is added to it."""
+    branch_gain: Literal["fixed", "scalar", "vector"] = "fixed"
+    """What multiplies a branch: a constant, or one learned number for the branch or for each channel (LayerScale)."""
+    branch_gain_init: PositiveFloat = 1.0
+    """Its value at the start, at the base depth: the parameterization multiplies by m_L^-depth_alpha. In a block whose
+    branches end in a norm it is that norm's first gain."""
+    embedding_projection: bool = False
+    """A square matrix after the embedding and another before the head, which take up outliers (arXiv 2506.19697)."""
     position_embedding: Literal["rope", "learned"]
     """Rotary embedding of queries and keys, or a learned table added to the token embedding."""
     rope_theta: PositiveFloat = 10000.0
     """Base wavelength of the rotary embedding."""
-    mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu2"]
-    """MLP kind: gated SiLU, gated GELU, exact GELU, tanh-approximated GELU (as GPT-2), squared ReLU."""
-    qk_norm: bool
-    """RMSNorm with a learned gain on every query and key head, before the rotary embedding (as Qwen3)."""
+    mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2", "shaped_relu", "xielu"]
+    """MLP kind: gated SiLU, gated GELU, exact GELU, tanh-approximated GELU (as GPT-2), ReLU, squared ReLU, leaky ReLU
+    of slope 1 - width^-1/2 (arXiv 2306.17759), xIELU with two learned numbers (arXiv 2411.13010)."""
+    mlp_input_scale: PositiveFloat | None = None
+    """First value of a learned number that multiplies the MLP's inner activations before the nonlinearity. None: no
+    such number."""
+    parallel: bool = False
+    """Attention and MLP read the same stream, and are added at once."""
+    attention: Literal["softmax", "shaped", "mixing"] = "softmax"
+    """softmax; shaped: identity + softmax - uniform (arXiv 2306.17759); mixing: a fixed random matrix over positions
+    (arXiv 2506.01115)."""
+    shaped_gains: Literal["fixed", "learned"] = "fixed"
+    """shaped: weights of the three parts, all 1, or learned for each head, the queries starting at zero (SAS)."""
+    shaped_temperature: PositiveFloat | None = None
+    """shaped: logits are divided by this times sqrt(hidden_size) as well, which keeps their noise per layer at
+    O(1/width). None: not."""
+    qk_norm: Literal["none", "head", "projection"]
+    """RMSNorm of queries and keys before the rotary embedding: over each head, one gain vector for all heads (Qwen3),
+    or over all heads at once (OLMo 2)."""
+    qk_norm_frozen: bool = False
+    """Its gains stay at their first value."""
+    qk_norm_init: PositiveFloat = 1.0
+    """First value of its gains."""
+    attn_logit_softcapping: PositiveFloat | None = None
+    """Attention logits become cap * tanh(logits / cap). None: no cap. Needs [T, T] memory for each head."""
+    attention_sink: bool = False
+    """A learned logit for each head joins the softmax and attends to nothing (gpt-oss). Needs [T, T] memory."""
+    attention_gate: Literal["none", "head", "elementwise"] = "none"
+    """Sigmoid gate on the attention output before its projection (arXiv 2505.06708)."""
+    value_residual: bool = False
+    """Values are mixed with those of the first block, by two learned numbers for each block (arXiv 2410.17897)."""
+    frozen_qk: bool = False
+    """Query and key projections stay as they were drawn (arXiv 2506.01115)."""
+    frozen_mlp: bool = False
+    """So do the MLPs."""
     attention_bias: bool
     """Biases in the query, key, value and output projections."""
     mlp_bias: bool
@@ -137,8 +145,9 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
             raise ValueError(
                 f"head_dim = {self.head_dim} is odd: rotary embedding rotates pairs, choose an even head_dim"
             )
-        if self.norm == "rmsnorm" and self.norm_bias:
-            raise ValueError("norm_bias = true needs norm: layernorm (RMSNorm has no bias)")
+        if self.norm != "layernorm" and self.norm_bias:
+            raise ValueError(f"norm_bias = true needs norm: layernorm ({self.norm} has no bias)")
+        check_combination(self)
         return self
 
     @property

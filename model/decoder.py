@@ -3,6 +3,7 @@
 Shapes: B batch, T new tokens, D hidden_size, V vocab_size.
 """
 
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -10,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import LayerCache, attention_context
-from model.blocks.pre_norm import PreNormBlock
+from model.attention.context import AttentionContext, LayerCache, attention_context
+from model.attention.softmax import SoftmaxAttention
+from model.blocks import Block, make_block
 from model.config import ModelConfig
 from model.linear_cross_entropy import linear_cross_entropy, soft_cap
 from model.multipliers import Multipliers
@@ -32,8 +34,11 @@ class Decoder(nn.Module):
             if config.position_embedding == "learned"
             else None
         )
-        self.layers = nn.ModuleList(PreNormBlock(config, multipliers) for _ in range(config.num_hidden_layers))
-        self.norm = make_norm(config)
+        projects = config.embedding_projection
+        self.embed_projection = nn.Linear(config.hidden_size, config.hidden_size, bias=False) if projects else None
+        self.layers = nn.ModuleList(make_block(config, multipliers, i) for i in range(config.num_hidden_layers))
+        self.norm = make_norm(config) if config.final_norm else nn.Identity()
+        self.output_projection = nn.Linear(config.hidden_size, config.hidden_size, bias=False) if projects else None
 
     def forward(
         self,
@@ -54,15 +59,26 @@ class Decoder(nn.Module):
             x = x + self.embed_positions(positions)
         if self.embedding_multiplier != 1.0:
             x = x * self.embedding_multiplier
+        if self.embed_projection is not None:
+            x = self.embed_projection(x)
         x = F.dropout(x, self.config.dropout, self.training)
 
         context = attention_context(self.config, positions, past, document_ids, x.dtype)
+        if self.config.value_residual:
+            context = self._with_first_values(context, x)
         for i, layer in enumerate(self.layers):
             if self.activation_checkpointing and self.training:
                 x = checkpoint(layer, x, context, use_reentrant=False)
             else:
                 x = layer(x, context, cache[i] if cache else None)
-        return self.norm(x)  # type: ignore[no-any-return]
+        x = self.norm(x)
+        return x if self.output_projection is None else self.output_projection(x)  # type: ignore[no-any-return]
+
+    def _with_first_values(self, context: AttentionContext, x: Tensor) -> AttentionContext:
+        """The context with the first block's values, which the others mix into theirs."""
+        first = cast(Block, self.layers[0])
+        attention = cast(SoftmaxAttention, first.self_attn)
+        return replace(context, first_values=attention.values(first.attention_input(x)))
 
 
 class LanguageModelHead(nn.Module):

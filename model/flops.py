@@ -1,15 +1,17 @@
 """Floating-point operations of training, for MFU and for planning."""
 
+import math
+
 from model.config import ModelConfig
+from model.parameterization import parameter_shapes
+from model.roles import role_of
 
 
 def matrix_parameters(config: ModelConfig) -> int:
     """Parameters that multiply an activation: all matrices and the head, without the embedding look-ups."""
-    query_width = config.num_attention_heads * config.head_dim
-    key_value_width = config.num_key_value_heads * config.head_dim
-    attention = config.hidden_size * (2 * query_width + 2 * key_value_width)
-    mlp = (3 if config.is_gated else 2) * config.hidden_size * config.intermediate_size
-    return config.num_hidden_layers * (attention + mlp) + config.hidden_size * config.vocab_size
+    shapes = parameter_shapes(config).items()
+    hidden = sum(math.prod(shape) for name, shape in shapes if role_of(name) in ("hidden_matrix", "projection"))
+    return hidden + config.hidden_size * config.vocab_size
 
 
 def training_flops_per_token(config: ModelConfig, sequence_length: int) -> int:

@@ -1,7 +1,9 @@
-"""The MLP branch: gated (SwiGLU, GeGLU) or plain (GELU, squared ReLU)."""
+"""The MLP branch: gated (SwiGLU, GeGLU) or plain (GELU, ReLU and its square, shaped ReLU, xIELU)."""
 
+import math
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,8 +23,48 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "geglu": F.gelu,
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
+    "relu": F.relu,
     "relu2": _relu_squared,
 }
+
+
+class ShapedReLU(nn.Module):
+    """Leaky ReLU of slope 1 - 1/sqrt(width), scaled to keep the second moment (arXiv 2306.17759, section 3)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.slope = 1 - width**-0.5
+        self.gain = math.sqrt(2 / (1 + self.slope**2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Elementwise."""
+        return F.leaky_relu(x, self.slope) * self.gain
+
+
+class XIELU(nn.Module):
+    """xIELU (arXiv 2411.13010): a_p x^2 + x/2 above zero, a_n (exp(x) - 1) - a_n x + x/2 below.
+
+    a_p = softplus(alpha_p) and a_n = 1/2 + softplus(alpha_n) are learned. As in Apertus, both start at 0.8.
+    """
+
+    BETA, EPS = 0.5, -1e-6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p = nn.Parameter(torch.empty(1))
+        self.alpha_n = nn.Parameter(torch.empty(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Elementwise."""
+        positive, negative = F.softplus(self.alpha_p), self.BETA + F.softplus(self.alpha_n)
+        below = (torch.expm1(torch.clamp(x, max=self.EPS)) - x) * negative
+        return torch.where(x > 0, positive * x * x, below) + self.BETA * x
+
+
+def _activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
+    if config.mlp == "xielu":
+        return XIELU()
+    return ShapedReLU(config.hidden_size) if config.mlp == "shaped_relu" else ACTIVATIONS[config.mlp]
 
 
 class MLP(nn.Module):
@@ -34,10 +76,14 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(width, inner, bias=bias) if config.is_gated else None
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
-        self.activation = ACTIVATIONS[config.mlp]
+        self.activation = _activation(config)
+        self.input_scale = None if config.mlp_input_scale is None else nn.Parameter(torch.empty(1))
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the MLP to x [B, T, hidden_size]."""
-        if self.gate_proj is None:
-            return self.down_proj(self.activation(self.up_proj(x)))  # type: ignore[no-any-return]
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+        inner = self.up_proj if self.gate_proj is None else self.gate_proj
+        activated = inner(x) if self.input_scale is None else inner(x) * self.input_scale
+        activated = self.activation(activated)
+        if self.gate_proj is not None:
+            activated = activated * self.up_proj(x)
+        return self.down_proj(activated)  # type: ignore[no-any-return]

@@ -1,17 +1,34 @@
-"""Normalisation layers: PyTorch's own, chosen by the config."""
+"""Normalisation layers: PyTorch's own and the single-scale one, chosen by the config."""
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from model.config import ModelConfig
+
+
+class SingleScaleRMSNorm(nn.Module):
+    """RMSNorm with one gain for all channels, so that no channel is privileged (arXiv 2506.19697)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.size, self.eps = size, eps
+        self.scale = nn.Parameter(torch.empty(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., size]."""
+        return F.rms_norm(x, (self.size,), eps=self.eps) * self.scale
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
     """The norm over the residual stream, [..., hidden_size] -> [..., hidden_size]."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
+    if config.norm == "single_scale_rmsnorm":
+        return SingleScaleRMSNorm(config.hidden_size, config.norm_eps)
     return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
 
 def make_head_norm(config: ModelConfig) -> nn.Module:
-    """QK-norm: RMSNorm over each head, [..., head_dim] -> [..., head_dim], one gain vector shared by all heads."""
+    """QK-norm over each head, [..., head_dim] -> [..., head_dim], one gain vector shared by all heads."""
     return nn.RMSNorm(config.head_dim, eps=config.norm_eps)

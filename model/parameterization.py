@@ -21,45 +21,21 @@ PyTorch's coupled convention: a step decays by lr * weight_decay.
 """
 
 import functools
-import hashlib
 import math
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
-from torch import nn
 
 from model.config import ModelConfig
 from model.decoder import CausalLM
+from model.initialization import first_std, first_value, is_trainable
 from model.multipliers import Multipliers
+from model.roles import Role, fans_of, role_of
 
-Role = Literal["embedding", "hidden_matrix", "hidden_bias", "hidden_norm", "qk_norm", "final_norm", "unembedding"]
 MatrixUpdate = Literal["elementwise", "orthogonal"]
-
-ROLES: tuple[tuple[str, Role], ...] = (
-    (r"model\.embed_(tokens|positions)\.weight", "embedding"),
-    (r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.weight", "hidden_matrix"),
-    (r"model\.layers\.\d+\.(self_attn|mlp)\.\w+_proj\.bias", "hidden_bias"),
-    (r"model\.layers\.\d+\.(input|post_attention)_layernorm\.(weight|bias)", "hidden_norm"),
-    (r"model\.layers\.\d+\.self_attn\.[qk]_norm\.weight", "qk_norm"),
-    (r"model\.norm\.(weight|bias)", "final_norm"),
-    (r"lm_head\.weight", "unembedding"),
-)
-
-# Fan-in and fan-out of every projection, as fields of Sizes
-FANS: dict[str, tuple[str, str]] = {
-    "q_proj": ("width", "query"),
-    "k_proj": ("width", "key_value"),
-    "v_proj": ("width", "key_value"),
-    "o_proj": ("query", "width"),
-    "gate_proj": ("width", "intermediate"),
-    "up_proj": ("width", "intermediate"),
-    "down_proj": ("intermediate", "width"),
-}
 
 
 class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -161,9 +137,12 @@ def multipliers(model: ModelConfig, config: ParameterizationConfig) -> Multiplie
     size = sizes(model, config)
     absorbed = config.output_scaling == "absorbed"
     base_head_dim = model.head_dim if config.rule == "sp" or config.base_head_dim is None else config.base_head_dim
+    # 1/head_dim up to a constant, so that it is 1/sqrt(head_dim) exactly at the base
+    attention = (1 / math.sqrt(model.head_dim)) * math.sqrt(base_head_dim / model.head_dim)
+    if model.shaped_temperature is not None:
+        attention /= model.shaped_temperature * math.sqrt(model.hidden_size)
     return Multipliers(
-        # 1/head_dim up to a constant, so that it is 1/sqrt(head_dim) exactly at the base
-        attention=(1 / math.sqrt(model.head_dim)) * math.sqrt(base_head_dim / model.head_dim),
+        attention=attention,
         embedding=config.embedding_multiplier,
         residual=size.depth**-size.alpha,
         output=config.output_multiplier / (config.gamma_0 * (1.0 if absorbed else size.width)),
@@ -198,8 +177,12 @@ def scaling_table(size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, 
         "hidden_matrix": Scaling(fan_in**-0.5, block_lr * matrix_lr, 1 / matrix_lr, block_eps / fan_out),
         "hidden_bias":   Scaling(0.0,          block_lr,             0.0,           block_eps / fan_out),
         "hidden_norm":   Scaling(0.0,          block_lr,             0.0,           block_eps / n),
+        "hidden_scalar": Scaling(0.0,          block_lr,             0.0,           block_eps),
         "qk_norm":       Scaling(0.0,          block_lr,             0.0,           block_eps),
+        "mixing":        Scaling(0.0,          0.0,                  0.0,           1.0),
+        "projection":    Scaling(n**-0.5,      1 / n,                n,             1 / n),
         "final_norm":    Scaling(0.0,          1.0,                  0.0,           1 / n),
+        "final_scalar":  Scaling(0.0,          1.0,                  0.0,           1.0),
         "unembedding":   Scaling(1 / n,        1 / n,                n,             1.0) if absorbed
                     else Scaling(1.0,          1.0,                  1.0,           1 / n),
     }  # fmt: skip
@@ -228,6 +211,8 @@ class ParameterRow:
     shape: tuple[int, ...]
     init_mean: float
     init_std: float
+    trainable: bool
+    """Whether the optimizer sees it; a frozen tensor stays as it was drawn."""
     lr: float
     lr_multiplier: float
     """lr / base lr: the optimizer's group runs at schedule(t) * lr_multiplier."""
@@ -238,14 +223,6 @@ class ParameterRow:
     def count(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
-
-
-def role_of(name: str) -> Role:
-    """The role of a parameter, from its name; every name matches exactly one rule or is an error."""
-    for pattern, role in ROLES:
-        if re.fullmatch(pattern, name):
-            return role
-    raise ValueError(f"parameter {name!r} has no role: add its name to ROLES in model/parameterization.py")
 
 
 @functools.lru_cache
@@ -293,7 +270,7 @@ def parameter_table(model: ModelConfig, config: ParameterizationConfig, base: Op
     size, unmatched, rows = sizes(model, config), set(config.lr_multipliers), []
     for name, shape in parameter_shapes(model).items():
         role = role_of(name)
-        fan_in, fan_out = (getattr(size, fan) for fan in FANS.get(name.split(".")[-2], ("width", "width")))
+        fan_in, fan_out = (getattr(size, fan) for fan in fans_of(name))
         matrix_lr = matrix_lr_factor(shape, fan_in, fan_out, base.matrix_update) if role == "hidden_matrix" else 1.0
         scaling = scaling_table(size, fan_in, fan_out, matrix_lr, config.output_scaling == "absorbed")[role]
         matches = [key for key in config.lr_multipliers if key == role or re.fullmatch(key, name)]
@@ -301,15 +278,15 @@ def parameter_table(model: ModelConfig, config: ParameterizationConfig, base: Op
         # Adam's step does not see the logits' 1/gamma_0, so one power of gamma_0 on lr makes features move by it;
         # lr * weight_decay stays as it was, and eps shrinks with the gradient.
         lr_multiplier = scaling.lr * config.gamma_0 * math.prod(config.lr_multipliers[key] for key in matches)
-        is_gain = role in ("hidden_norm", "qk_norm", "final_norm") and name.endswith(".weight")
         starts_at_zero = role == "unembedding" and config.zero_init_output
         rows.append(
             ParameterRow(
                 name=name,
                 role=role,
                 shape=shape,
-                init_mean=1.0 if is_gain else 0.0,
-                init_std=0.0 if starts_at_zero else model.initializer_range * scaling.init_std,
+                init_mean=first_value(name, model),
+                init_std=0.0 if starts_at_zero else first_std(name, model, scaling.init_std),
+                trainable=is_trainable(name, model),
                 lr=base.lr * lr_multiplier,
                 lr_multiplier=lr_multiplier,
                 weight_decay=base.weight_decay * scaling.weight_decay / config.gamma_0,
@@ -322,38 +299,3 @@ def parameter_table(model: ModelConfig, config: ParameterizationConfig, base: Op
             f"{', '.join(dict.fromkeys(row.role for row in rows))}, names are like {rows[1].name}"
         )
     return rows
-
-
-def _no_gather(_: nn.Parameter) -> AbstractContextManager[object]:
-    return nullcontext()
-
-
-@torch.no_grad()
-def initialize(
-    model: nn.Module,
-    rows: list[ParameterRow],
-    seed: int,
-    gather: Callable[[nn.Parameter], AbstractContextManager[object]] = _no_gather,
-) -> None:
-    """Draw every tensor from N(init_mean, init_std^2).
-
-    Each tensor has a generator of its own, keyed by (seed, name): its values depend neither on the order of
-    construction, nor on other tensors, nor on the device.
-
-    Args:
-        model: the model whose parameters are filled.
-        rows: its parameter table.
-        seed: the run's seed.
-        gather: context in which a sharded parameter is whole and may be written (ZeRO-3); default: it always is.
-    """
-    parameters = dict(model.named_parameters())
-    for row in rows:
-        with gather(parameters[row.name]):
-            parameter = parameters[row.name]
-            if row.init_std == 0.0:
-                parameter.fill_(row.init_mean)
-                continue
-            digest = hashlib.sha256(f"{seed}/{row.name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            values = torch.empty(row.shape).normal_(row.init_mean, row.init_std, generator=generator)
-            parameter.copy_(values.view_as(parameter))

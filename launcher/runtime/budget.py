@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from launcher.runtime.config import Config
 from model.flops import training_flops_per_token
-from model.parameterization import ParameterRow, parameter_shapes, role_of
+from model.parameterization import ParameterRow, parameter_shapes
+from model.roles import role_of
 
 GIB = 2**30
 

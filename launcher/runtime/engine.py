@@ -28,8 +28,9 @@ from launcher.runtime.optimizer import (
 )
 from launcher.runtime.sharded_muon import ShardedMuon
 from model.decoder import CausalLM
+from model.initialization import initialize
 from model.objectives.next_token import next_token
-from model.parameterization import initialize, multipliers, parameter_table
+from model.parameterization import multipliers, parameter_table
 
 Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
 

@@ -82,7 +82,7 @@ def group_settings(
         betas: of Adam's moments, carried over to this batch size and horizon.
     """
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
+    for row in (row for row in rows if row.trainable):
         fixed = _fixed_settings(row, optimizer, betas)
         group = groups.setdefault(tuple(fixed.values()), {"roles": [], "parameters": [], "lr": row.lr, **fixed})
         group["parameters"].append(row.name)

@@ -1,14 +1,10 @@
-"""The pre-norm block: x + r * Attention(norm(x)), then x + r * MLP(norm(x)).
+"""The pre-norm block: x + r Attention(norm(x)), then x + r MLP(norm(x)); in parallel, both read one norm(x)."""
 
-r is the parameterization's residual multiplier (CompleteP: m_L^-alpha, arXiv 2505.01618 Table 1). It multiplies the
-whole branch output, after the projection's bias and after dropout.
-"""
-
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import Attention, AttentionContext, LayerCache
+from model.attention import make_attention
+from model.attention.context import AttentionContext, LayerCache
+from model.blocks.residual import Residual
 from model.config import ModelConfig
 from model.mlp import MLP
 from model.multipliers import Multipliers
@@ -18,20 +14,23 @@ from model.norms import make_norm
 class PreNormBlock(nn.Module):
     """One block, [B, T, hidden_size] -> [B, T, hidden_size]."""
 
-    def __init__(self, config: ModelConfig, multipliers: Multipliers) -> None:
+    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
         super().__init__()
-        self.residual_multiplier = multipliers.residual
-        self.dropout = config.dropout
         self.input_layernorm = make_norm(config)
-        self.self_attn = Attention(config, scale=multipliers.attention)
-        self.post_attention_layernorm = make_norm(config)
+        self.self_attn = make_attention(config, multipliers, layer)
+        self.attn_residual = Residual(config, multipliers)
+        self.post_attention_layernorm = None if config.parallel else make_norm(config)
         self.mlp = MLP(config)
+        self.mlp_residual = Residual(config, multipliers)
 
-    def _add(self, x: Tensor, branch: Tensor) -> Tensor:
-        """X + r * dropout(branch), as one kernel; exactly x + branch when r is 1."""
-        return torch.add(x, F.dropout(branch, self.dropout, self.training), alpha=self.residual_multiplier)
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What attention makes of the stream first."""
+        return self.input_layernorm(x)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
         """Pass the residual stream x through both branches."""
-        x = self._add(x, self.self_attn(self.input_layernorm(x), context, cache))
-        return self._add(x, self.mlp(self.post_attention_layernorm(x)))
+        normed = self.attention_input(x)
+        x = self.attn_residual(x, self.self_attn(normed, context, cache))
+        if self.post_attention_layernorm is not None:
+            normed = self.post_attention_layernorm(x)
+        return self.mlp_residual(x, self.mlp(normed))  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from model.decoder import CausalLM
-from model.parameterization import role_of
+from model.roles import role_of
 
 Activations = dict[str, list[Tensor]]  # name -> one tensor for each place where it occurs
 Record = dict[str, float]  # quantity -> value

@@ -27,7 +27,7 @@ def fold_multipliers(weights: Weights, config: ModelConfig, multipliers: Multipl
         "self_attn.o_proj": multipliers.residual,
         "mlp.down_proj": multipliers.residual,
         # With QK-norm a factor on q_proj would be normalised away; the norm's gain comes after
-        "self_attn.q_norm" if config.qk_norm else "self_attn.q_proj": attention,
+        "self_attn.q_norm" if config.qk_norm == "head" else "self_attn.q_proj": attention,
         "model.embed_tokens": multipliers.embedding,
         "model.embed_positions": multipliers.embedding,
     }

@@ -29,7 +29,7 @@ def to_hugging_face(target: str, config: ModelConfig, multipliers: Multipliers, 
         ValueError: the target is unknown or cannot express a switch of this decoder.
     """
     if target == "auto":
-        target = "gpt2" if config.norm == "layernorm" else "qwen3" if config.qk_norm else "llama"
+        target = "gpt2" if config.norm == "layernorm" else "qwen3" if config.qk_norm == "head" else "llama"
     if target not in TARGETS:
         raise ValueError(f"--target {target}: unknown; known targets: auto, {', '.join(TARGETS)}")
     return TARGETS[target](config, multipliers, weights)
@@ -76,7 +76,7 @@ def _llama_like(config: ModelConfig) -> dict[str, Any]:
 
 
 def _qwen3(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
-    _require("qwen3", config, norm="rmsnorm", position_embedding="rope", mlp="swiglu", qk_norm=True, mlp_bias=False)
+    _require("qwen3", config, norm="rmsnorm", position_embedding="rope", mlp="swiglu", qk_norm="head", mlp_bias=False)
     _require("qwen3", config, final_logit_softcapping=None)
     entries = {"model_type": "qwen3", **_llama_like(config), "head_dim": config.head_dim}
     if config.sliding_window is not None:
@@ -85,7 +85,7 @@ def _qwen3(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> E
 
 
 def _llama(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
-    _require("llama", config, norm="rmsnorm", position_embedding="rope", mlp="swiglu", qk_norm=False)
+    _require("llama", config, norm="rmsnorm", position_embedding="rope", mlp="swiglu", qk_norm="none")
     _require("llama", config, final_logit_softcapping=None, sliding_window=None)
     _require_whole_heads("llama", config)
     entries = {"model_type": "llama", **_llama_like(config), "head_dim": config.head_dim, "mlp_bias": config.mlp_bias}
@@ -94,7 +94,7 @@ def _llama(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> E
 
 def _granite(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
     """The one stock class with all four multipliers: weights stay as trained, so training can go on from them."""
-    _require("granite", config, norm="rmsnorm", position_embedding="rope", mlp="swiglu", qk_norm=False)
+    _require("granite", config, norm="rmsnorm", position_embedding="rope", mlp="swiglu", qk_norm="none")
     _require("granite", config, final_logit_softcapping=None, sliding_window=None)
     _require_whole_heads("granite", config)
     _require("granite", config, head_dim=config.hidden_size // config.num_attention_heads)
@@ -113,7 +113,7 @@ def _granite(config: ModelConfig, multipliers: Multipliers, weights: Weights) ->
 def _gpt2(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
     """GPT-2 fuses q, k and v, stores matrices transposed, and always has biases: absent ones become zeros."""
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
-    _require("gpt2", config, norm="layernorm", position_embedding="learned", mlp=tuple(activations), qk_norm=False)
+    _require("gpt2", config, norm="layernorm", position_embedding="learned", mlp=tuple(activations), qk_norm="none")
     _require("gpt2", config, final_logit_softcapping=None, sliding_window=None)
     _require("gpt2", config, num_key_value_heads=config.num_attention_heads)
     _require_whole_heads("gpt2", config)

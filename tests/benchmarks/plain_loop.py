@@ -22,7 +22,8 @@ from data.loader import TrainBatches, ValidationBatches, validation_splits
 from launcher.runtime import cli
 from launcher.runtime.config import Config, load_config
 from model.decoder import CausalLM
-from model.parameterization import initialize, multipliers, parameter_table
+from model.initialization import initialize
+from model.parameterization import multipliers, parameter_table
 
 
 def train(config: Config, chunked: bool = False) -> tuple[list[float], float]:

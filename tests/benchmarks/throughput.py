@@ -29,7 +29,8 @@ from launcher.runtime.config import Config, parse_config
 from launcher.runtime.distributed import World
 from launcher.runtime.engine import Engine
 from model.decoder import CausalLM
-from model.parameterization import OptimizerSettings, initialize, multipliers, parameter_table
+from model.initialization import initialize
+from model.parameterization import OptimizerSettings, multipliers, parameter_table
 
 VOCABULARY = 8192
 

@@ -18,7 +18,8 @@ from launcher.runtime import distributed
 from launcher.runtime.config import Config
 from launcher.runtime.distributed import World
 from model.decoder import CausalLM
-from model.parameterization import ParameterRow, initialize, multipliers, parameter_table
+from model.initialization import initialize
+from model.parameterization import ParameterRow, multipliers, parameter_table
 
 
 def set_environment(variables: Mapping[str, str]) -> None:

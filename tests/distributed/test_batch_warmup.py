@@ -22,7 +22,8 @@ from launcher.runtime.config import Config, load_config
 from launcher.runtime.distributed import World
 from launcher.runtime.inputs import open_inputs
 from model.decoder import CausalLM
-from model.parameterization import initialize, multipliers, parameter_table
+from model.initialization import initialize
+from model.parameterization import multipliers, parameter_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

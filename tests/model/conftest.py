@@ -65,6 +65,8 @@ def enliven() -> Enliven:
             noise = torch.randn(weight.shape, generator=generator)
             if weight.ndim == 2:
                 weight.copy_(noise / weight.size(1) ** 0.5)
+            elif weight.ndim == 3:  # over positions: the past only
+                weight.copy_(noise.tril() / weight.size(2) ** 0.5)
             else:
                 weight.copy_(0.3 * noise + (0.0 if name.endswith("bias") else 1.0))
 

@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention import Attention, attention_context
+from model.attention.context import attention_context
+from model.attention.softmax import SoftmaxAttention
 from model.config import ModelConfig
 from model.decoder import CausalLM
+from model.multipliers import Multipliers
 
 MakeConfig = Callable[..., ModelConfig]
 MakeModel = Callable[..., CausalLM]
@@ -20,7 +22,7 @@ SHAPES: list[dict[str, Any]] = [
     {"family": "qwen3", "num_key_value_heads": 2, "head_dim": 6, "sliding_window": 4},
     {"family": "llama", "num_key_value_heads": 1, "sliding_window": 7, "attention_bias": True},
     {"family": "gpt2"},
-    {"family": "gpt2", "sliding_window": 3, "num_key_value_heads": 2, "qk_norm": True},
+    {"family": "gpt2", "sliding_window": 3, "num_key_value_heads": 2, "qk_norm": "head"},
 ]
 
 
@@ -36,7 +38,9 @@ def turned(x: Tensor, position: int, theta: float) -> Tensor:
     return torch.cat((pairs.real, pairs.imag))
 
 
-def naive(layer: Attention, config: ModelConfig, x: Tensor, positions: list[int], looks: Callable[..., bool]) -> Tensor:
+def naive(
+    layer: SoftmaxAttention, config: ModelConfig, x: Tensor, positions: list[int], looks: Callable[..., bool]
+) -> Tensor:
     """One sequence [T, D], query by query and head by head, in float64; `looks(i, j)` says what i may see."""
     heads = config.num_attention_heads
     group = heads // config.num_key_value_heads
@@ -65,7 +69,7 @@ def test_attention_is_the_naive_one(
     make_config: MakeConfig, enliven: Enliven, shape: dict[str, Any], documents: list[int] | None
 ) -> None:
     config = make_config(**shape)
-    layer = Attention(config, scale=0.3)
+    layer = SoftmaxAttention(config, Multipliers(attention=0.3), layer=0)
     enliven(layer)
     layer = layer.double()
     length = 12
@@ -172,7 +176,7 @@ def test_dropout_acts_on_the_embedding_and_on_both_branches(
 @torch.no_grad()
 def test_dropout_acts_on_attention_weights(make_config: MakeConfig, enliven: Enliven) -> None:
     config = make_config(dropout=0.3)
-    layer = Attention(config, scale=0.3)
+    layer = SoftmaxAttention(config, Multipliers(attention=0.3), layer=0)
     enliven(layer)
     x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0))
     context = attention_context(config, torch.arange(6)[None], 0, None, torch.float32)

@@ -15,8 +15,9 @@ from model import parameterization
 from model.config import ModelConfig
 from model.decoder import CausalLM
 from model.diagnostics.coordinate_check import GATES, Gate, activations, coordinate_check, slope
+from model.initialization import initialize
 from model.multipliers import Multipliers
-from model.parameterization import OptimizerSettings, ParameterizationConfig, ParameterRow, initialize
+from model.parameterization import OptimizerSettings, ParameterizationConfig, ParameterRow
 
 WIDTHS, DEPTHS, HEADS = (32, 64, 128), (2, 4, 8, 16), (16, 32, 64, 128)
 RATES = {"width": 4e-3, "depth": 1e-3, "head_dim": 1e-3}

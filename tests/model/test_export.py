@@ -154,7 +154,7 @@ UNCOMMON: dict[str, Any] = {
         *(
             (target, {**family, key: value}, f"--target {target} has model.{key} = ")
             for target, family in (("llama", LLAMA), ("qwen3", QWEN3), ("granite", LLAMA))
-            for key, value in {**UNCOMMON, "qk_norm": family is LLAMA}.items()
+            for key, value in {**UNCOMMON, "qk_norm": "head" if family is LLAMA else "none"}.items()
         ),
         ("qwen3", {**QWEN3, "mlp_bias": True}, "model.mlp_bias = False; this model has True"),
         ("llama", {**LLAMA, "sliding_window": 4}, "model.sliding_window = None; this model has 4"),
@@ -163,7 +163,7 @@ UNCOMMON: dict[str, Any] = {
         ("gpt2", {**GPT2, "norm": "rmsnorm", "norm_bias": False}, "model.norm = layernorm; this model has rmsnorm"),
         ("gpt2", {**GPT2, "position_embedding": "rope"}, "model.position_embedding = learned; this model has rope"),
         ("gpt2", {**GPT2, "mlp": "relu2"}, "model.mlp = gelu or gelu_tanh; this model has relu2"),
-        ("gpt2", {**GPT2, "qk_norm": True}, "model.qk_norm = False; this model has True"),
+        ("gpt2", {**GPT2, "qk_norm": "head"}, "model.qk_norm = none; this model has head"),
         ("gpt2", {**GPT2, "final_logit_softcapping": 30.0}, "model.final_logit_softcapping = None"),
         ("gpt2", {**GPT2, "sliding_window": 4}, "model.sliding_window = None; this model has 4"),
         ("gpt2", {**GPT2, "num_key_value_heads": 2}, "model.num_key_value_heads = 4; this model has 2"),

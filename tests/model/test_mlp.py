@@ -6,9 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from transformers.activations import XIELUActivation
 
 from model.config import ModelConfig
-from model.mlp import ACTIVATIONS, MLP
+from model.mlp import ACTIVATIONS, MLP, XIELU
 
 MakeConfig = Callable[..., ModelConfig]
 Enliven = Callable[..., None]
@@ -26,7 +27,10 @@ GATED: dict[str, Callable[[Tensor], Tensor]] = {"swiglu": lambda x: x / (1 + tor
 PLAIN: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
+    "relu": lambda x: (x + x.abs()) / 2,
     "relu2": lambda x: x.clamp(min=0) ** 2,
+    # slope 1 - 32^-1/2 below zero; E[f(x)^2] = E[x^2] for normal x
+    "shaped_relu": lambda x: torch.where(x > 0, x, 0.823223 * x) * math.sqrt(2 / (1 + 0.823223**2)),
 }
 
 
@@ -43,5 +47,29 @@ def test_an_mlp_is_its_formula(make_config: MakeConfig, enliven: Enliven, kind: 
     assert (mlp.up_proj.bias is not None) is bias
 
 
+@torch.no_grad()
+def test_xielu_is_the_one_of_transformers(make_config: MakeConfig, enliven: Enliven) -> None:
+    mlp = MLP(make_config(mlp="xielu"))
+    enliven(mlp)
+    assert isinstance(mlp.activation, XIELU)
+    stock = XIELUActivation(dtype=torch.float32)
+    stock.load_state_dict(dict(mlp.activation.named_parameters()), strict=False)
+    x = torch.linspace(-5, 5, 101)
+    torch.testing.assert_close(mlp.activation(x), stock(x), rtol=1e-6, atol=1e-7)
+
+
+@torch.no_grad()
+def test_the_input_scale_multiplies_what_the_nonlinearity_sees(make_config: MakeConfig, enliven: Enliven) -> None:
+    x = torch.randn(7, 32, generator=torch.Generator().manual_seed(0))
+    for kind in ("gelu", "swiglu"):
+        mlp = MLP(make_config(mlp=kind, mlp_input_scale=2.0))
+        enliven(mlp)
+        assert mlp.input_scale is not None
+        mlp.input_scale.fill_(1.7)
+        inner = mlp.up_proj if mlp.gate_proj is None else mlp.gate_proj
+        activated = ACTIVATIONS[kind](1.7 * inner(x)) * (1.0 if mlp.gate_proj is None else mlp.up_proj(x))
+        torch.testing.assert_close(mlp(x), mlp.down_proj(activated))
+
+
 def test_every_kind_is_tested() -> None:
-    assert {*GATED, *PLAIN} == set(ACTIVATIONS)
+    assert {*GATED, *PLAIN} == {*ACTIVATIONS, "shaped_relu"}, "xielu has a test of its own"

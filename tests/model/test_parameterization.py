@@ -14,17 +14,15 @@ from torch import nn
 
 from model.config import ModelConfig
 from model.decoder import CausalLM
+from model.initialization import initialize
 from model.parameterization import (
-    ROLES,
     OptimizerSettings,
     ParameterizationConfig,
     ParameterRow,
-    Role,
-    initialize,
     multipliers,
     parameter_table,
-    role_of,
 )
+from model.roles import ROLES, Role, role_of
 
 MakeConfig = Callable[..., ModelConfig]
 
@@ -192,7 +190,11 @@ FAMILIES: list[dict[str, Any]] = [
     {"family": "qwen3"},
     {"family": "llama", "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     {"family": "gpt2"},
-    {"family": "gpt2", "tie_word_embeddings": False, "qk_norm": True, "mlp": "geglu"},
+    {"family": "gpt2", "tie_word_embeddings": False, "qk_norm": "head", "mlp": "geglu"},
+    *({"family": family} for family in ("olmo2", "outlier_protected", "fog", "sas", "shaped", "mixit")),
+    {"block": "sandwich_norm", "norm": "single_scale_rmsnorm", "embedding_projection": True, "mlp_input_scale": 2.0},
+    {"block": "norm_free", "branch_gain": "vector", "mlp": "xielu", "attention_sink": True, "value_residual": True},
+    {"branch_gain": "scalar", "attention_gate": "elementwise", "parallel": True},
 ]
 
 

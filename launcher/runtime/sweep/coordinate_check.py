@@ -23,7 +23,8 @@ from launcher.runtime.sweep.families import SIZES, base_size, family_members
 from launcher.runtime.sweep.statistics import mean, standard_error
 from model.decoder import CausalLM
 from model.diagnostics.coordinate_check import GATES, Record, coordinate_check, slope
-from model.parameterization import initialize, multipliers, parameter_table
+from model.initialization import initialize
+from model.parameterization import multipliers, parameter_table
 
 Result = dict[str, Any]
 RECORD_AT = (0, 1, 2, 4, 10)  # steps; those beyond train.steps are left out

@@ -1,18 +1,16 @@
-"""Softmax self-attention: grouped queries, optional QK-norm, rotary positions, sliding window, document mask, KV cache.
+"""What attention needs besides the stream: positions, masks and what earlier tokens left behind.
 
 What all layers share in one forward (rotary tables, mask) is built once, in `AttentionContext`, and handed to every
-block; a block that changes attention changes this file and nothing else.
+block.
 """
 
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.config import ModelConfig
-from model.norms import make_head_norm
-from model.rotary import apply_rotary, rotary_tables
+from model.rotary import rotary_tables
 
 
 class LayerCache:
@@ -43,6 +41,8 @@ class AttentionContext:
     """Cosines and sines, [B or 1, 1, T, head_dim]; None with learned positions."""
     mask: Tensor | None
     """True where a query may look, [B or 1, 1, T, keys]. None: plain causal attention, which has a faster kernel."""
+    first_values: Tensor | None = None
+    """Values of the first block, [B, num_key_value_heads, T, head_dim], for model.value_residual."""
 
 
 def attention_context(
@@ -78,47 +78,3 @@ def attention_context(
     if document_ids is not None:
         mask = mask & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
     return AttentionContext(rotary, mask)
-
-
-class Attention(nn.Module):
-    """[B, T, hidden_size] -> [B, T, hidden_size]; `scale` multiplies the logits (the parameterization decides it)."""
-
-    def __init__(self, config: ModelConfig, scale: float) -> None:
-        super().__init__()
-        self.head_dim = config.head_dim
-        self.scale = scale
-        self.dropout = config.dropout
-        query_width = config.num_attention_heads * config.head_dim
-        key_value_width = config.num_key_value_heads * config.head_dim
-        self.shares_heads = query_width != key_value_width
-        self.q_proj = nn.Linear(config.hidden_size, query_width, bias=config.attention_bias)
-        self.k_proj = nn.Linear(config.hidden_size, key_value_width, bias=config.attention_bias)
-        self.v_proj = nn.Linear(config.hidden_size, key_value_width, bias=config.attention_bias)
-        self.o_proj = nn.Linear(query_width, config.hidden_size, bias=config.attention_bias)
-        self.q_norm = make_head_norm(config) if config.qk_norm else nn.Identity()
-        self.k_norm = make_head_norm(config) if config.qk_norm else nn.Identity()
-
-    def _heads(self, x: Tensor) -> Tensor:
-        """[B, T, H * head_dim] -> [B, T, H, head_dim]."""
-        return x.view(*x.shape[:-1], -1, self.head_dim)
-
-    def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
-        """Attend from the T tokens of x to themselves and to what the cache holds."""
-        query = self.q_norm(self._heads(self.q_proj(x))).transpose(1, 2)  # (B, H, T, head_dim)
-        key = self.k_norm(self._heads(self.k_proj(x))).transpose(1, 2)  # (B, H_kv, T, head_dim)
-        value = self._heads(self.v_proj(x)).transpose(1, 2)  # (B, H_kv, T, head_dim)
-        if context.rotary is not None:
-            query, key = apply_rotary(query, *context.rotary), apply_rotary(key, *context.rotary)
-        if cache is not None:
-            key, value = cache.append(key, value)
-        mixed = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=context.mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=context.mask is None and query.size(2) > 1,
-            scale=self.scale,
-            enable_gqa=self.shares_heads,
-        )
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]

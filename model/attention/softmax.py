@@ -1,0 +1,130 @@
+"""Softmax self-attention: grouped queries, QK-norm, rotary positions, sliding window, document mask, KV cache, gates.
+
+The fused kernel computes the map unless the config caps the logits or adds a sink, which no fused kernel knows.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.attention.context import AttentionContext, LayerCache
+from model.config import ModelConfig
+from model.multipliers import Multipliers
+from model.norms import make_head_norm
+from model.rotary import apply_rotary
+
+
+class SoftmaxAttention(nn.Module):
+    """[B, T, hidden_size] -> [B, T, hidden_size]; the parameterization decides the scale of the logits."""
+
+    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
+        super().__init__()
+        width, bias = config.hidden_size, config.attention_bias
+        self.head_dim = config.head_dim
+        self.scale = multipliers.attention
+        self.dropout = config.dropout
+        self.cap = config.attn_logit_softcapping
+        query_width = config.num_attention_heads * config.head_dim
+        key_value_width = config.num_key_value_heads * config.head_dim
+        self.shares_heads = query_width != key_value_width
+        self.q_proj = nn.Linear(width, query_width, bias=bias)
+        self.k_proj = nn.Linear(width, key_value_width, bias=bias)
+        # A skipless block takes the stream itself as values, after the first
+        projects_values = config.block != "skipless" or layer == 0
+        self.v_proj = nn.Linear(width, key_value_width, bias=bias) if projects_values else nn.Identity()
+        self.o_proj = nn.Linear(query_width, width, bias=bias) if config.block != "skipless" else nn.Identity()
+        self.q_norm = make_head_norm(config) if config.qk_norm == "head" else nn.Identity()
+        self.k_norm = make_head_norm(config) if config.qk_norm == "head" else nn.Identity()
+        whole = config.qk_norm == "projection"
+        self.q_whole_norm = nn.RMSNorm(query_width, eps=config.norm_eps) if whole else nn.Identity()
+        self.k_whole_norm = nn.RMSNorm(key_value_width, eps=config.norm_eps) if whole else nn.Identity()
+        gate_width = {"none": 0, "head": config.num_attention_heads, "elementwise": query_width}[config.attention_gate]
+        self.g_proj = nn.Linear(width, gate_width, bias=bias) if gate_width else None
+        self.sinks = nn.Parameter(torch.empty(config.num_attention_heads)) if config.attention_sink else None
+        mixes = config.value_residual and layer > 0
+        self.value_mix = nn.Parameter(torch.empty(2)) if mixes else None
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, T, H * head_dim] -> [B, T, H, head_dim]."""
+        return x.view(*x.shape[:-1], -1, self.head_dim)
+
+    def values(self, x: Tensor) -> Tensor:
+        """The values of x [B, T, hidden_size], [B, num_key_value_heads, T, head_dim]."""
+        return self._heads(self.v_proj(x)).transpose(1, 2)
+
+    def queries_and_keys(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
+        """Of x [B, T, hidden_size], normalised and rotated, [B, heads, T, head_dim] each."""
+        query = self.q_norm(self._heads(self.q_whole_norm(self.q_proj(x)))).transpose(1, 2)  # (B, H, T, head_dim)
+        key = self.k_norm(self._heads(self.k_whole_norm(self.k_proj(x)))).transpose(1, 2)  # (B, H_kv, T, head_dim)
+        if context.rotary is not None:
+            query, key = apply_rotary(query, *context.rotary), apply_rotary(key, *context.rotary)
+        return query, key
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
+        """The map over positions, applied to the values: [B, H, T, head_dim]."""
+        dropout = self.dropout if self.training else 0.0
+        causal = context.mask is None and query.size(2) > 1
+        if self.cap is not None or self.sinks is not None:
+            return explicit_attention(query, key, value, context.mask, self.scale, self.cap, self.sinks, dropout)
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=context.mask,
+            dropout_p=dropout,
+            is_causal=causal,
+            scale=self.scale,
+            enable_gqa=self.shares_heads,
+        )
+
+    def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
+        """Attend from the T tokens of x to themselves and to what the cache holds."""
+        query, key = self.queries_and_keys(x, context)
+        value = self.values(x)  # (B, H_kv, T, head_dim)
+        if self.value_mix is not None and context.first_values is not None:
+            value = self.value_mix[0] * value + self.value_mix[1] * context.first_values
+        if cache is not None:
+            key, value = cache.append(key, value)
+        mixed = self.attend(query, key, value, context).transpose(1, 2)  # (B, T, H, head_dim)
+        if self.g_proj is not None:
+            gate = self.g_proj(x).sigmoid()  # (B, T, H) or (B, T, H * head_dim)
+            mixed = mixed * gate.view(*mixed.shape[:-1], -1)
+        return self.o_proj(mixed.flatten(2))  # type: ignore[no-any-return]
+
+
+def explicit_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """Attention written out, for what fused kernels lack; the map exists, [B, H, T, keys].
+
+    Args:
+        query: [B, H, T, head_dim].
+        key: [B, H_kv, keys, head_dim].
+        value: as key.
+        mask: True where a query may look; None: causal, the queries being the last T of the keys.
+        scale: of the logits.
+        cap: logits become cap * tanh(logits / cap).
+        sinks: [H], a logit for each head that joins the softmax and has no value.
+        dropout: rate on the map.
+    """
+    groups = query.size(1) // key.size(1)
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    logits = (query @ key.transpose(-1, -2)).float() * scale
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
+    if mask is None:
+        mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device)
+        mask = mask.tril(logits.size(-1) - logits.size(-2))
+    logits = logits.masked_fill(~mask, -torch.inf)
+    if sinks is not None:
+        sink = sinks.float()[None, :, None, None].expand(*logits.shape[:-1], 1)
+        logits = torch.cat((logits, sink), dim=-1)
+    weights = logits.softmax(-1)[..., : key.size(2)].to(value.dtype)
+    return F.dropout(weights, dropout) @ value

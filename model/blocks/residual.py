@@ -1,0 +1,42 @@
+"""How a branch joins the residual stream: s x + r g dropout(branch).
+
+s is `skip_gain`, r the parameterization's residual multiplier (CompleteP: m_L^-alpha, arXiv 2505.01618 Table 1), and g
+the branch gain: a constant, or learned and then starting at `branch_gain_init`. With alpha = 1/2 and a fixed gain this
+is the residual of Outlier Protected blocks (arXiv 2405.19279), with a learned vector it is LayerScale.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+from model.multipliers import Multipliers
+
+
+class Residual(nn.Module):
+    """Adds a branch [B, T, hidden_size] to the stream."""
+
+    def __init__(self, config: ModelConfig, multipliers: Multipliers, gain_is_elsewhere: bool = False) -> None:
+        """Build it.
+
+        Args:
+            config: the model's switches.
+            multipliers: of the parameterization.
+            gain_is_elsewhere: the branch ends in a norm, whose gain is the branch gain.
+        """
+        super().__init__()
+        self.dropout, self.skip, self.multiplier = config.dropout, config.skip_gain, multipliers.residual
+        if config.branch_gain == "fixed" and not gain_is_elsewhere:
+            self.multiplier *= config.branch_gain_init
+        self.scalar = nn.Parameter(torch.empty(1)) if config.branch_gain == "scalar" else None
+        self.gain = nn.Parameter(torch.empty(config.hidden_size)) if config.branch_gain == "vector" else None
+
+    def forward(self, x: Tensor, branch: Tensor) -> Tensor:
+        """The stream x with the branch added; exactly x + branch when every factor is 1."""
+        branch = F.dropout(branch, self.dropout, self.training)
+        learned = self.scalar if self.gain is None else self.gain
+        if learned is not None:
+            branch = branch * learned
+        if self.skip != 1.0:
+            x = x * self.skip
+        return torch.add(x, branch, alpha=self.multiplier)

@@ -1,0 +1,40 @@
+"""Norms before and after each branch: x + r norm(Attention(norm(x))), then x + r norm(MLP(norm(x))).
+
+Known as sandwich norm or Peri-LN (arXiv 2502.02732); Gemma 2 is built so, whose names the norms have.
+"""
+
+from torch import Tensor, nn
+
+from model.attention import make_attention
+from model.attention.context import AttentionContext, LayerCache
+from model.blocks.residual import Residual
+from model.config import ModelConfig
+from model.mlp import MLP
+from model.multipliers import Multipliers
+from model.norms import make_norm
+
+
+class SandwichNormBlock(nn.Module):
+    """One block, [B, T, hidden_size] -> [B, T, hidden_size]."""
+
+    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = make_norm(config)
+        self.self_attn = make_attention(config, multipliers, layer)
+        self.post_attention_layernorm = make_norm(config)
+        self.attn_residual = Residual(config, multipliers, gain_is_elsewhere=True)
+        self.pre_feedforward_layernorm = make_norm(config)
+        self.mlp = MLP(config)
+        self.post_feedforward_layernorm = make_norm(config)
+        self.mlp_residual = Residual(config, multipliers, gain_is_elsewhere=True)
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What attention makes of the stream first."""
+        return self.input_layernorm(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
+        """Pass the residual stream x through both branches."""
+        attended = self.self_attn(self.attention_input(x), context, cache)
+        x = self.attn_residual(x, self.post_attention_layernorm(attended))
+        branch = self.mlp(self.pre_feedforward_layernorm(x))
+        return self.mlp_residual(x, self.post_feedforward_layernorm(branch))  # type: ignore[no-any-return]

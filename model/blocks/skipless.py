@@ -1,0 +1,42 @@
+"""The simplified block (arXiv 2311.01906): no skip around attention, and no value and output projections.
+
+SAS:             x = Attention(norm(x)), then x + b MLP(norm(x))
+SAS-P, parallel: x = Attention(norm(x)) + b MLP(norm(x)): no skip at all
+
+The identity in shaped attention carries the stream in the skip's place; values are the normed stream itself, except in
+the first block, which keeps its value projection.
+"""
+
+from torch import Tensor, nn
+
+from model.attention import make_attention
+from model.attention.context import AttentionContext, LayerCache
+from model.blocks.residual import Residual
+from model.config import ModelConfig
+from model.mlp import MLP
+from model.multipliers import Multipliers
+from model.norms import make_norm
+
+
+class SkiplessBlock(nn.Module):
+    """One block, [B, T, hidden_size] -> [B, T, hidden_size]."""
+
+    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = make_norm(config)
+        self.self_attn = make_attention(config, multipliers, layer)
+        self.post_attention_layernorm = None if config.parallel else make_norm(config)
+        self.mlp = MLP(config)
+        self.mlp_residual = Residual(config, multipliers)
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What attention makes of the stream first."""
+        return self.input_layernorm(x)  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
+        """Pass the residual stream x through both branches."""
+        normed = self.attention_input(x)
+        x = self.self_attn(normed, context, cache)
+        if self.post_attention_layernorm is not None:
+            normed = self.post_attention_layernorm(x)
+        return self.mlp_residual(x, self.mlp(normed))  # type: ignore[no-any-return]
