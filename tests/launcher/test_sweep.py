@@ -20,7 +20,9 @@ from launcher.runtime.config import Config, save_config
 from launcher.runtime.distributed import World
 from launcher.runtime.inputs import Inputs
 from launcher.runtime.signals import StopRequest
+from launcher.runtime.sweep.cells import Cell
 from launcher.runtime.sweep.plan import Plan, make_plan
+from launcher.runtime.sweep.pool import places, run_all
 from launcher.runtime.sweep.worker import run_cell
 from tests.conftest import Job, Outcome, Pretrain, Run, Start
 
@@ -269,3 +271,37 @@ def test_a_run_goes_on_under_the_rule_it_was_begun_with(cell: Config, plan: Plan
     assert run_cell(cell, WORLD, stop, see, False) == "stopped"
     assert seen == [cell.model_copy(update={"parameterization": begun.parameterization})]
     assert saved.exists()
+
+
+def succeed(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_checkpoints_of_a_finished_run_stay_where_they_are_asked_for(
+    cell: Config, stop: StopRequest, keep: bool
+) -> None:
+    saved = cell.run.folder / "checkpoints" / "step_00000003"
+    saved.mkdir(parents=True)
+    save_config(cell, saved / "config.yaml")
+    assert run_cell(cell, WORLD, stop, succeed, keep) == "finished"
+    assert saved.exists() is keep
+
+
+def leave_once(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+    """As a worker does that someone else asked to stop."""
+    left = config.run.folder / "left"
+    if left.exists():
+        return True
+    left.touch()
+    return False
+
+
+def test_a_cell_that_only_its_worker_was_asked_to_leave_is_taken_up_again(
+    plan: Plan, tmp_path: Path, cell: Config, stop: StopRequest
+) -> None:
+    told: list[str] = []
+    waiting = [Cell(plan.cells[0].labels, cell)]
+    run_all(waiting, places(1, tmp_path / "log"), leave_once, False, stop, lambda _cell, outcome: told.append(outcome))
+    assert told == ["finished"]
+    assert (cell.run.folder / "left").exists()
