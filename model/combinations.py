@@ -10,6 +10,9 @@ NEEDS: tuple[tuple[str, Any, dict[str, tuple[Any, ...]], str], ...] = (
     ("attention", "shaped", {"attn_logit_softcapping": (None,), "attention_sink": (False,)}, "is another map"),
     ("attention", "shaped", {"document_mask": (False,), "sliding_window": (None,)}, "is centred over the whole prefix"),
     ("attention", "mixing", {"document_mask": (False,), "sliding_window": (None,)}, "mixes the whole prefix"),
+    ("attention", "pruned", {"document_mask": (False,), "sliding_window": (None,)}, "has a mask of its own"),
+    ("attention", "pruned", {"attn_logit_softcapping": (None,), "attention_sink": (False,)}, "needs the fused kernel"),
+    ("attention", "pruned", {"attention_gate": ("none",), "value_residual": (False,)}, "has neither"),
     (
         "attention",
         "mixing",

@@ -68,9 +68,11 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     such number."""
     parallel: bool = False
     """Attention and MLP read the same stream, and are added at once."""
-    attention: Literal["softmax", "shaped", "mixing"] = "softmax"
+    attention: Literal["softmax", "shaped", "mixing", "pruned"] = "softmax"
     """softmax; shaped: identity + softmax - uniform (arXiv 2306.17759); mixing: a fixed random matrix over positions
-    (arXiv 2506.01115)."""
+    (arXiv 2506.01115); pruned: softmax over the tokens that a layer has not learned to drop (arXiv 2305.15805)."""
+    pruning_rank: PositiveInt = 64
+    """pruned: width of the vectors that vote on dropping."""
     shaped_gains: Literal["fixed", "learned"] = "fixed"
     """shaped: weights of the three parts, all 1, or learned for each head, the queries starting at zero (SAS)."""
     shaped_temperature: PositiveFloat | None = None

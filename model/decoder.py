@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention.context import AttentionContext, LayerCache, attention_context
+from model.attention import make_cache
+from model.attention.context import AttentionContext, KeptContext, LayerCache, attention_context
+from model.attention.pruned import PrunedCache
 from model.attention.softmax import SoftmaxAttention
 from model.blocks import Block, make_block
 from model.config import ModelConfig
@@ -45,9 +47,13 @@ class Decoder(nn.Module):
         input_ids: Tensor,
         document_ids: Tensor | None = None,
         positions: Tensor | None = None,
-        cache: list[LayerCache] | None = None,
+        cache: list[LayerCache | PrunedCache] | None = None,
+        kept: KeptContext | None = None,
     ) -> Tensor:
-        """Run the blocks; `document_ids` and `positions` [B, T] matter only when the config masks documents."""
+        """Run the blocks; `document_ids` and `positions` [B, T] matter only when the config masks documents.
+
+        `kept` takes the share of context that each pruning layer keeps.
+        """
         past = cache[0].length if cache else 0
         if not self.config.document_mask:
             document_ids = positions = None
@@ -63,7 +69,7 @@ class Decoder(nn.Module):
             x = self.embed_projection(x)
         x = F.dropout(x, self.config.dropout, self.training)
 
-        context = attention_context(self.config, positions, past, document_ids, x.dtype)
+        context = replace(attention_context(self.config, positions, past, document_ids, x.dtype), kept=kept)
         if self.config.value_residual:
             context = self._with_first_values(context, x)
         for i, layer in enumerate(self.layers):
@@ -126,13 +132,21 @@ class CausalLM(nn.Module):
         document_ids: Tensor | None = None,
         positions: Tensor | None = None,
         z_loss: float = 0.0,
-        cache: list[LayerCache] | None = None,
+        pruning_weight: float = 0.0,
+        cache: list[LayerCache | PrunedCache] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits [B, T, V] in fp32; with labels [B, T], (summed loss, summed cross-entropy) in nats instead."""
-        hidden = self.model(input_ids, document_ids, positions, cache)
-        return self.lm_head(hidden, labels, z_loss)  # type: ignore[no-any-return]
+        """Logits [B, T, V] in fp32; with labels [B, T], (summed loss, summed cross-entropy) in nats instead.
 
-    def new_cache(self, batch: int, capacity: int) -> list[LayerCache]:
+        The loss is cross-entropy + z_loss logsumexp(logits)^2 + pruning_weight x the share of context kept, averaged
+        over layers, for each valid label.
+        """
+        kept = KeptContext([])
+        hidden = self.model(input_ids, document_ids, positions, cache, kept)
+        if labels is None or not kept.shares:
+            return self.lm_head(hidden, labels, z_loss)  # type: ignore[no-any-return]
+        loss, cross_entropy = self.lm_head(hidden, labels, z_loss)
+        return loss + pruning_weight * (labels >= 0).sum() * torch.stack(kept.shares).mean(), cross_entropy
+
+    def new_cache(self, batch: int, capacity: int) -> list[LayerCache | PrunedCache]:
         """An empty key/value cache for sequences of up to `capacity` tokens."""
-        weight = self.lm_head.weight
-        return [LayerCache(batch, capacity, self.config, weight.device, weight.dtype) for _ in self.model.layers]
+        return [make_cache(self.config, batch, capacity, self.lm_head.weight) for _ in self.model.layers]

@@ -12,10 +12,20 @@ from torch import Tensor, nn
 
 from model.attention.mixing import draw_mixing
 from model.config import ModelConfig
+from model.mlp import XIELU
 from model.roles import role_of
 
 if TYPE_CHECKING:
     from model.parameterization import ParameterRow
+
+
+STARTS: dict[str, float] = {
+    "shape_gains": 1.0,
+    "value_mix": 0.5,
+    "keep_bias": 2.0,  # everything is kept at first (arXiv 2305.15805)
+    "alpha_p": math.log(math.expm1(0.8)),  # xIELU takes their softplus
+    "alpha_n": math.log(math.expm1(0.8 - XIELU.BETA)),
+}
 
 
 def first_value(name: str, model: ModelConfig) -> float:
@@ -32,9 +42,7 @@ def first_value(name: str, model: ModelConfig) -> float:
         return model.branch_gain_init if ends_branch else 1.0
     if "_residual." in name:
         return model.branch_gain_init
-    # xIELU: softplus of these is 0.8 and 0.8 - 1/2
-    starts = {"shape_gains": 1.0, "value_mix": 0.5, "alpha_p": _unsoftplus(0.8), "alpha_n": _unsoftplus(0.3)}
-    return (model.mlp_input_scale or 1.0) if leaf == "input_scale" else starts.get(leaf, 0.0)
+    return (model.mlp_input_scale or 1.0) if leaf == "input_scale" else STARTS.get(leaf, 0.0)
 
 
 def first_std(name: str, model: ModelConfig, scale: float) -> float:
@@ -106,7 +114,3 @@ def _draw(row: "ParameterRow", generator: torch.Generator) -> Tensor:
     if row.role == "projection":  # keeps lengths at every width
         return nn.init.orthogonal_(torch.empty(row.shape), generator=generator)
     return torch.empty(row.shape).normal_(row.init_mean, row.init_std, generator=generator)
-
-
-def _unsoftplus(value: float) -> float:
-    return math.log(math.expm1(value))

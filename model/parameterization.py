@@ -107,6 +107,8 @@ class Sizes:
     """Key/value heads x head_dim: output of k_proj and v_proj."""
     intermediate: float
     """Inner width of the MLP."""
+    fixed: float = 1.0
+    """What does not grow."""
 
 
 def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:

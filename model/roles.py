@@ -33,7 +33,7 @@ ROLES: tuple[tuple[str, Role], ...] = (
     # One number for all channels: its gradient sums over them
     (_LAYER + r"\w+_layernorm\.scale", "hidden_scalar"),
     (_LAYER + r"(attn|mlp)_residual\.scalar", "hidden_scalar"),
-    (_LAYER + r"(self_attn\.value_mix|mlp\.(input_scale|activation\.alpha_[pn]))", "hidden_scalar"),
+    (_LAYER + r"(self_attn\.(value_mix|keep_bias)|mlp\.(input_scale|activation\.alpha_[pn]))", "hidden_scalar"),
     (_LAYER + r"self_attn\.[qk]_norm\.weight", "qk_norm"),
     (_LAYER + r"self_attn\.mixing", "mixing"),
     (r"model\.norm\.(weight|bias)", "final_norm"),
@@ -47,6 +47,8 @@ FANS: dict[str, tuple[str, str]] = {
     "k_proj": ("width", "key_value"),
     "v_proj": ("width", "key_value"),
     "g_proj": ("width", "query"),
+    "ask_proj": ("width", "fixed"),
+    "offer_proj": ("width", "fixed"),
     "o_proj": ("query", "width"),
     "gate_proj": ("width", "intermediate"),
     "up_proj": ("width", "intermediate"),

@@ -153,6 +153,15 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         return self
 
     @validator(mode="after")
+    def _check_pruning(self) -> "Config":
+        if self.objective.pruning_weight and self.model.attention != "pruned":
+            raise ValueError(
+                f"objective.pruning_weight = {self.objective.pruning_weight} prices the context that model.attention: "
+                f"pruned keeps, and it is {self.model.attention}: set it to 0"
+            )
+        return self
+
+    @validator(mode="after")
     def _check_optimizer(self) -> "Config":
         name, stage = self.optimizer.name, self.deepspeed.zero_stage
         if stage not in ZERO_STAGES[name]:

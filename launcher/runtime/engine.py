@@ -27,6 +27,7 @@ from launcher.runtime.optimizer import (
     verify_settings,
 )
 from launcher.runtime.sharded_muon import ShardedMuon
+from model.attention.pruned import set_alpha
 from model.decoder import CausalLM
 from model.initialization import initialize
 from model.objectives.next_token import next_token
@@ -192,6 +193,8 @@ class Engine:
         self._engine.train()
         torch.manual_seed(hash((self.config.run.seed, step, self.world.rank)))
         set_learning_rates(self.groups, lr)
+        if self.config.model.attention == "pruned":
+            set_alpha(self._engine.module, self.config.objective.pruning_alpha(step))
         batches = [self.to_device(batch) for batch in micro_batches]
         # The loss is normalised by the valid tokens of the whole global batch: an ignored label weighs nothing, and
         # accumulation or world size change nothing. DeepSpeed averages gradients over ranks, hence the world size.

@@ -34,6 +34,16 @@ class LayerCache:
 
 
 @dataclass(frozen=True)
+class KeptContext:
+    """What share of the earlier tokens each pruning layer kept in one forward.
+
+    Not a bare list: ZeRO-3's hooks copy the lists among a module's arguments.
+    """
+
+    shares: list[Tensor]
+
+
+@dataclass(frozen=True)
 class AttentionContext:
     """What every layer of one forward needs to know about positions."""
 
@@ -43,6 +53,8 @@ class AttentionContext:
     """True where a query may look, [B or 1, 1, T, keys]. None: plain causal attention, which has a faster kernel."""
     first_values: Tensor | None = None
     """Values of the first block, [B, num_key_value_heads, T, head_dim], for model.value_residual."""
+    kept: KeptContext | None = None
+    """Takes what share of the context each pruning layer keeps, to be added to the loss."""
 
 
 def attention_context(

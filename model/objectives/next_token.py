@@ -1,10 +1,13 @@
 """The ordinary objective: predict the next token."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, NonNegativeFloat
+from pydantic import BaseModel, NonNegativeFloat, PositiveInt
 from torch import Tensor
+
+LAST_ALPHA = 8.0
 
 
 class NextTokenConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -14,6 +17,16 @@ class NextTokenConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """Which objective."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2, which keeps the logits from drifting (PaLM used 1e-4)."""
+    pruning_weight: NonNegativeFloat = 0.0
+    """model.attention pruned: price of the context that layers keep, nats for keeping all of it. (The paper averages
+    over all T x T pairs, half of which cannot be dropped: its 0.3 is 0.15 here.)"""
+    pruning_steps: PositiveInt = 25_000
+    """model.attention pruned: steps over which the votes to drop sharpen, alpha from 1 to 8 by a cosine."""
+
+    def pruning_alpha(self, step: int) -> float:
+        """Sharpness of the votes after so many steps (arXiv 2305.15805, section 3.2)."""
+        progress = min(1.0, step / self.pruning_steps)
+        return 1 + (LAST_ALPHA - 1) * (1 - math.cos(math.pi * progress)) / 2
 
 
 def next_token(model: Callable[..., Any], batch: Mapping[str, Any], config: NextTokenConfig) -> tuple[Tensor, Tensor]:
@@ -28,5 +41,6 @@ def next_token(model: Callable[..., Any], batch: Mapping[str, Any], config: Next
         document_ids=batch["document_ids"],
         positions=batch["positions"],
         z_loss=config.z_loss,
+        pruning_weight=config.pruning_weight,
     )
     return loss, cross_entropy

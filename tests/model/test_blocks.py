@@ -33,6 +33,7 @@ SHAPES: list[dict[str, Any]] = [
     {"attention_gate": "elementwise", "value_residual": True, "block": "post_norm"},
     {"attention": "shaped", "num_key_value_heads": 2, "skip_gain": 0.6},
     {"family": "mixit", "num_key_value_heads": 2},
+    {"attention": "pruned", "pruning_rank": 8, "num_key_value_heads": 2},
 ]
 
 

@@ -195,6 +195,7 @@ FAMILIES: list[dict[str, Any]] = [
     {"block": "sandwich_norm", "norm": "single_scale_rmsnorm", "embedding_projection": True, "mlp_input_scale": 2.0},
     {"block": "norm_free", "branch_gain": "vector", "mlp": "xielu", "attention_sink": True, "value_residual": True},
     {"branch_gain": "scalar", "attention_gate": "elementwise", "parallel": True},
+    {"attention": "pruned"},
 ]
 
 
