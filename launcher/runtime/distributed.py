@@ -4,6 +4,7 @@
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import re
@@ -140,8 +141,9 @@ def _compile_start_up_operator() -> None:
 
     torch's own lock for such builds is a plain file: killed in the middle, it makes every later process wait for ever,
     in silence. Here one process of a host builds at a time, under a lock that the kernel releases when its holder dies,
-    so a lock file that is there while we hold ours is stale by construction. The folder is specific to host, torch and
-    DeepSpeed: objects are compiled for the processor they are built on.
+    so a lock file that is there while we hold ours is stale by construction. The folder is specific to host, torch,
+    DeepSpeed and Python environment: objects are compiled for the processor they are built on, and two environments
+    with one folder would build anew, for a minute, whenever they take turns.
     """
     if shutil.which(os.environ.get("CXX", "c++")) is None:
         raise ValueError(
@@ -155,7 +157,8 @@ def _compile_start_up_operator() -> None:
 
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "plumbline" / "torch_extensions"
     versions = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-torch{torch.__version__}-deepspeed{deepspeed_version}")
-    folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(cache / versions)))
+    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
+    folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(cache / f"{versions}-{environment}")))
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "plumbline.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
