@@ -29,8 +29,10 @@ def stream_sums(x: Tensor) -> Sums:
     size = x.abs()
     token_squares = squares.sum(-1)  # (B, T)
     totals = x.sum(1).double().square().sum(-1)  # (B): |sum of the tokens|^2
-    # |X X^T|_F = |X^T X|_F: the smaller of the two products will do
-    gram = x @ x.mT if x.size(1) < x.size(2) else x.mT @ x
+    with torch.autocast(x.device.type, enabled=False):
+        # |X X^T|_F = |X^T X|_F: the smaller of the two products will do
+        gram = x @ x.mT if x.size(1) < x.size(2) else x.mT @ x
+        top = top_eigenvalue(gram)
     energy = token_squares.double().sum(-1)  # (B): |X|_F^2
     return {
         "channels": squares.sum((0, 1)).double(),  # (D)
@@ -41,7 +43,7 @@ def stream_sums(x: Tensor) -> Sums:
         "products": (totals - energy).sum(),
         "product_squares": gram.square().sum().double() - token_squares.square().sum().double(),
         "mean_part": totals.sum() / x.size(1),
-        "stable_rank": (energy / top_eigenvalue(gram)).sum(),
+        "stable_rank": (energy / top).sum(),
     }
 
 
@@ -119,7 +121,8 @@ def attention_sums(
     length, keys = query.size(2), key.size(2)
     chosen = torch.arange(min(stride, length) - 1, length, stride, device=query.device)
     key = key.float().repeat_interleave(query.size(1) // key.size(1), dim=1)
-    logits = query[:, :, chosen].float() @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
+    with torch.autocast(query.device.type, enabled=False):
+        logits = query[:, :, chosen].float() @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
     if is_causal:
         logits = logits.masked_fill(torch.arange(keys, device=query.device) > chosen[:, None], -math.inf)
     if mask is not None:
@@ -183,6 +186,41 @@ def size_statistics(sums: Sums) -> Statistics:
     return _floats(rms=(sums["squares"] / sums["entries"]).sqrt())
 
 
+def update_sums(before: Tensor, after: Tensor) -> Sums:
+    """Of (a rank's part of) a weight, before and after an update."""
+    return {"moved": (after - before).double().square().sum(), "weight": before.double().square().sum()}
+
+
+def update_statistics(sums: Sums) -> Statistics:
+    """rms = rms(change of the weight) / rms(weight before)."""
+    return _floats(rms=(sums["moved"] / sums["weight"]).sqrt())
+
+
+def gain_sums(gain: Tensor) -> Sums:
+    """Of (a rank's part of) a learned gain; the part may be empty."""
+    wide = torch.cat((gain.flatten().double(), gain.new_full((1,), -math.inf, dtype=torch.float64)))
+    low = torch.cat((-gain.flatten().double(), gain.new_full((1,), -math.inf, dtype=torch.float64)))
+    return {"sum": gain.double().sum(), "entries": _count(gain, gain.numel()), "max_": wide.max(), "max_negative": low.max()}
+
+
+def gain_statistics(sums: Sums) -> Statistics:
+    """mean, min and max of its entries."""
+    return _floats(mean=sums["sum"] / sums["entries"], min=-sums["max_negative"], max=sums["max_"])
+
+
+def gradient_sums(query: Tensor, key: Tensor, value: Tensor) -> Sums:
+    """Of the gradients of one block's query, key and value matrices."""
+    pairs = (("query", query), ("key", key), ("value", value))
+    return {name: gradient.double().square().sum() for name, gradient in pairs}
+
+
+def gradient_statistics(sums: Sums) -> Statistics:
+    """ratio_q_v = |gradient of W_Q| / |gradient of W_V|, ratio_k_v likewise; 0 under rank collapse (2206.03126)."""
+    return _floats(
+        ratio_q_v=(sums["query"] / sums["value"]).sqrt(), ratio_k_v=(sums["key"] / sums["value"]).sqrt()
+    )
+
+
 # Kind of measurement -> its statistics; what is measured and under which keys is in observer.py
 STATISTICS: dict[str, Callable[[Sums], Statistics]] = {
     "stream": stream_statistics,
@@ -191,6 +229,9 @@ STATISTICS: dict[str, Callable[[Sums], Statistics]] = {
     "attn": attention_statistics,
     "logits": logit_statistics,
     "emb": size_statistics,
+    "update": update_statistics,
+    "gain": gain_statistics,
+    "grad": gradient_statistics,
 }
 
 
