@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 import torch
-from deepspeed.utils import safe_get_full_grad, safe_get_local_fp32_param
 from torch import Tensor, nn
 
 from launcher.runtime.distributed import World
@@ -38,6 +37,8 @@ class UpdateWatch:
     @torch.no_grad()
     def before(self) -> None:
         """With gradients reduced over ranks and not yet used; all ranks must call."""
+        from deepspeed.utils import safe_get_full_grad  # after the accelerator is chosen in distributed.start
+
         for number in range(self._layers):
             names = [f"model.layers.{number}.self_attn.{letter}_proj.weight" for letter in "qkv"]
             if all(name in self._learned for name in names):
@@ -63,12 +64,14 @@ class UpdateWatch:
 
     def _piece(self, parameter: nn.Parameter) -> Tensor:
         """This rank's part of the fp32 master weight, flat; perhaps empty."""
+        from deepspeed.utils import safe_get_local_fp32_param
+
         stage, rank, ranks = self._engine.zero_optimization_stage(), self.world.rank, self.world.size
         if stage == 0:  # everyone has all of it: each looks at a share
             return parameter.detach().flatten().tensor_split(ranks)[rank]
         if stage == 3:
-            piece = safe_get_local_fp32_param(parameter)
-            return piece[: max(0, parameter.ds_numel - rank * piece.numel())]  # type: ignore[operator] # without padding
+            padded: Tensor = safe_get_local_fp32_param(parameter)
+            return padded[: max(0, parameter.ds_numel - rank * padded.numel())]  # type: ignore[attr-defined]
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
         return torch.empty(0) if mapping is None else mapping.get_hp_fragment()
 

@@ -67,7 +67,7 @@ def _is_maximum(name: str) -> bool:
 
 
 def _key(kind: str, name: str, rest: str) -> str:
-    """branch + ratio + attn/03 -> branch/ratio_attn/03; stream + rms + 03 -> stream/rms/03."""
+    """From branch, ratio, attn/03: branch/ratio_attn/03. From stream, rms, 03: stream/rms/03."""
     if (kind, name) == ("logits", "rms"):
         return "head/rms"
     part, _, place = rest.rpartition("/")
@@ -199,7 +199,7 @@ def _logits_into(observation: Observation) -> Callable[..., tuple[Any, ...]]:
         """Inside the head's own forward, where ZeRO-3 has gathered its weight."""
         hidden, labels, z_loss = inputs
         flat = hidden.flatten(0, 1)
-        for chunk in flat.split(max(1, LOGITS_AT_ONCE // head.weight.size(0))):  # type: ignore[operator, arg-type]
+        for chunk in flat.split(max(1, LOGITS_AT_ONCE // head.weight.size(0))):  # type: ignore[operator]
             observation.add("logits", "", statistics.logit_sums(head.forward(chunk, None, 0.0)))
         return hidden[:1, :1], labels, z_loss
 

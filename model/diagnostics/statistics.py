@@ -72,7 +72,7 @@ def stream_statistics(sums: Sums) -> Statistics:
 
 
 def top_eigenvalue(gram: Tensor) -> Tensor:
-    """Largest eigenvalue of each of the positive semidefinite matrices gram [B, N, N], by power iteration: [B], fp64."""
+    """Largest eigenvalue of each positive semidefinite matrix of gram [B, N, N], by power iteration: [B], fp64."""
     start = torch.randn(gram.size(-1), 1, generator=torch.Generator().manual_seed(0))
     vector = start.to(gram.device).expand(gram.size(0), -1, -1)
     for _ in range(POWER_STEPS):
@@ -89,7 +89,7 @@ def branch_sums(before: Tensor, after: Tensor) -> Sums:
 
 
 def branch_statistics(sums: Sums) -> Statistics:
-    """ratio = rms(what was added) / rms(stream before)."""
+    """The ratio: rms(what was added) / rms(stream before)."""
     return _floats(ratio=(sums["added"] / sums["stream"]).sqrt())
 
 
@@ -101,7 +101,7 @@ def gemm_sums(x: Tensor) -> Sums:
 
 
 def gemm_statistics(sums: Sums) -> Statistics:
-    """kurt = mean over tokens of mean_j(x_j^4) / mean_j(x_j^2)^2, in [1, D]; about 3 for Gaussian activations."""
+    """Mean over tokens of mean_j(x_j^4) / mean_j(x_j^2)^2, in [1, D]; about 3 for Gaussian activations."""
     return _floats(kurt=sums["kurtosis"] / sums["tokens"])
 
 
@@ -168,7 +168,7 @@ def logit_sums(logits: Tensor) -> Sums:
 
 
 def logit_statistics(sums: Sums) -> Statistics:
-    """z = mean(logsumexp(logits)^2), what a z-loss keeps small; max = the largest logit; rms of all logits."""
+    """The size of logits: z = mean(logsumexp(logits)^2), what a z-loss keeps small; max: the largest; rms: of all."""
     return _floats(
         z=sums["log_z_squares"] / sums["tokens"],
         max=sums["max_logit"],
@@ -182,7 +182,7 @@ def size_sums(x: Tensor) -> Sums:
 
 
 def size_statistics(sums: Sums) -> Statistics:
-    """Their rms."""
+    """The root mean square."""
     return _floats(rms=(sums["squares"] / sums["entries"]).sqrt())
 
 
@@ -192,7 +192,7 @@ def update_sums(before: Tensor, after: Tensor) -> Sums:
 
 
 def update_statistics(sums: Sums) -> Statistics:
-    """rms = rms(change of the weight) / rms(weight before)."""
+    """The relative update: rms(change of the weight) / rms(weight before)."""
     return _floats(rms=(sums["moved"] / sums["weight"]).sqrt())
 
 
@@ -200,11 +200,16 @@ def gain_sums(gain: Tensor) -> Sums:
     """Of (a rank's part of) a learned gain; the part may be empty."""
     wide = torch.cat((gain.flatten().double(), gain.new_full((1,), -math.inf, dtype=torch.float64)))
     low = torch.cat((-gain.flatten().double(), gain.new_full((1,), -math.inf, dtype=torch.float64)))
-    return {"sum": gain.double().sum(), "entries": _count(gain, gain.numel()), "max_": wide.max(), "max_negative": low.max()}
+    return {
+        "sum": gain.double().sum(),
+        "entries": _count(gain, gain.numel()),
+        "max_": wide.max(),
+        "max_negative": low.max(),
+    }
 
 
 def gain_statistics(sums: Sums) -> Statistics:
-    """mean, min and max of its entries."""
+    """Of all entries."""
     return _floats(mean=sums["sum"] / sums["entries"], min=-sums["max_negative"], max=sums["max_"])
 
 
@@ -215,10 +220,11 @@ def gradient_sums(query: Tensor, key: Tensor, value: Tensor) -> Sums:
 
 
 def gradient_statistics(sums: Sums) -> Statistics:
-    """ratio_q_v = |gradient of W_Q| / |gradient of W_V|, ratio_k_v likewise; 0 under rank collapse (2206.03126)."""
-    return _floats(
-        ratio_q_v=(sums["query"] / sums["value"]).sqrt(), ratio_k_v=(sums["key"] / sums["value"]).sqrt()
-    )
+    """Queries and keys against values: ratio_q_v = |gradient of W_Q| / |gradient of W_V|, ratio_k_v likewise.
+
+    They fall to 0 under rank collapse (arXiv 2206.03126).
+    """
+    return _floats(ratio_q_v=(sums["query"] / sums["value"]).sqrt(), ratio_k_v=(sums["key"] / sums["value"]).sqrt())
 
 
 # Kind of measurement -> its statistics; what is measured and under which keys is in observer.py

@@ -21,8 +21,8 @@ def fake_quantize(x: Tensor, bits: int) -> Tensor:
         raise ValueError(f"bits = {bits}: a symmetric grid needs at least 2 bits")
     levels = 2 ** (bits - 1) - 1
     wide = x.float()
-    scale = (wide.abs().amax() / levels).clamp_min(torch.finfo(torch.float32).tiny)
-    return ((wide / scale).round() * scale).to(x.dtype)
+    scale = (wide.abs().amax() / levels).clamp_min(torch.finfo(torch.float32).tiny)  # tiny: of a tensor of zeros
+    return (wide / scale).round().mul(scale).to(x.dtype)
 
 
 @contextmanager
