@@ -22,7 +22,8 @@ def fake_quantize(x: Tensor, bits: int) -> Tensor:
     levels = 2 ** (bits - 1) - 1
     wide = x.float()
     scale = (wide.abs().amax() / levels).clamp_min(torch.finfo(torch.float32).tiny)  # tiny: of a tensor of zeros
-    return (wide / scale).round().mul(scale).to(x.dtype)
+    rounded: Tensor = (wide / scale).round() * scale
+    return rounded.to(x.dtype)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 
 from launcher.runtime.report import figures
 from launcher.runtime.report.alerts import Alert
-from launcher.runtime.report.history import History
+from launcher.runtime.report.history import History, Series
 
 STYLE = """
 body { font: 15px/1.45 sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -70,7 +70,9 @@ def sections(history: History) -> Iterator[Section]:
     losses = {**({"training": series["loss"]} if "loss" in series else {}), **held_out}
     if losses:
         yield Section("Loss", "Nats per token, over training tokens.", figures.curves({"loss": losses}))
-    single = {key: {key: series[key]} for key in ("lr", "grad_norm", "tokens_per_second", "mfu") if key in series}
+    single: dict[str, dict[str, Series]] = {
+        key: {key: series[key]} for key in ("lr", "grad_norm", "tokens_per_second", "mfu") if key in series
+    }
     if single:
         text = "Learning rate at the base, gradient norm before clipping, speed."
         yield Section("Training", text, figures.curves(single, log=frozenset({"grad_norm"})))
