@@ -61,11 +61,10 @@ def test_blocks_compute_with_quantized_weights_and_inputs(make_model: MakeModel)
 
 
 def test_an_error_inside_leaves_the_model_itself() -> None:
-    layers = nn.Sequential(nn.Linear(4, 4))
-    x = torch.randn(2, 4)
-    with pytest.raises(RuntimeError, match="inside"), quantized_linears(layers, 2, 2):
+    linear, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with pytest.raises(RuntimeError, match="inside"), quantized_linears(linear, 2, 2):
         raise RuntimeError("inside")
-    assert torch.equal(layers(x), F.linear(x, layers[0].weight, layers[0].bias))
+    assert torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
 
 
 def test_compiled_blocks_are_quantized_too() -> None:
