@@ -17,6 +17,8 @@ from launcher.runtime.report.history import Floats, Series, read_history
 from launcher.runtime.report.page import page
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.conftest import Command, Pretrain, Run
 
 PNG = b"\x89PNG"
@@ -24,7 +26,7 @@ PNG = b"\x89PNG"
 
 def series(values: Floats, first: int = 100) -> Series:
     """One value every 100 steps of 1000 tokens."""
-    steps = first + 100.0 * np.arange(len(values))
+    steps = first + 100 * np.arange(len(values), dtype=np.float64)
     return Series(steps, steps * 1000, values)
 
 
@@ -69,7 +71,7 @@ def test_a_loss_spike_is_reported_once() -> None:
     assert (alert.kind, alert.step) == ("loss_spike", 20001)
 
 
-def write_run(folder: Path, *records: dict[str, object]) -> Path:
+def write_run(folder: Path, *records: Mapping[str, object]) -> Path:
     folder.mkdir(exist_ok=True)
     text = "".join(json.dumps({"tokens": 100, **record}) + "\n" for record in records)
     (folder / "metrics.jsonl").write_text(text)
