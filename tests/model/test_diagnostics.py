@@ -244,6 +244,17 @@ def largest_logit(attention: Any, x: Tensor, context: AttentionContext) -> float
     return float(logits.masked_fill(torch.ones(logits.shape[-2:]).triu(1).bool(), -math.inf).max())
 
 
+class Scale(nn.Module):
+    """A learned gain that is a module of its own."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
 class PostNormBlock(nn.Module):
     """No norm before the branches, one after each, and a learned gain: x + g * norm(f(x))."""
 
@@ -251,11 +262,11 @@ class PostNormBlock(nn.Module):
         super().__init__()
         self.self_attn, self.mlp = nn.Linear(width, width), nn.Linear(width, width)
         self.post_attention_layernorm, self.post_feedforward_layernorm = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.gain = nn.Parameter(torch.tensor(0.3))
+        self.attn_scale, self.mlp_scale = Scale(0.3), Scale(0.15)
 
     def forward(self, x: Tensor, _context: object, _cache: object = None) -> Tensor:
-        x = x + self.gain * self.post_attention_layernorm(self.self_attn(x))
-        added: Tensor = 0.5 * self.gain * self.post_feedforward_layernorm(self.mlp(x))
+        x = x + self.attn_scale(self.post_attention_layernorm(self.self_attn(x)))
+        added: Tensor = self.mlp_scale(self.post_feedforward_layernorm(self.mlp(x)))
         return x + added
 
 
