@@ -114,6 +114,11 @@ class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     """Also write TensorBoard event files."""
     peak_tflops: PositiveFloat | None = None
     """Peak of one device for MFU, in TFLOP/s. None: known GPUs by name, others measured (a matrix product)."""
+    diagnostics_interval: PositiveInt | None = 100
+    """Steps between observations of activations, gradients and updates (docs/diagnostics.md). None: never, and no
+    int8 loss at evaluations."""
+    diagnostics_tokens: int = Field(default=8192, ge=2)
+    """Tokens per rank that an observation looks at, at most."""
 
 
 class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

@@ -27,11 +27,14 @@ from launcher.runtime.optimizer import (
     verify_settings,
 )
 from launcher.runtime.sharded_muon import ShardedMuon
+from launcher.runtime.updates import UpdateWatch
 from model.attention.pruned import set_alpha
 from model.decoder import CausalLM
+from model.diagnostics.observer import observing
 from model.initialization import initialize
 from model.objectives.next_token import next_token
 from model.parameterization import multipliers, parameter_table
+from model.quantization.fake_quant import quantized_linears
 
 Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
 
@@ -182,13 +185,16 @@ class Engine:
         """The batch on this rank's device."""
         return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in batch.items()}
 
-    def train_step(self, micro_batches: Sequence[Batch], step: int, lr: float) -> StepResult:
+    def train_step(
+        self, micro_batches: Sequence[Batch], step: int, lr: float, watch: UpdateWatch | None = None
+    ) -> StepResult:
         """One optimizer step: forward and backward over this rank's micro-batches, then the update.
 
         Args:
             micro_batches: all of this rank's in this step.
             step: completed steps so far; keys the random numbers of dropout, so nothing random needs saving.
             lr: base learning rate of this step.
+            watch: looks at the gradients and at what the update does; it changes nothing.
         """
         self._engine.train()
         torch.manual_seed(hash((self.config.run.seed, step, self.world.rank)))
@@ -211,8 +217,12 @@ class Engine:
                 grad_norm = clip_grad_norm_(
                     self._engine.module.parameters(), self.config.optimizer.grad_clip or math.inf
                 )
+            if watch is not None and number == len(batches):
+                watch.before()
             self._engine.step()
             total += cross_entropy
+        if watch is not None:
+            watch.after()
         if self.config.deepspeed.zero_stage > 0:
             grad_norm = self._engine.get_global_grad_norm()
         applied = bool(self._engine.was_step_applied())
@@ -227,6 +237,19 @@ class Engine:
         batch = self.to_device(batch)
         _, cross_entropy = next_token(self._engine, batch, self.config.objective)
         return torch.stack((cross_entropy, (batch["labels"] >= 0).sum().float()))
+
+    @torch.no_grad()
+    def watch(self, batch: Batch, attention_stride: int) -> UpdateWatch:
+        """Observe a forward of this rank's batch; the watch is for the step that follows. All ranks must call."""
+        self._engine.eval()
+        batch = self.to_device(batch)
+        with observing(self._engine.module, attention_stride) as observation:
+            self._engine(batch["input_ids"], document_ids=batch["document_ids"], positions=batch["positions"])
+        return UpdateWatch(self._engine, observation, self.world)
+
+    def quantized(self, bits: int) -> AbstractContextManager[None]:
+        """The blocks' matrix products with weights and inputs rounded to so many bits, meanwhile."""
+        return quantized_linears(self._engine.module.model.layers, bits, bits)
 
     def fp32_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and full fp32 weight of every parameter, one at a time on the CPU; all ranks must iterate together."""

@@ -11,21 +11,25 @@ import math
 import sys
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from launcher.runtime import branch, checkpoint
 from launcher.runtime.config import Config, load_config
 from launcher.runtime.distributed import World, any_rank, sum_over_ranks
-from launcher.runtime.engine import Engine, StepResult
+from launcher.runtime.engine import Batch, Engine, StepResult
 from launcher.runtime.evaluate import HeldOutLoss, held_out_loss
 from launcher.runtime.inputs import Inputs
 from launcher.runtime.metrics import MetricsLog
+from launcher.runtime.observe import step_record, watch_step
 from launcher.runtime.run_folder import RESULT, prepare_run_folder, write_samples, write_whole
 from launcher.runtime.signals import StopRequest
 from launcher.runtime.speed import SpeedMeter
+from launcher.runtime.updates import UpdateWatch
 
 MAX_SKIPPED = 10  # consecutive updates with a non-finite gradient before the run is called broken
+INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too
 
 
 class TrainingError(RuntimeError):
@@ -93,10 +97,14 @@ class Trainer:
                     meter.restart(self.state.step)
 
                 lr = config.base_settings.lr * schedule.factor(self.state.tokens)
-                result = self.engine.train_step(next(batches), self.state.step, lr)
+                micro_batches = next(batches)
+                watch = self._watch(micro_batches[0])
+                result = self.engine.train_step(micro_batches, self.state.step, lr, watch)
                 self._advance(result)
                 if self.state.step % config.train.log_interval == 0 or self.state.step == total:
                     self._log_step(result, lr, meter)
+                if watch is not None:
+                    self._log_diagnostics(watch)
 
                 stopping = any_rank(bool(self.stop), self.world)
                 if stopping or self._checkpoint_due():
@@ -145,6 +153,18 @@ class Trainer:
             self.log.write(record)
             self.log.progress(record)
 
+    def _watch(self, batch: Batch) -> UpdateWatch | None:
+        """Observe the step that comes, with its first micro-batch, if that is due."""
+        settings = self.config.metrics
+        if settings.diagnostics_interval is None or (self.state.step + 1) % settings.diagnostics_interval:
+            return None
+        return watch_step(self.engine, batch, settings.diagnostics_tokens)
+
+    def _log_diagnostics(self, watch: UpdateWatch) -> None:
+        record = {"step": self.state.step, "tokens": self.state.tokens, **step_record(watch)}
+        if self.log is not None:
+            self.log.write_diagnostics(record)
+
     def _evaluation_due(self) -> bool:
         interval, step = self.config.train.eval_interval, self.state.step
         return step == self.config.total_steps or (interval is not None and step > 0 and step % interval == 0)
@@ -159,6 +179,11 @@ class Trainer:
             record |= scores.metrics(name)
             per_byte = "" if scores.bits_per_byte is None else f", {scores.bits_per_byte:.4f} bits per byte"
             self._say(f"step {self.state.step}: held-out loss of {name} {scores.loss:.4f}{per_byte}")
+            if self.config.metrics.diagnostics_interval is not None:
+                delta = self._int8_delta(name)
+                if delta is None:
+                    return False
+                record[f"eval/{name}/w8a8_delta"] = delta
         if self.engine.ema is not None:
             with self.engine.ema.in_place():
                 for name in self.inputs.validation:
@@ -173,12 +198,19 @@ class Trainer:
                 self._finish(record)
         return True
 
-    def _score(self, name: str) -> HeldOutLoss | None:
+    def _int8_delta(self, name: str) -> float | None:
+        """What int8 weights and activations in the blocks add to the loss; None when asked to stop meanwhile."""
+        exact = self._score(name, INT8_BATCHES)
+        with self.engine.quantized(bits=8):
+            rounded = self._score(name, INT8_BATCHES)
+        return None if exact is None or rounded is None else rounded.loss - exact.loss
+
+    def _score(self, name: str, limit: int | None = None) -> HeldOutLoss | None:
         """The loss of the engine on the held-out text of one corpus; None when asked to stop meanwhile."""
         split, batches = self.inputs.validation[name]
         return held_out_loss(
             self.engine.evaluate,
-            batches,
+            islice(batches, limit),
             split,
             total=lambda sums: sum_over_ranks(sums.to(self.world.device)).cpu(),
             interrupted=lambda: any_rank(bool(self.stop), self.world),

@@ -50,6 +50,7 @@ class MetricsLog:
         _truncate(self.path, step)
         self._file = self.path.open("a", encoding="utf-8")
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1) if tensorboard else None
+        self._has_layout = False
         self._started, self._first_step = time.monotonic(), step
         self._printed = float("-inf")
 
@@ -61,6 +62,18 @@ class MetricsLog:
             for key, value in record.items():
                 if isinstance(value, (int, float)) and key != "step":
                     self._board.add_scalar(key if "/" in key else f"train/{key}", value, record["step"])
+
+    def write_diagnostics(self, record: dict[str, Any]) -> None:
+        """As `write`; TensorBoard's custom scalars also get a chart for each quantity, with a line for each block."""
+        if self._board is not None and not self._has_layout:
+            charts: dict[str, dict[str, Any]] = {}
+            for key in record.keys() - {"step", "tokens"}:
+                kind, quantity, *place = key.split("/")
+                if place:
+                    charts.setdefault(kind, {})[f"{kind}/{quantity}"] = ["Multiline", [f"{kind}/{quantity}/"]]
+            self._board.add_custom_scalars({kind: dict(sorted(charts[kind].items())) for kind in sorted(charts)})
+            self._has_layout = True
+        self.write(record)
 
     def progress(self, record: dict[str, Any]) -> None:
         """A console line for a training step, at most every few seconds (the first and last always)."""
@@ -94,7 +107,8 @@ def duration(seconds: float) -> str:
 def _truncate(path: Path, step: int) -> None:
     """Keep what belongs to a run that stands at `step`: its steps up to there, and evaluations before there.
 
-    The evaluation at `step` itself comes after the checkpoint of `step` and will be done again.
+    The evaluation at `step` itself comes after the checkpoint of `step` and will be done again. A step writes its
+    losses and, in a line of their own, its diagnostics.
     """
     if not path.exists():
         return
@@ -104,7 +118,8 @@ def _truncate(path: Path, step: int) -> None:
             record = json.loads(line)
         except ValueError:  # the last line of a process that was killed while writing it
             continue
-        if record["step"] < step or (record["step"] == step and "loss" in record):
+        of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
+        if record["step"] < step or (record["step"] == step and of_a_step):
             kept.append(line)
     staging = path.with_suffix(".staging")
     staging.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

@@ -1,10 +1,10 @@
 """A program for tests to start on several ranks: train many settings of one configuration in one set of processes.
 
-    train_matrix.py CONFIG SETTINGS      SETTINGS: JSON, name -> list of overrides
+    train_matrix.py CONFIG SETTINGS [once]      SETTINGS: JSON, name -> list of overrides
 
 Each setting trains by the training loop itself, into a run folder of its own; after it, `groups.json` in that folder
 holds the optimizer's groups as the engine has them: before training, after it, and in a second engine that loaded the
-last checkpoint under other hyperparameters.
+last checkpoint under other hyperparameters. `once` leaves the second engine and the file out.
 """
 
 import json
@@ -30,13 +30,14 @@ def main() -> None:
     distributed.start(world, timeout_minutes=2.0)
     for name, overrides in settings.items():
         overrides = [f"run.root={config_file.parent / 'runs'}", f"run.name={name}", *overrides]
-        train(load_config(config_file, overrides), load_config(config_file, [*overrides, *CHANGED]), world, stop)
+        changed = None if "once" in sys.argv[3:] else load_config(config_file, [*overrides, *CHANGED])
+        train(load_config(config_file, overrides), changed, world, stop)
     distributed.stop()
     # DeepSpeed keeps gloo's threads alive; a Python that ends among those of so many engines has been seen to abort
     os._exit(0)
 
 
-def train(config: Config, changed: Config, world: World, stop: StopRequest) -> None:
+def train(config: Config, changed: Config | None, world: World, stop: StopRequest) -> None:
     inputs = open_inputs(config, world)
     if world.is_main:
         prepare_run_folder(config, inputs, world)
@@ -44,6 +45,8 @@ def train(config: Config, changed: Config, world: World, stop: StopRequest) -> N
     groups = {"before": dump(trainer)}
     assert trainer.run()
     trainer.close()
+    if changed is None:
+        return
     groups["after"] = dump(trainer)
 
     resumed = Trainer(changed, inputs, world, stop)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
 
 from launcher.runtime.config import load_config
 from launcher.runtime.distributed import World
@@ -33,6 +34,11 @@ def eval_line(step: int) -> dict[str, Any]:
     return {"step": step, "tokens": 10 * step, "eval/text/loss": 3.0}
 
 
+def diagnostics_line(step: int) -> dict[str, Any]:
+    values = {"stream/kurt/00": 1.5, "stream/kurt/01": 2.5, "attn/sink/00": 0.5, "logits/z": 4.0}
+    return {"step": step, "tokens": 10 * step, **values}
+
+
 def write(folder: Path, *records: dict[str, Any], step: int = 0, tensorboard: bool = False) -> None:
     log = MetricsLog(folder, step, 100, tensorboard)
     for record in records:
@@ -53,6 +59,17 @@ def test_what_came_after_the_checkpoint_is_dropped(tmp_path: Path, step: int, ke
     write(tmp_path, *FOUR)
     write(tmp_path, step=step)
     assert read(tmp_path) == FOUR[:kept]
+
+
+@pytest.mark.parametrize(("step", "kept"), [(1, 1), (2, 3), (3, 5), (4, 7)])
+def test_diagnostics_stay_with_their_step(tmp_path: Path, step: int, kept: int) -> None:
+    """A step's diagnostics come before its checkpoint; its evaluation, even one of no corpus at all, after it."""
+    nothing_held_out = {"step": 4, "tokens": 40}
+    lines = [step_line(1), step_line(2), diagnostics_line(2), eval_line(2), step_line(3), diagnostics_line(4)]
+    lines += [{**step_line(4), "skipped": True}, nothing_held_out]
+    write(tmp_path, *lines)
+    write(tmp_path, step=step)
+    assert read(tmp_path) == lines[:kept]
 
 
 def test_every_line_is_on_disk_when_write_returns(tmp_path: Path) -> None:
@@ -134,6 +151,20 @@ def test_tensorboard_forgets_what_a_resumed_run_makes_again(tmp_path: Path) -> N
         (3, 2.0),
         (4, 9.0),
     ]
+
+
+def test_tensorboard_draws_a_quantity_of_all_blocks_together(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0, 100, tensorboard=True)
+    for step in (2, 4):
+        log.write_diagnostics(diagnostics_line(step))
+    log.close()
+    assert read(tmp_path) == [diagnostics_line(2), diagnostics_line(4)]
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [event.value for event in board.Scalars("stream/kurt/01")] == [2.5, 2.5]
+    layout = layout_pb2.Layout.FromString(board.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
+    assert charts == {"attn/sink": ["attn/sink/"], "stream/kurt": ["stream/kurt/"]}
 
 
 def test_speed_is_tokens_over_time(tiny_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,47 @@
+"""Look at a run: losses, speed, outliers and signal propagation by block, and what deserves attention, on one page.
+
+python launcher/report.py runs/quickstart                          # writes runs/quickstart/report.html
+python launcher/report.py runs/quickstart --output /tmp/page.html
+python launcher/report.py runs/quickstart --json                   # alerts and last values for programs
+
+The page needs no other file. The run may still be going on.
+"""
+
+import argparse
+from pathlib import Path
+
+from launcher.runtime import cli
+from launcher.runtime.report.alerts import find_alerts
+from launcher.runtime.report.history import read_history
+from launcher.runtime.report.page import page, summary
+from launcher.runtime.run_folder import write_whole
+
+
+def main() -> None:
+    """Read, judge, write the page, print what was found."""
+    arguments = parse_arguments()
+    history = read_history(arguments.run)
+    output: Path = arguments.output or arguments.run / "report.html"
+    if not output.parent.is_dir():
+        raise ValueError(f"--output {output}: no folder {output.parent}; make it first")
+    alerts = find_alerts(history)
+    write_whole(output, page(history, alerts))
+    if arguments.json:
+        cli.print_json({**summary(history, alerts), "report": str(output)})
+        return
+    for alert in alerts:
+        print(alert)
+    print(f"{output}: {len(alerts)} alert(s)")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the page (default: RUN/report.html)")
+    parser.add_argument("--json", action="store_true", help="also print one JSON document")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    cli.run(main)

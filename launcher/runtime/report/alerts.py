@@ -1,0 +1,115 @@
+"""What deserves a look: numbers that are not finite, loss spikes, and kurtosis that leaves its trend.
+
+The last is the early warning of arXiv 2505.20524: in a run that was to fail at 15 billion tokens, the kurtosis of
+activations left its trend at 3 billion and the gradient norm at 12 billion. There is no absolute threshold: what is
+normal differs from model to model, so each run is held to its own beginning.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from launcher.runtime.report.history import Floats, History, Series
+
+TREND = ("stream/kurt", "gemm_in/kurt_qkv", "gemm_in/kurt_mlp2", "gemm_in/kurt_block")
+MIN_OBSERVATIONS = 10  # of a quantity, before its trend is judged; the first half of them sets the trend
+TREND_ERRORS = 5.0  # standard errors of the prediction
+TREND_FACTOR = 1.25  # and at least so many times the prediction
+IN_A_ROW = 2  # observations
+SPIKE_WINDOW = 32  # logged steps before a step, which say what its loss should be
+SPIKE_DEVIATIONS = 8.0  # robust standard deviations
+SPIKE_NATS = 0.1  # and at least so much
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something in a run that deserves a look."""
+
+    kind: str
+    """non_finite, skipped, loss_spike or trend."""
+    key: str
+    """Which number."""
+    step: int
+    """Where it begins."""
+    message: str
+
+    def __str__(self) -> str:
+        """One line."""
+        return f"step {self.step}: {self.kind} of {self.key}: {self.message}"
+
+
+def find_alerts(history: History) -> list[Alert]:
+    """All of a run, in the order of steps."""
+    alerts = [*_non_finite(history), *_skipped(history)]
+    if "loss" in history.series:
+        alerts += loss_spikes(history.series["loss"])
+    for quantity in TREND:
+        for place, series in history.layers(quantity).items():
+            alerts += trend_alerts(f"{quantity}/{place}", series)
+    return sorted(alerts, key=lambda alert: (alert.step, alert.key))
+
+
+def trend_alerts(key: str, series: Series) -> list[Alert]:
+    """Whether a quantity leaves the line of log(value) against log(tokens) that its first half follows, upwards."""
+    usable = np.isfinite(series.values) & (series.values > 0) & (series.tokens > 0)
+    count = int(usable.sum())
+    if count < MIN_OBSERVATIONS:
+        return []
+    x, y, steps = np.log(series.tokens[usable]), np.log(series.values[usable]), series.steps[usable]
+    expected, error = _extrapolate(x, y, count // 2)
+    limit = expected + np.maximum(TREND_ERRORS * error, math.log(TREND_FACTOR))
+    above = y > limit
+    above[: count // 2] = False
+    lasting = np.convolve(above, np.ones(IN_A_ROW), "valid") == IN_A_ROW
+    if not lasting.any():
+        return []
+    first = int(lasting.argmax())
+    message = f"{math.exp(y[first]):.3g} where its trend so far gives {math.exp(expected[first]):.3g}"
+    return [Alert("trend", key, int(steps[first]), message)]
+
+
+def _extrapolate(x: Floats, y: Floats, fitted: int) -> tuple[Floats, Floats]:
+    """The least-squares line through the first points, at all x, and its standard error of prediction."""
+    start, known = x[:fitted], y[:fitted]
+    spread = float(np.square(start - start.mean()).sum())
+    slope = float(((start - start.mean()) * known).sum()) / spread
+    expected = known.mean() + slope * (x - start.mean())
+    deviation = math.sqrt(float(np.square(known - expected[:fitted]).sum()) / (fitted - 2))
+    return expected, deviation * np.sqrt(1 + 1 / fitted + np.square(x - start.mean()) / spread)
+
+
+def loss_spikes(series: Series) -> list[Alert]:
+    """Steps whose loss is far above the median of those before; one alert for each run of such steps."""
+    alerts: list[Alert] = []
+    values, inside = series.values, False
+    for index in range(SPIKE_WINDOW, len(values)):
+        before = values[index - SPIKE_WINDOW : index]
+        if not np.isfinite([*before, values[index]]).all():
+            continue
+        usual = float(np.median(before))
+        deviation = 1.4826 * float(np.median(np.abs(before - usual)))  # of a normal distribution, from its median
+        spike = bool(values[index] > usual + max(SPIKE_DEVIATIONS * deviation, SPIKE_NATS))
+        if spike and not inside:
+            step = int(series.steps[index])
+            alerts.append(Alert("loss_spike", "loss", step, f"{values[index]:.4f} after a median of {usual:.4f}"))
+        inside = spike
+    return alerts
+
+
+def _non_finite(history: History) -> list[Alert]:
+    alerts = []
+    for key, series in history.series.items():
+        bad = ~np.isfinite(series.values)
+        if bad.any():
+            first = int(bad.argmax())
+            message = f"{series.values[first]}; {int(bad.sum())} of {len(bad)} values are not finite"
+            alerts.append(Alert("non_finite", key, int(series.steps[first]), message))
+    return alerts
+
+
+def _skipped(history: History) -> list[Alert]:
+    if not history.skipped:
+        return []
+    message = f"{len(history.skipped)} logged update(s) skipped: the gradient was not finite"
+    return [Alert("skipped", "grad_norm", history.skipped[0], message)]

@@ -1,0 +1,88 @@
+"""What a run has written down so far, key by key."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.runtime.run_folder import RESULT
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One number over the run."""
+
+    steps: Floats
+    tokens: Floats
+    values: Floats
+
+
+@dataclass(frozen=True)
+class History:
+    """A run folder, as far as it is a sequence of numbers."""
+
+    folder: Path
+    complete: bool
+    """Whether the last step was reached and evaluated."""
+    series: dict[str, Series]
+    """Key of metrics.jsonl -> its values, in the order of steps."""
+    skipped: list[int]
+    """Steps whose update was not applied."""
+
+    def layers(self, quantity: str) -> dict[str, Series]:
+        """Place -> series of quantity/PLACE, in the order of depth."""
+        prefix = f"{quantity}/"
+        return {key.removeprefix(prefix): self.series[key] for key in sorted(self.series) if key.startswith(prefix)}
+
+    def quantities(self, kind: str) -> list[str]:
+        """What there is of a kind by place: gain -> gain/mean_self_attn.q_norm, ..."""
+        return sorted(
+            {key.rpartition("/")[0] for key in self.series if key.startswith(f"{kind}/") and key.count("/") == 2}
+        )
+
+
+def read_history(folder: Path) -> History:
+    """Read a run folder; the run may still be going on.
+
+    Raises:
+        ValueError: it is not a run folder, or metrics.jsonl in it cannot be read or is empty.
+    """
+    file = folder / "metrics.jsonl"
+    if not file.is_file():
+        raise ValueError(f"{folder}: no metrics.jsonl there; give a run folder, such as runs/quickstart")
+    columns: dict[str, list[tuple[int, int, float]]] = {}
+    skipped: list[int] = []
+    lines = file.read_bytes().splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = _checked(json.loads(line))
+        except ValueError as error:
+            if number == len(lines):  # it is being written, or its writer was killed
+                break
+            raise ValueError(
+                f"{file}: line {number} is not a record of a step ({error}); is the file damaged?"
+            ) from error
+        step, tokens = record.pop("step"), record.pop("tokens")
+        if record.pop("skipped", False):
+            skipped.append(step)
+        for key, value in record.items():
+            if isinstance(value, (int, float)):
+                columns.setdefault(key, []).append((step, tokens, value))
+    if not columns:
+        raise ValueError(f"{file}: holds no numbers yet; the first come with the first logged step")
+    series = {key: Series(*np.array(column, dtype=np.float64).T) for key, column in columns.items()}
+    return History(folder, (folder / RESULT).is_file(), series, skipped)
+
+
+def _checked(record: Any) -> dict[str, Any]:
+    if not isinstance(record, dict):
+        raise ValueError(f"a {type(record).__name__}")
+    for key in ("step", "tokens"):
+        if not isinstance(record.get(key), int):
+            raise ValueError(f"{key} = {record.get(key)!r}")
+    return record

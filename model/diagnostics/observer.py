@@ -1,0 +1,179 @@
+"""A read-only observer: what passes through a model in one forward, measured by hooks, tensor by tensor.
+
+Keys are KIND/QUANTITY/PLACE. A place is a block's number with leading zeros ("03"), or "head" for the stream that
+leaves the last block; what exists once has none. docs/diagnostics.md has the table.
+
+    stream/...        into each block, and out of the last
+    branch/ratio_...  what attention and MLP add to the stream, against the stream before
+    gemm_in/kurt_...  input of the query, key and value projections, of down_proj, and the block's output
+    attn/...          what each scaled_dot_product_attention does
+    emb/rms           output of the embedding
+    logits/... head/rms
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from model.decoder import CausalLM
+from model.diagnostics import statistics
+from model.diagnostics.statistics import STATISTICS, Statistics, Sums, stream_sums
+
+LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the logits of a chunk of tokens
+Reduce = Callable[[Tensor], Tensor]  # a flat fp64 tensor -> the same of all ranks
+
+
+class Observation:
+    """Sums of what was seen; `total` them over ranks, then read the `record`."""
+
+    def __init__(self) -> None:
+        self.sums: dict[tuple[str, str], Sums] = {}  # (kind, rest of the key) -> sums
+
+    def add(self, kind: str, rest: str, sums: Sums) -> None:
+        """Take in sums of more tokens."""
+        known = self.sums.setdefault((kind, rest), {})
+        for name, value in sums.items():
+            if name not in known:
+                known[name] = value
+            else:
+                known[name] = torch.maximum(known[name], value) if _is_maximum(name) else known[name] + value
+
+    def total(self, add: Reduce, largest: Reduce) -> None:
+        """Replace the sums by those of all ranks; each has the same, since each has the same model."""
+        for reduce, maxima in ((add, False), (largest, True)):
+            places = [(sums, name) for sums in self.sums.values() for name in sums if _is_maximum(name) is maxima]
+            if places:
+                parts = [sums[name] for sums, name in places]
+                reduced = reduce(torch.cat([part.flatten() for part in parts])).split([part.numel() for part in parts])
+                for (sums, name), part, value in zip(places, parts, reduced, strict=True):
+                    sums[name] = value.view(part.shape)
+
+    def record(self) -> Statistics:
+        """Key -> value."""
+        found: Statistics = {}
+        for (kind, rest), sums in self.sums.items():
+            measured = STATISTICS[kind]({name: value.cpu() for name, value in sums.items()})
+            found |= {_key(kind, name, rest): value for name, value in measured.items()}
+        return dict(sorted(found.items()))
+
+
+def _is_maximum(name: str) -> bool:
+    return name.startswith("max_")
+
+
+def _key(kind: str, name: str, rest: str) -> str:
+    """From branch, ratio, attn/03: branch/ratio_attn/03. From stream, rms, 03: stream/rms/03."""
+    if (kind, name) == ("logits", "rms"):
+        return "head/rms"
+    part, _, place = rest.rpartition("/")
+    return "/".join(word for word in (kind, f"{name}_{part}" if part else name, place) if word)
+
+
+@contextmanager
+def observing(model: CausalLM, attention_stride: int) -> Iterator[Observation]:
+    """Observe what `model` computes until the block ends; compiled modules run uncompiled meanwhile.
+
+    The head computes the logits of the first token only: all of them are measured on their way, in chunks, and a loss
+    is of no interest here. So the model must be called without labels, and what it returns is of no use.
+
+    Args:
+        model: under ZeRO, the module inside the engine; it is the engine that must be called.
+        attention_stride: every how many queries attention is measured.
+    """
+    observation = Observation()
+    layers, hooks = model.model.layers, []
+    tap = _AttentionTap(observation, attention_stride)
+    for number, layer in enumerate(layers):
+        hooks += _watch_block(layer, layer_name(number, len(layers)), observation, tap)
+    last: nn.Module = layers[len(layers) - 1]
+    hooks.append(last.register_forward_hook(lambda _m, _x, y: observation.add("stream", "head", stream_sums(y))))
+    embedding = model.model.embed_tokens
+    hooks.append(embedding.register_forward_hook(lambda _m, _x, y: observation.add("emb", "", statistics.size_sums(y))))
+    hooks.append(model.lm_head.register_forward_pre_hook(_logits_into(observation)))
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), tap:
+            yield observation
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def layer_name(number: int, layers: int) -> str:
+    """Block number with leading zeros, so that sorting by name sorts by depth."""
+    return f"{number:0{max(2, len(str(layers - 1)))}d}"
+
+
+def _watch_block(layer: nn.Module, place: str, observation: Observation, tap: "_AttentionTap") -> list[Any]:
+    """Hooks on one block: on its stream, its branches and the inputs of its matrices, as far as it has them."""
+    stream: list[Tensor] = []  # into the block, and once attention has joined it
+
+    def enter(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        tap.place = place
+        stream[:] = [inputs[0]]
+        observation.add("stream", place, stream_sums(inputs[0]))
+
+    def leave(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+        before, between = stream
+        observation.add("gemm_in", f"block/{place}", statistics.gemm_sums(output))
+        observation.add("branch", f"attn/{place}", statistics.branch_sums(before, between))
+        observation.add("branch", f"mlp/{place}", statistics.branch_sums(between, output))
+
+    hooks: list[Any] = [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
+    joins: Any = getattr(layer, "attn_residual", layer.self_attn)  # without a skip attention is the stream
+    hooks.append(joins.register_forward_hook(lambda _m, _x, y: stream.append(y)))
+    modules = dict(layer.named_modules())
+    qkv = next((modules[path] for name in "qkv" if (path := f"self_attn.{name}_proj") in modules), None)
+    for name, module in (("qkv", qkv), ("mlp2", modules.get("mlp.down_proj"))):
+        if module is not None:
+            hooks.append(module.register_forward_pre_hook(_gemm_into(observation, f"{name}/{place}")))
+    return hooks
+
+
+class _AttentionTap(TorchFunctionMode):
+    """Sees every scaled_dot_product_attention with the queries, keys, mask and scale that the kernel gets."""
+
+    def __init__(self, observation: Observation, stride: int) -> None:
+        super().__init__()
+        self.observation, self.stride = observation, stride
+        self.place = ""
+
+    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Measure attention, pass everything on."""
+        if function is F.scaled_dot_product_attention:
+            self._measure(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+    def _measure(
+        self,
+        query: Tensor,
+        key: Tensor,
+        _value: Tensor,
+        attn_mask: Tensor | None = None,
+        *,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **_options: Any,
+    ) -> None:
+        sums = statistics.attention_sums(query, key, attn_mask, is_causal, scale, self.stride)
+        self.observation.add("attn", self.place, sums)
+
+
+def _gemm_into(observation: Observation, rest: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    return lambda _module, inputs: observation.add("gemm_in", rest, statistics.gemm_sums(inputs[0]))
+
+
+def _logits_into(observation: Observation) -> Callable[..., tuple[Any, ...]]:
+    def measure(head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Inside the head's own forward, where ZeRO-3 has gathered its weight."""
+        hidden, labels, z_loss = inputs
+        flat = hidden.flatten(0, 1)
+        for chunk in flat.split(max(1, LOGITS_AT_ONCE // head.weight.size(0))):  # type: ignore[operator]
+            observation.add("logits", "", statistics.logit_sums(head.forward(chunk, None, 0.0)))
+        return hidden[:1, :1], labels, z_loss
+
+    return measure

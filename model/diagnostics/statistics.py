@@ -1,0 +1,249 @@
+"""What is recorded about one tensor of activations, as sums that add up over ranks, and what follows from the sums.
+
+Every `..._sums` turns activations into sums over tokens or sequences (fp32 arithmetic, fp64 sums); the function of the
+same name with `_statistics` forms the statistic from them. In between the ranks may add up theirs: a mean of ranks'
+kurtoses is biased, the kurtosis of summed squares is that of all their tokens together. Names that begin with `max_`
+are maxima, which the ranks reduce by max.
+
+Shapes: B sequences, T tokens, D width. Papers: outlier features (arXiv 2405.19279), signal propagation (arXiv
+2206.03126), kurtosis ahead of GEMMs (arXiv 2505.20524).
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Sums = dict[str, Tensor]  # name -> sum over tokens, sequences or queries, fp64; `max_...` -> maximum
+Statistics = dict[str, float]  # name -> value
+
+POWER_STEPS = 20  # of the power iteration; the estimate is from below, and within percents where spectra are flat
+TINY = torch.finfo(torch.float32).tiny  # keeps a tensor of zeros at a ratio of 0
+
+
+def stream_sums(x: Tensor) -> Sums:
+    """Of the residual stream x [B, T, D], sequence by sequence, so that documents of different rows never mix."""
+    x = x.float()
+    squares = x.square()
+    size = x.abs()
+    token_squares = squares.sum(-1)  # (B, T)
+    totals = x.sum(1).double().square().sum(-1)  # (B): |sum of the tokens|^2
+    with torch.autocast(x.device.type, enabled=False):
+        # |X X^T|_F = |X^T X|_F: the smaller of the two products will do
+        gram = x @ x.mT if x.size(1) < x.size(2) else x.mT @ x
+        top = top_eigenvalue(gram)
+    energy = token_squares.double().sum(-1)  # (B): |X|_F^2
+    return {
+        "channels": squares.sum((0, 1)).double(),  # (D)
+        "tokens": _count(x, x.size(0) * x.size(1)),
+        "ratios": (size.amax(-1) / size.median(-1).values).double().sum(),
+        "sequences": _count(x, x.size(0)),
+        "pairs": _count(x, x.size(0) * x.size(1) * (x.size(1) - 1)),
+        "products": (totals - energy).sum(),
+        "product_squares": gram.square().sum().double() - token_squares.square().sum().double(),
+        "mean_part": totals.sum() / x.size(1),
+        "stable_rank": (energy / top).sum(),
+    }
+
+
+def stream_statistics(sums: Sums) -> Statistics:
+    """Size, outliers and signal propagation of the stream.
+
+    With s_j the RMS of channel j, X the stream over its RMS and G = X X^T / D the products of tokens of one sequence:
+    rms; kurt = mean(s^4) / mean(s^2)^2, uncentred, in [1, D] (arXiv 2405.19279 eq. 1); mmr = mean over tokens of
+    max |x| / (lower) median |x|; corr_mean and corr_rms = mean and RMS of G off its diagonal, 1 when all tokens are
+    alike; rank1_resid = |X - mean token|_F / |X|_F, 0 likewise; stable_rank = mean over sequences of
+    |X|_F^2 / |X|_2^2, from 1 to min(T, D).
+    """
+    channels = sums["channels"]
+    energy = channels.sum()
+    mean_square = energy / (sums["tokens"] * channels.numel())
+    scale = channels.numel() * mean_square  # makes the product of two tokens an entry of G
+    return _floats(
+        rms=mean_square.sqrt(),
+        kurt=channels.square().mean() / channels.mean().square(),
+        mmr=sums["ratios"] / sums["tokens"],
+        corr_mean=sums["products"] / sums["pairs"] / scale,
+        corr_rms=(sums["product_squares"].clamp_min(0) / sums["pairs"]).sqrt() / scale,
+        rank1_resid=((energy - sums["mean_part"]).clamp_min(0) / energy).sqrt(),
+        stable_rank=sums["stable_rank"] / sums["sequences"],
+    )
+
+
+def top_eigenvalue(gram: Tensor) -> Tensor:
+    """Largest eigenvalue of each positive semidefinite matrix of gram [B, N, N], by power iteration: [B], fp64."""
+    start = torch.randn(gram.size(-1), 1, generator=torch.Generator().manual_seed(0))
+    vector = start.to(gram.device).expand(gram.size(0), -1, -1)
+    for _ in range(POWER_STEPS):
+        vector = gram @ vector
+        length = vector.norm(dim=1, keepdim=True).clamp_min(TINY)
+        vector = vector / length
+    return (vector.mT @ (gram @ vector)).flatten().clamp_min(TINY).double()
+
+
+def branch_sums(before: Tensor, after: Tensor) -> Sums:
+    """Of what a branch adds to the stream: both [B, T, D], around the branch."""
+    before = before.float()
+    return {"added": (after.float() - before).square().sum().double(), "stream": before.square().sum().double()}
+
+
+def branch_statistics(sums: Sums) -> Statistics:
+    """The ratio: rms(what was added) / rms(stream before)."""
+    return _floats(ratio=(sums["added"] / sums["stream"]).sqrt())
+
+
+def gemm_sums(x: Tensor) -> Sums:
+    """Of the input of a matrix product, [..., D]: per-token kurtosis, uncentred (arXiv 2505.20524)."""
+    squares = x.float().square()
+    kurtosis = squares.square().mean(-1) / squares.mean(-1).square().clamp_min(TINY)
+    return {"kurtosis": kurtosis.double().sum(), "tokens": _count(x, kurtosis.numel())}
+
+
+def gemm_statistics(sums: Sums) -> Statistics:
+    """Mean over tokens of mean_j(x_j^4) / mean_j(x_j^2)^2, in [1, D]; about 3 for Gaussian activations."""
+    return _floats(kurt=sums["kurtosis"] / sums["tokens"])
+
+
+def attention_sums(
+    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, stride: int
+) -> Sums:
+    """Of one softmax attention, for every `stride`-th query.
+
+    Args:
+        query: [B, H, T, head_dim], as the kernel gets it.
+        key: [B, H_kv, S, head_dim].
+        mask: True where a query may look, or added to the logits; broadcasts to [B, H, T, S].
+        is_causal: query i may look at keys up to i.
+        scale: of the logits; None: 1 / sqrt(head_dim).
+        stride: at least 1; the last query of each stride counts, since the first ones have little to choose from.
+    """
+    length, keys = query.size(2), key.size(2)
+    chosen = torch.arange(min(stride, length) - 1, length, stride, device=query.device)
+    key = key.float().repeat_interleave(query.size(1) // key.size(1), dim=1)
+    with torch.autocast(query.device.type, enabled=False):
+        logits = query[:, :, chosen].float() @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        logits = logits.masked_fill(torch.arange(keys, device=query.device) > chosen[:, None], -math.inf)
+    if mask is not None:
+        rows = mask.expand(*mask.shape[:-2], length, keys)[..., chosen, :]
+        logits = logits.masked_fill(~rows, -math.inf) if mask.dtype == torch.bool else logits + rows
+    weights = logits.softmax(-1)  # (B, H, T / stride, S)
+    visible = logits.isfinite().sum(-1)
+    free = visible > 1  # a query with one key has no choice: its entropy says nothing
+    sees_first = free & logits[..., 0].isfinite()
+    relative = torch.special.entr(weights).sum(-1) / visible.clamp_min(2).log()
+    return {
+        "entropy": relative.where(free, 0.0).double().sum((0, 2)),  # (H)
+        "queries": free.double().sum((0, 2)),
+        "sink": weights[..., 0].where(sees_first, 0.0).double().sum((0, 2)),
+        "sink_queries": sees_first.double().sum((0, 2)),
+        "max_logit": logits.max().double(),
+    }
+
+
+def attention_statistics(sums: Sums) -> Statistics:
+    """Of queries with i > 1 keys to look at: entropy = entropy / log(i), in [0, 1]; sink = weight on token 0, where it
+    may be seen; max_logit = the largest logit. Means over heads, and the head with the least entropy or largest sink.
+    """
+    entropy, sink = (sums[a] / sums[b].clamp_min(1) for a, b in (("entropy", "queries"), ("sink", "sink_queries")))
+    return _floats(
+        entropy=entropy.mean(),
+        entropy_min=entropy.min(),
+        sink=sink.mean(),
+        sink_max=sink.max(),
+        max_logit=sums["max_logit"],
+    )
+
+
+def logit_sums(logits: Tensor) -> Sums:
+    """Of the logits [..., V] of a chunk of tokens, fp32."""
+    return {
+        "log_z_squares": logits.logsumexp(-1).double().square().sum(),
+        "squares": logits.square().sum(-1).double().sum(),
+        "tokens": _count(logits, logits[..., 0].numel()),
+        "entries": _count(logits, logits.numel()),
+        "max_logit": logits.max().double(),
+    }
+
+
+def logit_statistics(sums: Sums) -> Statistics:
+    """The size of logits: z = mean(logsumexp(logits)^2), what a z-loss keeps small; max: the largest; rms: of all."""
+    return _floats(
+        z=sums["log_z_squares"] / sums["tokens"],
+        max=sums["max_logit"],
+        rms=(sums["squares"] / sums["entries"]).sqrt(),
+    )
+
+
+def size_sums(x: Tensor) -> Sums:
+    """Of any activations."""
+    return {"squares": x.float().square().sum().double(), "entries": _count(x, x.numel())}
+
+
+def size_statistics(sums: Sums) -> Statistics:
+    """The root mean square."""
+    return _floats(rms=(sums["squares"] / sums["entries"]).sqrt())
+
+
+def update_sums(before: Tensor, after: Tensor) -> Sums:
+    """Of (a rank's part of) a weight, before and after an update."""
+    return {"moved": (after - before).double().square().sum(), "weight": before.double().square().sum()}
+
+
+def update_statistics(sums: Sums) -> Statistics:
+    """The relative update: rms(change of the weight) / rms(weight before)."""
+    return _floats(rms=(sums["moved"] / sums["weight"]).sqrt())
+
+
+def gain_sums(gain: Tensor) -> Sums:
+    """Of (a rank's part of) a learned gain; the part may be empty."""
+    wide = torch.cat((gain.flatten().double(), gain.new_full((1,), -math.inf, dtype=torch.float64)))
+    low = torch.cat((-gain.flatten().double(), gain.new_full((1,), -math.inf, dtype=torch.float64)))
+    return {
+        "sum": gain.double().sum(),
+        "entries": _count(gain, gain.numel()),
+        "max_": wide.max(),
+        "max_negative": low.max(),
+    }
+
+
+def gain_statistics(sums: Sums) -> Statistics:
+    """Of all entries."""
+    return _floats(mean=sums["sum"] / sums["entries"], min=-sums["max_negative"], max=sums["max_"])
+
+
+def gradient_sums(query: Tensor, key: Tensor, value: Tensor) -> Sums:
+    """Of the gradients of one block's query, key and value matrices."""
+    pairs = (("query", query), ("key", key), ("value", value))
+    return {name: gradient.double().square().sum() for name, gradient in pairs}
+
+
+def gradient_statistics(sums: Sums) -> Statistics:
+    """Queries and keys against values: ratio_q_v = |gradient of W_Q| / |gradient of W_V|, ratio_k_v likewise.
+
+    They fall to 0 under rank collapse (arXiv 2206.03126).
+    """
+    return _floats(ratio_q_v=(sums["query"] / sums["value"]).sqrt(), ratio_k_v=(sums["key"] / sums["value"]).sqrt())
+
+
+# Kind of measurement -> its statistics; what is measured and under which keys is in observer.py
+STATISTICS: dict[str, Callable[[Sums], Statistics]] = {
+    "stream": stream_statistics,
+    "branch": branch_statistics,
+    "gemm_in": gemm_statistics,
+    "attn": attention_statistics,
+    "logits": logit_statistics,
+    "emb": size_statistics,
+    "update": update_statistics,
+    "gain": gain_statistics,
+    "grad": gradient_statistics,
+}
+
+
+def _count(like: Tensor, number: int) -> Tensor:
+    return torch.tensor(float(number), dtype=torch.float64, device=like.device)
+
+
+def _floats(**values: Tensor) -> Statistics:
+    return {name: float(value) for name, value in values.items()}

@@ -1,0 +1,1 @@
+"""Quantization: fake quantizers, which round values to what a low-precision format could hold."""

@@ -1,0 +1,104 @@
+"""What diagnostics cost: seconds of an observed step against those of a step that is not, in the same process.
+
+    python tests/benchmarks/diagnostics_cost.py [--config configs/quickstart.yaml --rounds 15 section.key=value ...]
+
+Steps of both kinds alternate, so that drift of the machine strikes both alike; the medians are compared. The observed
+step is timed whole: forward, statistics, sums over ranks, the look at the update, the line in metrics.jsonl and
+TensorBoard. The text is random. Prints one JSON object; `share` is the part of training time at the configuration's
+metrics.diagnostics_interval. One process with all cores (the default) or `torchrun --nproc-per-node N`.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from data.indexed import IndexedWriter, token_dtype
+from data.loader import TrainBatches
+from launcher.runtime import distributed
+from launcher.runtime.config import Config, load_config
+from launcher.runtime.distributed import World
+from launcher.runtime.engine import Batch, Engine
+from launcher.runtime.metrics import MetricsLog
+from launcher.runtime.observe import step_record, watch_step
+
+VOCABULARY = 4096
+
+
+def measure(config: Config, world: World, folder: Path, rounds: int) -> dict[str, float]:
+    """Median seconds of a step of each kind."""
+    batches, engine = TrainBatches(config.data, 1, world.rank, world.size), Engine(config, world)
+    log = MetricsLog(folder, 0, 1000, tensorboard=True) if world.is_main else None
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(2 * rounds + 4):  # the first two of each kind warm up
+        micro_batches, observed = batches.micro_batches(number), number % 2 == 1
+        dist.barrier()
+        start = time.perf_counter()
+        step(engine, micro_batches, number, config, log, observed)
+        if number >= 4:
+            seconds[observed].append(time.perf_counter() - start)
+    if log is not None:
+        log.close()
+    return {"plain_seconds": statistics.median(seconds[False]), "observed_seconds": statistics.median(seconds[True])}
+
+
+def step(
+    engine: Engine, micro_batches: Sequence[Batch], number: int, config: Config, log: MetricsLog | None, observed: bool
+) -> None:
+    """One training step, as the loop makes it."""
+    watch = watch_step(engine, micro_batches[0], config.metrics.diagnostics_tokens) if observed else None
+    engine.train_step(micro_batches, number, 1e-3, watch).loss.item()
+    if watch is not None:
+        record = {"step": number, "tokens": number, **step_record(watch)}
+        if log is not None:
+            log.write_diagnostics(record)
+
+
+def main() -> None:
+    """Measure one configuration."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"))
+    parser.add_argument("--rounds", type=int, default=15, help="steps of each kind")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    arguments = parser.parse_intermixed_args()
+    world = distributed.read_world()
+    distributed.start(world, timeout_minutes=10)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder) / "random"
+        with IndexedWriter(corpus, token_dtype(VOCABULARY)) as writer:
+            tokens = np.random.default_rng(0).integers(0, VOCABULARY, 2_000_000, dtype=np.uint16)
+            writer.add_documents(tokens, [len(tokens)])
+        fixed = [f"data.train=[{{path: {corpus}}}]", f"model.vocab_size={VOCABULARY}"]
+        config = load_config(arguments.config, [*fixed, *arguments.overrides])
+        found = measure(config, world, Path(folder), arguments.rounds)
+    if world.is_main:
+        plain, observed, interval = (
+            found["plain_seconds"],
+            found["observed_seconds"],
+            config.metrics.diagnostics_interval,
+        )
+        assert interval is not None, "metrics.diagnostics_interval = null measures nothing"
+        facts = {
+            "config": str(arguments.config),
+            "overrides": arguments.overrides,
+            "ranks": world.size,
+            "threads": torch.get_num_threads(),
+            "cpus": os.cpu_count(),
+            "device": world.device.type,
+            "interval": interval,
+        }
+        share = (observed - plain) / (interval * plain)
+        print(json.dumps({**facts, **found, "ratio": observed / plain, "share": share}, indent=2))
+    distributed.stop()
+
+
+if __name__ == "__main__":
+    main()

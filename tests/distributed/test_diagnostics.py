@@ -1,0 +1,106 @@
+"""Diagnostics on real ranks: the same for every ZeRO stage and world size, and training does not notice them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Run, Start
+
+STEPS, INTERVAL = 4, 2
+SHORT = [f"train.steps={STEPS}", "train.eval_interval=2", "checkpoint.interval=null"]
+OFF = [*SHORT, "metrics.diagnostics_interval=null"]
+# The cap holds all of a micro-batch of either world size, and every fourth query is looked at
+ON = [*SHORT, f"metrics.diagnostics_interval={INTERVAL}", "metrics.diagnostics_tokens=4096"]
+BF16 = "deepspeed.precision=bf16"
+FP32 = {f"fp32_{stage}": [f"deepspeed.zero_stage={stage}"] for stage in range(4)}
+REST = {
+    **{f"bf16_{stage}": [f"deepspeed.zero_stage={stage}", BF16] for stage in range(4)},
+    "offload_2": ["deepspeed.zero_stage=2", "deepspeed.offload_optimizer=true"],
+    "dropout": [BF16, "model.dropout=0.1"],
+}
+STAGES = FP32 | REST
+ALONE = ("fp32_3", "dropout")
+SPEED = {"tokens_per_second", "mfu"}
+# One rank sees in its first micro-batch what two ranks see in theirs
+WHOLE_BATCH = ["data.micro_batch_size=8", "deepspeed.zero_stage=1"]
+HALF_BATCH = ["data.micro_batch_size=4", "deepspeed.zero_stage=1"]
+
+
+@pytest.fixture(scope="module")
+def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+    """The finished runs by two ranks, observed and (NAME_off) not, and one by a single rank."""
+    folder = tiny_config.parent / "runs"
+    settings = {f"seen_{name}": [*overrides, *ON] for name, overrides in STAGES.items()}
+    settings |= {f"seen_{name}_off": [*STAGES[name], *OFF] for name in ALONE}
+    settings |= {"seen_half": [*HALF_BATCH, *ON]}
+    worker = Path(__file__).with_name("train_matrix.py")
+    for ranks, group in ((2, settings), (1, {"seen_whole": [*WHOLE_BATCH, *ON]})):
+        outcome = start(worker, [tiny_config, json.dumps(group), "once"], folder, ranks=ranks).wait(400)
+        assert outcome.code == 0, outcome.stderr
+    return lambda name: type(outcome.run)(folder / f"seen_{name}")
+
+
+def diagnostics(run: Run) -> dict[int, dict[str, float]]:
+    """Step -> what was observed."""
+    found = [record for record in run.records if "stream/rms/00" in record]
+    steps = [record["step"] for record in found]
+    assert len(set(steps)) == len(steps), "a step was observed twice"
+    return {record["step"]: {k: v for k, v in record.items() if k not in ("step", "tokens")} for record in found}
+
+
+def rest(run: Run) -> list[dict[str, Any]]:
+    """All other records, without speed and without the int8 loss that comes with diagnostics."""
+    records = [record for record in run.records if "stream/rms/00" not in record]
+    return [{k: v for k, v in record.items() if k not in SPEED and not k.endswith("w8a8_delta")} for record in records]
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_interval_is_observed_once(runs: Callable[[str], Run], name: str) -> None:
+    seen = diagnostics(runs(name))
+    assert list(seen) == [2, 4]
+    for record in seen.values():
+        assert all(math.isfinite(value) for value in record.values()), record
+        assert record.keys() == seen[2].keys()
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_observed_training_is_the_same_to_the_last_bit(runs: Callable[[str], Run], name: str) -> None:
+    assert rest(runs(name)) == rest(runs(f"{name}_off"))
+    assert not diagnostics(runs(f"{name}_off"))
+    observed, alone = (runs(run).weights(STEPS) for run in (name, f"{name}_off"))
+    assert all(observed[tensor].equal(alone[tensor]) for tensor in alone)
+
+
+@pytest.mark.parametrize("name", [*list(FP32)[1:], "offload_2"])
+def test_zero_stages_agree(runs: Callable[[str], Run], name: str) -> None:
+    assert_close(diagnostics(runs(name)), diagnostics(runs("fp32_0")), 5e-4)
+
+
+@pytest.mark.parametrize("name", ["bf16_0", "bf16_1", "bf16_2", "bf16_3"])
+def test_bf16_is_close_to_fp32(runs: Callable[[str], Run], name: str) -> None:
+    assert_close(diagnostics(runs(name)), diagnostics(runs("fp32_1")), 0.1)
+
+
+def test_two_ranks_observe_what_one_does_on_both_batches(runs: Callable[[str], Run]) -> None:
+    """Statistics of sums: a mean of the two ranks' kurtoses would be another number."""
+    assert_close(diagnostics(runs("half")), diagnostics(runs("whole")), 5e-4)
+
+
+def assert_close(found: dict[int, dict[str, float]], expected: dict[int, dict[str, float]], tolerance: float) -> None:
+    assert found.keys() == expected.keys()
+    for step, record in expected.items():
+        assert found[step].keys() == record.keys()
+        wrong = {
+            key: (found[step][key], value)
+            for key, value in record.items()
+            if found[step][key] != pytest.approx(value, rel=tolerance, abs=tolerance / 10)
+        }
+        assert not wrong, f"step {step}"
