@@ -26,7 +26,11 @@ from launcher.runtime.sweep.pool import places, run_all
 from launcher.runtime.sweep.worker import run_cell
 from tests.conftest import Job, Outcome, Pretrain, Run, Start
 
-SETTINGS: dict[str, Any] = {"train.eval_interval": None, "checkpoint.interval": None}
+SETTINGS: dict[str, Any] = {
+    "train.eval_interval": None,
+    "checkpoint.interval": None,
+    "metrics.diagnostics_interval": 10,
+}
 RULES = {
     "sp": {"parameterization.rule": "sp"},
     # As wide and deep as its base, so it is sp
@@ -141,6 +145,13 @@ def test_the_results_are_those_of_the_runs(second: Outcome, plan: Plan) -> None:
         assert row["train_loss"] == pytest.approx((losses[-1] + losses[-2]) / 2)
         assert (row["status"], row["diverged"], row["tokens"]) == ("finished", False, 20 * 8 * 32)
         assert row["seconds"] > 0
+        seen = [record for record in run.records if "stream/kurt/head" in record]
+        kurt = [[record[f"stream/kurt/{place}"] for place in ("00", "01", "head")] for record in seen]
+        assert [record["step"] for record in seen] == [10, 20]
+        assert row["outliers"]["kurt_peak"] == max(map(max, kurt))
+        assert row["outliers"]["kurt"] == pytest.approx(sum(kurt[-1]) / 3)
+        assert row["outliers"]["corr"] == seen[-1]["stream/corr_mean/head"]
+        assert row["outliers"]["w8a8_delta"] == row["result"]["eval/email/w8a8_delta"]
         assert run.checkpoints == [], "deleted with the run's end"
 
 

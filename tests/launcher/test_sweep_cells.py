@@ -146,7 +146,7 @@ def test_every_sweep_in_the_repository_makes_a_plan(path: Path, corpus: Path) ->
     ("changes", "words"),
     [
         ({"knd": "grid"}, "knd = 'grid': unknown key; did you mean kind?"),
-        ({"kind": "grids"}, "kind = 'grids': known kinds are grid, lr_transfer"),
+        ({"kind": "grids"}, "kind = 'grids': known kinds are grid, comparison"),
         ({"name": "a/b"}, "name = 'a/b'"),
         ({"base": None}, "base: missing"),
         ({"seeds": [1, 2, 1]}, "seeds = [1, 2, 1]: one is there twice"),

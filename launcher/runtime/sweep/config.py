@@ -11,6 +11,7 @@ from pydantic import model_validator as validator
 from yaml import YAMLError
 
 from launcher.runtime.config import ConfigError, explain
+from launcher.runtime.sweep.comparison import ComparisonConfig
 from launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig
 from launcher.runtime.sweep.kinds import KINDS, Kind
 from launcher.runtime.sweep.lr_transfer import LrTransferConfig
@@ -64,8 +65,9 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     root: str = "runs/sweeps"
     """Folder that holds sweep folders."""
     kind: str = "grid"
-    """What to make of the results. grid: a table of all cells; lr_transfer: does the best learning rate stay put?
-    coordinate_check: do activations and their changes keep their size?"""
+    """What to make of the results. grid: a table of all cells; comparison: which variant is best when each is tuned?
+    lr_transfer: does the best learning rate stay put? coordinate_check: do activations and their changes keep their
+    size?"""
     base: str
     """YAML file of the run that every cell starts from, relative to the sweep's file."""
     set: Values = {}
@@ -76,6 +78,8 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """The cells: the union of these grids."""
     keep_checkpoints: bool = False
     """Keep the checkpoints of finished cells."""
+    comparison: ComparisonConfig | None = None
+    """Settings of kind comparison."""
     lr_transfer: LrTransferConfig | None = None
     """Settings of kind lr_transfer."""
     coordinate_check: CoordinateCheckConfig | None = None

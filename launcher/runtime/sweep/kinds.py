@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from launcher.runtime.loop import train
-from launcher.runtime.sweep import coordinate_check, coordinate_check_plot, grid, lr_transfer, lr_transfer_plot
+from launcher.runtime.sweep import (
+    comparison,
+    coordinate_check,
+    coordinate_check_plot,
+    grid,
+    lr_transfer,
+    lr_transfer_plot,
+)
 from launcher.runtime.sweep.worker import Run
 
 Result = dict[str, Any]  # one object of results.jsonl
@@ -34,6 +41,7 @@ class Kind:
 
 KINDS = {
     "grid": Kind(grid.check, grid.summarize, grid.lines),
+    "comparison": Kind(comparison.check, comparison.summarize, comparison.lines),
     "lr_transfer": Kind(lr_transfer.check, lr_transfer.summarize, lr_transfer.lines, lr_transfer_plot.plot),
     "coordinate_check": Kind(
         coordinate_check.check,

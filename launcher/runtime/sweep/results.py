@@ -42,6 +42,7 @@ def describe(cell: Cell) -> dict[str, Any]:
         "train_loss": None,
         "tokens": None,
         "seconds": None,
+        "outliers": None,
         "result": None,
     }
 
@@ -61,7 +62,8 @@ def _read_run(cell: Cell) -> dict[str, Any]:
     status = outcome_of(config)
     if status not in FINISHED:
         return {"status": status or "pending"}
-    steps = [record for record in _records(config.run.folder) if "loss" in record]
+    records = _records(config.run.folder)
+    steps = [record for record in records if "loss" in record]
     done = [record["tokens"] for record in steps]
     seconds = [
         (tokens - before) / record["tokens_per_second"]
@@ -71,11 +73,39 @@ def _read_run(cell: Cell) -> dict[str, Any]:
     if status == "diverged":
         return {**facts, "diverged": True}
     result = facts["result"] = json.loads((config.run.folder / RESULT).read_text(encoding="utf-8"))
+    facts["outliers"] = _outliers(records, result)
     loss = _mean([value for key, value in result.items() if key.startswith("eval/") and key.endswith("/loss")])
     train_loss = _mean([record["loss"] for record in steps[-max(1, round(len(steps) * LAST)) :]])
     if not all(math.isfinite(value) for value in (loss, train_loss) if value is not None):
         return {**facts, "status": "diverged", "diverged": True}
     return {**facts, "loss": loss, "train_loss": train_loss}
+
+
+def _outliers(records: Sequence[dict[str, Any]], result: dict[str, Any]) -> dict[str, float] | None:
+    """What diagnostics say about outliers, and what they cost; None for a run without any.
+
+    kurt and mmr: means over blocks of the last observation; kurt_peak: of all blocks and observations; corr: token
+    correlation of the stream that reaches the head.
+    """
+    observations = [record for record in records if "stream/kurt/head" in record]
+    if not observations:
+        return None
+
+    def stream(quantity: str, record: dict[str, Any]) -> list[float]:
+        return [value for key, value in record.items() if key.startswith(f"stream/{quantity}/")]
+
+    last = observations[-1]
+    deltas = [value for key, value in result.items() if key.endswith("/w8a8_delta")]
+    speeds = sorted(record["tokens_per_second"] for record in records if "tokens_per_second" in record)
+    found = {
+        "kurt": _mean(stream("kurt", last)),
+        "kurt_peak": max(value for record in observations for value in stream("kurt", record)),
+        "mmr": _mean(stream("mmr", last)),
+        "corr": last["stream/corr_mean/head"],
+        "w8a8_delta": _mean(deltas),
+        "tokens_per_second": speeds[len(speeds) // 2],
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _mean(values: list[float]) -> float | None:
