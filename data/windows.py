@@ -1,16 +1,16 @@
-"""Cut a token stream into samples: from window positions to the tensors of a batch.
+"""From windows, wherever they come from, to the tensors of a batch.
 
-Window k of a stream covers tokens [k*T, k*T + T + 1): T inputs, and the same tokens one later as targets. Neighbours
-share one token, so every token of the stream but the first is a target exactly once.
+A source of samples is a text corpus (corpus.py) or a task whose examples are computed (tasks/). `SampleSource` and
+`WindowStream` say what the loader needs of either: how many windows there are, and window k.
 """
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import torch
-
-from data.corpus import Split
 
 IGNORED = -100
 """The label that PyTorch's cross-entropy leaves out."""
@@ -32,6 +32,73 @@ class Batch(TypedDict):
     only pads the batch."""
 
 
+class Window(NamedTuple):
+    """One sample before it is padded to the batch's length: n inputs and what to predict after each."""
+
+    inputs: npt.NDArray[np.integer]
+    """[n]"""
+    labels: npt.NDArray[np.integer]
+    """[n]: already shifted; -100 where nothing is to be predicted."""
+    begins: npt.NDArray[np.integer]
+    """Places in the row, beyond the first, at which a document begins."""
+
+
+class WindowStream(Protocol):
+    """Windows by number: one split of a source. `read` is a pure function."""
+
+    @property
+    def name(self) -> str:
+        """Which split."""
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the labels are the answers of examples, to be scored by exact match."""
+
+    def training_windows(self, length: int) -> int:
+        """Windows of `length` tokens in one epoch. Raises ValueError when there is none."""
+
+    def evaluation_windows(self, length: int) -> int:
+        """Windows that together are the whole split. Raises ValueError when there is nothing to predict."""
+
+    def read(self, number: int, length: int) -> Window:
+        """Window `number`, of at most `length` tokens."""
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """A loss in nats per token as bits per byte of source text; None where there is no text."""
+
+
+class SampleSource(Protocol):
+    """Where samples come from. Its text in messages is `str(source)`."""
+
+    @property
+    def name(self) -> str:
+        """Label in metrics, unless the configuration gives another."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the samples: one input of their order, and what a resume compares."""
+
+    @property
+    def splits(self) -> Mapping[str, WindowStream]:
+        """At least "train"; "validation" where something is held out."""
+
+    @property
+    def held_out(self) -> WindowStream:
+        """What to evaluate on."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Number of token ids; None when unknown."""
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """Folder of the tokenizer; None where there is none."""
+
+    @property
+    def tokenizer_sha256(self) -> str | None:
+        """Which tokenizer made the tokens; None where there is none."""
+
+
 def full_windows(num_tokens: int, length: int) -> int:
     """Windows in which every position has a target; a last shorter one is not counted."""
     return max(0, num_tokens - 1) // length
@@ -42,14 +109,14 @@ def all_windows(num_tokens: int, length: int) -> int:
     return -(-max(0, num_tokens - 1) // length)
 
 
-def gather(windows: Sequence[tuple[Split, int] | None], sample_index: Sequence[int], length: int) -> Batch:
+def gather(windows: Sequence[tuple[WindowStream, int] | None], sample_index: Sequence[int], length: int) -> Batch:
     """Read windows into one batch.
 
     One slice per row, in a loop: as fast as one fancy index over all tokens at T = 256, twice as fast at 4096, and it
     needs no index array that is four times the size of the tokens.
 
     Args:
-        windows: For each row, a split and the number of a window in it; None for a row of padding.
+        windows: For each row, a stream and the number of a window in it; None for a row of padding.
         sample_index: For each row, the number to carry along.
         length: Tokens per row (T).
     """
@@ -60,12 +127,11 @@ def gather(windows: Sequence[tuple[Split, int] | None], sample_index: Sequence[i
     for row, window in enumerate(windows):
         if window is None:
             continue
-        split, number = window
-        start = number * length
-        tokens = split.indexed.tokens[start : start + length + 1]
-        inputs[row, : len(tokens) - 1] = tokens[:-1]
-        labels[row, : len(tokens) - 1] = tokens[1:]
-        begins[row, split.indexed.document_starts(start, start + len(tokens) - 1) - start] = 1
+        stream, number = window
+        sample = stream.read(number, length)
+        inputs[row, : len(sample.inputs)] = sample.inputs
+        labels[row, : len(sample.labels)] = sample.labels
+        begins[row, sample.begins] = 1
     place = np.arange(length, dtype=np.int32)
     last_begin = np.maximum.accumulate(begins * place, axis=1)
     return Batch(
