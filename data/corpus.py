@@ -14,7 +14,7 @@ import xxhash
 from pydantic import BaseModel, ValidationError
 
 from data.indexed import IndexedTokens, file_facts, open_indexed
-from data.windows import Window, all_windows, full_windows
+from data.streams import Window
 
 MANIFEST = "corpus.json"
 
@@ -112,12 +112,12 @@ class Split:
         return self.indexed.num_documents
 
     def training_windows(self, length: int) -> int:
-        """Windows in which every position has a target.
+        """Windows in which every position has a target; a last shorter one is not counted.
 
         Raises:
             ValueError: the split is shorter than one.
         """
-        windows = full_windows(self.num_tokens, length)
+        windows = max(0, self.num_tokens - 1) // length
         if windows == 0:
             raise ValueError(
                 f"{self.indexed.prefix}.bin: {self.num_tokens} tokens are fewer than one sample of "
@@ -126,12 +126,12 @@ class Split:
         return windows
 
     def evaluation_windows(self, length: int) -> int:
-        """Windows that together make every token but the first a target.
+        """Windows that together make every token but the first a target; the last may be shorter than `length`.
 
         Raises:
             ValueError: the split has no token to predict.
         """
-        windows = all_windows(self.num_tokens, length)
+        windows = -(-max(0, self.num_tokens - 1) // length)
         if windows == 0:
             raise ValueError(
                 f"{self.indexed.prefix}.bin: {self.num_tokens} tokens leave nothing to predict; "

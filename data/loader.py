@@ -16,8 +16,9 @@ import numpy as np
 from data.config import DataConfig, SourceConfig
 from data.corpus import open_corpus
 from data.order import OrderedSource, TrainOrder
+from data.streams import SampleSource, WindowStream
 from data.tasks.source import TaskSource
-from data.windows import Batch, SampleSource, WindowStream, gather
+from data.windows import Batch, gather
 
 Item = TypeVar("Item")
 

@@ -18,8 +18,8 @@ from yaml import YAMLError
 
 from data.config import SourceConfig
 from data.loader import ValidationBatches, open_source
+from data.streams import SampleSource
 from data.tokenizers import tokenizer_sha256
-from data.windows import SampleSource
 from launcher.runtime import averages, cli
 from launcher.runtime.config import ConfigError, explain
 from launcher.runtime.evaluate import HeldOutLoss, held_out_loss

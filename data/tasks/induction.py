@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from data.indexed import Int64s
+from data.streams import IGNORED
 from data.tasks.draws import Draws
 from data.tasks.task import DrawnTaskConfig, Example
-from data.windows import IGNORED
 
 FIRST_SYMBOL = 1
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from data.streams import Window
 from data.tasks.task import SplitName, TaskConfig
-from data.windows import Window
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from pydantic import BaseModel, NonNegativeInt
 
 from data.indexed import Int64s
 from data.order import derive_key
+from data.streams import IGNORED
 from data.tasks.draws import Draws
-from data.windows import IGNORED
 
 SplitName = Literal["train", "validation"]
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.windows import WindowStream
+from data.streams import WindowStream
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from data.loader import TrainBatches, ValidationBatches, validation_splits
-from data.windows import WindowStream
+from data.streams import WindowStream
 from launcher.runtime.config import Config, ConfigError
 from launcher.runtime.distributed import World
 
