@@ -3,7 +3,7 @@
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib
 python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib --average last:2   # mean of two checkpoints
-python launcher/eval.py --model runs/retrieval --task '{name: retrieval, pairs: 24}' --sequence-length 64
+python launcher/eval.py --model runs/addition --task '{name: addition, digits: 3, seed: 1}'     # exact match
 """
 
 import argparse
@@ -51,7 +51,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--average", help=averages.HELP)
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--data", help="corpus; its held-out split is scored")
-    data.add_argument("--task", help="task as YAML, in the place of a corpus: '{name: retrieval, pairs: 24}'")
+    data.add_argument("--task", help="task as YAML, in the place of a corpus: '{name: addition, digits: 3}'")
     parser.add_argument("--sequence-length", type=int, help="tokens per window (default: as in training)")
     parser.add_argument("--batch-size", type=int, default=8, help="windows per forward pass")
     parser.add_argument("--max-batches", type=int, help="score an evenly spread part only (default: everything)")
