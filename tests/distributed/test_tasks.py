@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,20 +13,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import launcher.eval
 from data.loader import TrainBatches, ValidationBatches, validation_splits
+from launcher.runtime.checkpoint import CheckpointError, check_resume
 from launcher.runtime.config import Config, ConfigError, load_config
 from launcher.runtime.engine import Engine
 from launcher.runtime.evaluate import held_out_loss
+from launcher.runtime.inputs import open_inputs
+from launcher.runtime.loading import load_model
 from model.decoder import CausalLM
 from model.parameterization import multipliers
 
 if TYPE_CHECKING:
     from launcher.runtime.distributed import World
-    from tests.conftest import Command, Pretrain, Run
+    from tests.conftest import Pretrain, Run
 
 TASK = "{name: retrieval, pairs: 4, queries: 2, keys: 6, values: 2}"
 ON_TASK = [f"data.train=[{{task: {TASK}}}]", "data.sequence_length=12"]
-STEPS = ["train.steps=6", "train.eval_interval=3", "checkpoint.interval=3", "checkpoint.keep_last=9"]
+STEPS = ["train.steps=6", "train.eval_interval=3", "train.eval_batches=3", "checkpoint.interval=3"]
 SPEED = ("tokens_per_second", "mfu")
 
 
@@ -42,7 +47,7 @@ def test_the_vocabulary_of_the_task_is_taken(task_config: Config) -> None:
 @pytest.mark.parametrize(
     ("sources", "line"),
     [
-        ("[{task: {name: retrieval, pears: 3}}]", "data.train.0.task.retrieval.pears = 3: unknown key; did you mean pairs"),
+        ("[{task: {name: addition, digit: 3}}]", "data.train.0.task.addition.digit = 3: unknown key; did you mean digits?"),
         ("[{task: {name: retrival}}]", "data.train.0.task = {'name': 'retrival'}: Input tag 'retrival' found"),
         ("[{weight: 1.0, task: {name: addition, digits: 0}}]", "data.train.0.task.addition.digits = 0: "),
         ("[{task: {name: addition}, path: x}]", "data.train.0: path = x, task = addition: give exactly one of the two"),
@@ -100,7 +105,7 @@ def test_exact_match_is_what_a_plain_argmax_says(tiny_config: Path, world: World
 
 @pytest.fixture(scope="module")
 def whole(run_pretrain: Pretrain, tiny_config: Path) -> Run:
-    outcome = run_pretrain(tiny_config, "task", [*ON_TASK, *STEPS], launcher="python")
+    outcome = run_pretrain(tiny_config, "task", [*ON_TASK, *STEPS, "train.sample_prompts=[a]"], launcher="python")
     assert outcome.code == 0, outcome.stderr
     assert "exact match" in outcome.stdout
     return outcome.run
@@ -122,38 +127,58 @@ def test_a_resumed_run_equals_an_uninterrupted_one(whole: Run, run_pretrain: Pre
     assert list(whole.column("eval/retrieval/exact_match")) == [3, 6]
 
 
-def test_another_task_does_not_resume(whole: Run, run_pretrain: Pretrain, tiny_config: Path) -> None:
-    other = TASK.replace("pairs: 4", "pairs: 3")
-    overrides = [f"data.train=[{{task: {other}}}]", "data.sequence_length=12", *STEPS, "train.steps=7"]
-    outcome = run_pretrain(tiny_config, "task", overrides, launcher="python")
-    assert outcome.code == 2
-    assert "data.train: " in outcome.stderr
-    assert "corpora: {'retrieval': " in outcome.stderr
+def test_another_task_does_not_resume(whole: Run, tiny_config: Path, world: World) -> None:
+    """Its keys are compared, and so is their hash."""
+    found = whole.folder / "checkpoints" / "step_00000006"
+    begun = load_config(found / "config.yaml", [])
+    for other in (TASK.replace("pairs: 4", "pairs: 3"), TASK.replace("}", ", seed: 1}")):
+        config = load_config(tiny_config, [f"data.train=[{{task: {other}}}]", "data.sequence_length=12", *STEPS])
+        with pytest.raises(CheckpointError) as caught:
+            check_resume(begun, config, open_inputs(config, world).fingerprints, found, world)
+        assert "data.train: " in str(caught.value)
+        assert "corpora: {'retrieval': " in str(caught.value)
+    check_resume(begun, begun, open_inputs(begun, world).fingerprints, found, world)
 
 
 def test_two_ranks_that_shard_everything_score_the_same(whole: Run, run_pretrain: Pretrain, tiny_config: Path) -> None:
-    """Before the weights have had time to drift apart by rounding."""
-    overrides = [*ON_TASK, *STEPS, "deepspeed.zero_stage=3", "train.eval_batches=3"]
-    one, two = (
-        run_pretrain(tiny_config, f"task_on_{ranks}", overrides, ranks=ranks).run.records[-1] for ranks in (1, 2)
-    )
+    """Three micro-batches on two ranks: one of them has only padding at last."""
+    outcome = run_pretrain(tiny_config, "task_on_two", [*ON_TASK, *STEPS, "deepspeed.zero_stage=3"], ranks=2)
+    assert outcome.code == 0, outcome.stderr
+    one, two = whole.records[-1], outcome.run.records[-1]
     assert two["eval/retrieval/tokens"] == one["eval/retrieval/tokens"]
     assert two["eval/retrieval/loss"] == pytest.approx(one["eval/retrieval/loss"], rel=1e-4)
     for score in ("exact_match", "accuracy"):
         assert two[f"eval/retrieval/{score}"] == one[f"eval/retrieval/{score}"]
 
 
-def test_eval_scores_a_run_on_its_task_and_generate_has_no_tokenizer(whole: Run, command: Command) -> None:
-    sizes = ["--batch-size", "2", "--max-batches", "4"]
-    done = command("eval", "--model", whole.folder, "--task", TASK, *sizes, "--json", "--device", "cpu")
-    assert done.returncode == 0, done.stderr
-    found, result = json.loads(done.stdout), json.loads((whole.folder / "result.json").read_text())
+def test_eval_scores_a_run_on_its_task(
+    whole: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--batch-size", "2", "--max-batches", "3", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", TASK, *sizes, "--json"])
+    launcher.eval.main()
+    found, result = json.loads(capsys.readouterr().out), json.loads((whole.folder / "result.json").read_text())
+    assert found["data"] == "task retrieval"
     assert found["exact_match"] == result["eval/retrieval/exact_match"]
     assert found["accuracy"] == result["eval/retrieval/accuracy"]
     assert found["loss"] == pytest.approx(result["eval/retrieval/loss"], rel=1e-5)
-    refused = command("eval", "--model", whole.folder, "--task", "{name: retrieval, pairs: 99}")
-    assert refused.returncode == 2
-    assert "--task: task.retrieval: pairs = 99 exceeds keys = 64" in refused.stderr
-    refused = command("generate", "--model", whole.folder, "--prompt", "x")
-    assert refused.returncode == 2
-    assert "has no tokenizer" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{name: retrieval, pairs: 99}", "--task: task.retrieval: pairs = 99 exceeds keys = 64"),
+        ("{name: retrieval", "--task {name: retrieval: cannot be read as YAML"),
+        ("retrieval", "--task: task"),
+    ],
+)
+def test_eval_refuses_what_is_no_task(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        launcher.eval.read_task(text)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_run_on_a_task_has_no_tokenizer_and_no_samples(whole: Run) -> None:
+    """As one on a bare Megatron-LM pair; sample_prompts were asked for."""
+    assert load_model(whole.folder, torch.device("cpu")).tokenizer_path is None
+    assert not (whole.folder / "samples.txt").exists()
