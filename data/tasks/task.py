@@ -32,7 +32,7 @@ ATTEMPTS = 2**14
 
 
 class Example(NamedTuple):
-    """One example of n tokens."""
+    """One example of n tokens, with at least one answer."""
 
     tokens: Int64s
     """[n]: what the model reads."""

@@ -21,7 +21,7 @@ INDUCTION = InductionConfig(hops=3, length=24, symbols=4)
 ADDITION = AdditionConfig(digits=3)
 BACKWARDS = AdditionConfig(digits=20, order="most_first")
 MEMORIZATION = MemorizationConfig(entries=50, symbols=8, values=5)
-DRAWN: list[AnyTaskConfig] = [RETRIEVAL, INDUCTION, InductionConfig(length=10, symbols=5), ADDITION, BACKWARDS]
+DRAWN: list[AnyTaskConfig] = [RETRIEVAL, INDUCTION, InductionConfig(length=4, symbols=20), ADDITION, BACKWARDS]
 TASKS = [*DRAWN, MEMORIZATION]
 
 

@@ -47,7 +47,7 @@ def test_the_vocabulary_of_the_task_is_taken(task_config: Config) -> None:
 @pytest.mark.parametrize(
     ("sources", "line"),
     [
-        ("[{task: {name: addition, digit: 3}}]", "data.train.0.task.addition.digit = 3: unknown key; did you mean digits?"),
+        ("[{task: {name: addition, digit: 3}}]", "data.train.0.task.addition.digit = 3: unknown key; did you mean d"),
         ("[{task: {name: retrival}}]", "data.train.0.task = {'name': 'retrival'}: Input tag 'retrival' found"),
         ("[{weight: 1.0, task: {name: addition, digits: 0}}]", "data.train.0.task.addition.digits = 0: "),
         ("[{task: {name: addition}, path: x}]", "data.train.0: path = x, task = addition: give exactly one of the two"),
