@@ -1,25 +1,45 @@
-"""The `data` section of a run's configuration: which corpora, in which proportions, in which batch shape."""
+"""The `data` section of a run's configuration: which corpora and tasks, in which proportions, in which batch shape."""
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field
 from pydantic import model_validator as validator
 
 from data.batch_plan import BatchPlan, BatchStage
+from data.tasks.kinds import AnyTaskConfig
 
 
 class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """One corpus and its share of the training samples."""
+    """One corpus or task and its share of the training samples."""
 
-    path: str
-    """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair."""
+    path: str | None = None
+    """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair. Give
+    this or task."""
+
+    task: AnyTaskConfig | None = Field(default=None, discriminator="name")
+    """A synthetic task, for example {name: retrieval, pairs: 16}; see data/tasks/README.md. Give this or path."""
 
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Share of the samples, relative to the other sources; the sum need not be 1."""
 
     name: str | None = None
-    """Label in metrics (eval/NAME/loss); the last part of `path` when not given."""
+    """Label in metrics (eval/NAME/loss); the last part of `path`, or the task's name, when not given."""
+
+    @validator(mode="after")
+    def _check(self) -> "SourceConfig":
+        if (self.path is None) == (self.task is None):
+            task = None if self.task is None else self.task.name
+            raise ValueError(f"path = {self.path}, task = {task}: give exactly one of the two")
+        return self
+
+    @property
+    def label(self) -> str:
+        """What to call it."""
+        if self.name is not None:
+            return self.name
+        return self.task.name if self.task is not None else Path(str(self.path)).name
 
 
 class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -33,7 +53,7 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     Empty: the held-out split of every training corpus."""
 
     sequence_length: int = Field(ge=1)
-    """Tokens per sample (T); each sample reads T + 1 tokens so that every position has a target."""
+    """Tokens per sample (T); each sample of text reads T + 1 tokens so that every position has a target."""
 
     global_batch_size: int = Field(ge=1)
     """Sequences per optimizer step, over all ranks and accumulation steps."""

@@ -4,15 +4,17 @@ A corpus folder is `train.bin/.idx`, `validation.bin/.idx`, `tokenizer/` and `co
 the others must be. Opening compares sizes only, so it is instant at any size; `verify_checksums` reads every byte.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import xxhash
 from pydantic import BaseModel, ValidationError
 
 from data.indexed import IndexedTokens, file_facts, open_indexed
+from data.streams import Window
 
 MANIFEST = "corpus.json"
 
@@ -87,12 +89,17 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
 
 @dataclass(frozen=True)
 class Split:
-    """One readable stream of tokens: a corpus's training part or its held-out part."""
+    """One readable stream of tokens: a corpus's training part or its held-out part.
+
+    Window k covers tokens [k*T, k*T + T + 1): T inputs, and the same tokens one later as targets. Neighbours share one
+    token, so every token of the stream but the first is a target exactly once.
+    """
 
     name: str
     indexed: IndexedTokens
     source_bytes: int | None
     """UTF-8 bytes of source text; None when unknown (a bare Megatron-LM pair)."""
+    has_answers: ClassVar[bool] = False
 
     @property
     def num_tokens(self) -> int:
@@ -103,6 +110,45 @@ class Split:
     def num_documents(self) -> int:
         """Documents."""
         return self.indexed.num_documents
+
+    def training_windows(self, length: int) -> int:
+        """Windows in which every position has a target; a last shorter one is not counted.
+
+        Raises:
+            ValueError: the split is shorter than one.
+        """
+        windows = max(0, self.num_tokens - 1) // length
+        if windows == 0:
+            raise ValueError(
+                f"{self.indexed.prefix}.bin: {self.num_tokens} tokens are fewer than one sample of "
+                f"data.sequence_length {length} (+ 1 for the last target); shorten it or prepare more text"
+            )
+        return windows
+
+    def evaluation_windows(self, length: int) -> int:
+        """Windows that together make every token but the first a target; the last may be shorter than `length`.
+
+        Raises:
+            ValueError: the split has no token to predict.
+        """
+        windows = -(-max(0, self.num_tokens - 1) // length)
+        if windows == 0:
+            raise ValueError(
+                f"{self.indexed.prefix}.bin: {self.num_tokens} tokens leave nothing to predict; "
+                "prepare the corpus with more text or a larger --validation-fraction"
+            )
+        return windows
+
+    def read(self, number: int, length: int) -> Window:
+        """Window `number`; the last one may be shorter than `length`."""
+        start = number * length
+        tokens = self.indexed.tokens[start : start + length + 1]
+        begins = self.indexed.document_starts(start, start + len(tokens) - 1) - start
+        return Window(tokens[:-1], tokens[1:], begins)
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """Loss in bits x the split's tokens per byte of source text; None when the bytes are unknown."""
+        return None if not self.source_bytes else loss / math.log(2) * self.num_tokens / self.source_bytes
 
 
 @dataclass(frozen=True)
@@ -119,6 +165,9 @@ class Corpus:
     tokenizer_path: Path | None = None
     tokenizer_sha256: str | None = None
     manifest: Manifest | None = None
+
+    def __str__(self) -> str:
+        return str(self.path)
 
     @property
     def held_out(self) -> Split:

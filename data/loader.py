@@ -14,9 +14,11 @@ from typing import TypeVar
 import numpy as np
 
 from data.config import DataConfig, SourceConfig
-from data.corpus import Corpus, Split, open_corpus
+from data.corpus import open_corpus
 from data.order import OrderedSource, TrainOrder
-from data.windows import Batch, all_windows, full_windows, gather
+from data.streams import SampleSource, WindowStream
+from data.tasks.source import TaskSource
+from data.windows import Batch, gather
 
 Item = TypeVar("Item")
 
@@ -25,7 +27,7 @@ class TrainBatches:
     """The training batches of one rank.
 
     Attributes:
-        corpora: The open corpora by name, in the order of the configuration.
+        corpora: The open corpora and tasks by name, in the order of the configuration.
         plan: Which global samples each step takes.
         order: Where each global sample lies.
         accumulation_steps: Micro-batches per step, after the batch-size warm-up.
@@ -46,7 +48,10 @@ class TrainBatches:
         self.order = TrainOrder(
             [
                 OrderedSource(
-                    name, corpus.fingerprint, _training_windows(corpus, config.sequence_length), source.weight
+                    name,
+                    corpus.fingerprint,
+                    corpus.splits["train"].training_windows(config.sequence_length),
+                    source.weight,
                 )
                 for (name, corpus), source in zip(self.corpora.items(), config.train, strict=True)
             ],
@@ -103,7 +108,7 @@ class ValidationBatches:
 
     def __init__(
         self,
-        split: Split,
+        split: WindowStream,
         sequence_length: int,
         micro_batch_size: int,
         max_batches: int | None = None,
@@ -124,12 +129,7 @@ class ValidationBatches:
         Raises:
             ValueError: the split has no token to predict.
         """
-        available = all_windows(split.num_tokens, sequence_length)
-        if not available:
-            raise ValueError(
-                f"{split.indexed.prefix}.bin: {split.num_tokens} tokens leave nothing to predict; "
-                "prepare the corpus with more text or a larger --validation-fraction"
-            )
+        available = split.evaluation_windows(sequence_length)
         wanted = available if max_batches is None else max_batches * micro_batch_size
         self.num_windows = min(available, wanted)
         self.covers_split = self.num_windows == available
@@ -154,26 +154,37 @@ class ValidationBatches:
             yield gather([*windows, *[None] * padding], numbers + [-1] * padding, self._length)
 
 
-def open_corpora(sources: Sequence[SourceConfig]) -> dict[str, Corpus]:
-    """Open corpora and name them, by the configured name or the last part of the path.
+def open_corpora(sources: Sequence[SourceConfig]) -> dict[str, SampleSource]:
+    """Open corpora and tasks and name them, by the configured name, the last part of the path or the task's name.
 
     Raises:
         ValueError: one cannot be opened, or two share a name.
     """
-    corpora: dict[str, Corpus] = {}
+    corpora: dict[str, SampleSource] = {}
     for source in sources:
-        corpus = open_corpus(source.path)
+        corpus = open_source(source)
         name = source.name or corpus.name
         if name in corpora:
             raise ValueError(
-                f"data: two corpora are named {name!r} ({corpora[name].path} and {corpus.path}); "
-                "give one of them another `name`"
+                f"data: two corpora are named {name!r} ({corpora[name]} and {corpus}); give one of them another `name`"
             )
         corpora[name] = corpus
     return corpora
 
 
-def validation_splits(config: DataConfig) -> dict[str, Split]:
+def open_source(source: SourceConfig) -> SampleSource:
+    """Open one corpus or task.
+
+    Raises:
+        ValueError: the corpus cannot be opened, or the task has too few examples to hold some out.
+    """
+    if source.task is not None:
+        return TaskSource(source.task)
+    assert source.path is not None, "SourceConfig checks that one of the two is given"
+    return open_corpus(source.path)
+
+
+def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
     """What to evaluate on, by name: `data.validation`, or the held-out split of each training corpus that has one."""
     if config.validation:
         return {name: corpus.held_out for name, corpus in open_corpora(config.validation).items()}
@@ -222,23 +233,12 @@ class _End:
     error: BaseException | None
 
 
-def _training_windows(corpus: Corpus, length: int) -> int:
-    split = corpus.splits["train"]
-    windows = full_windows(split.num_tokens, length)
-    if windows == 0:
-        raise ValueError(
-            f"{split.indexed.prefix}.bin: {split.num_tokens} tokens are fewer than one sample of "
-            f"data.sequence_length {length} (+ 1 for the last target); shorten it or prepare more text"
-        )
-    return windows
-
-
-def _check_same_tokenizer(corpora: dict[str, Corpus]) -> None:
+def _check_same_tokenizer(corpora: dict[str, SampleSource]) -> None:
     known = {name: corpus for name, corpus in corpora.items() if corpus.tokenizer_sha256 is not None}
     for name, corpus in known.items():
         first_name, first = next(iter(known.items()))
         if corpus.tokenizer_sha256 != first.tokenizer_sha256:
             raise ValueError(
-                f"data.train: {first.path} and {corpus.path} were made with different tokenizers; prepare {name} "
+                f"data.train: {first} and {corpus} were made with different tokenizers; prepare {name} "
                 f"again with --tokenizer {first.tokenizer_path} --overwrite (or {first_name} with the other one)"
             )

@@ -1,8 +1,4 @@
-"""Cut a token stream into samples: from window positions to the tensors of a batch.
-
-Window k of a stream covers tokens [k*T, k*T + T + 1): T inputs, and the same tokens one later as targets. Neighbours
-share one token, so every token of the stream but the first is a target exactly once.
-"""
+"""From windows, wherever they come from, to the tensors of a batch."""
 
 from collections.abc import Sequence
 from typing import TypedDict
@@ -10,10 +6,7 @@ from typing import TypedDict
 import numpy as np
 import torch
 
-from data.corpus import Split
-
-IGNORED = -100
-"""The label that PyTorch's cross-entropy leaves out."""
+from data.streams import IGNORED, WindowStream
 
 
 class Batch(TypedDict):
@@ -32,24 +25,14 @@ class Batch(TypedDict):
     only pads the batch."""
 
 
-def full_windows(num_tokens: int, length: int) -> int:
-    """Windows in which every position has a target; a last shorter one is not counted."""
-    return max(0, num_tokens - 1) // length
-
-
-def all_windows(num_tokens: int, length: int) -> int:
-    """Windows that together make every token but the first a target; the last may be shorter than `length`."""
-    return -(-max(0, num_tokens - 1) // length)
-
-
-def gather(windows: Sequence[tuple[Split, int] | None], sample_index: Sequence[int], length: int) -> Batch:
+def gather(windows: Sequence[tuple[WindowStream, int] | None], sample_index: Sequence[int], length: int) -> Batch:
     """Read windows into one batch.
 
     One slice per row, in a loop: as fast as one fancy index over all tokens at T = 256, twice as fast at 4096, and it
     needs no index array that is four times the size of the tokens.
 
     Args:
-        windows: For each row, a split and the number of a window in it; None for a row of padding.
+        windows: For each row, a stream and the number of a window in it; None for a row of padding.
         sample_index: For each row, the number to carry along.
         length: Tokens per row (T).
     """
@@ -60,12 +43,11 @@ def gather(windows: Sequence[tuple[Split, int] | None], sample_index: Sequence[i
     for row, window in enumerate(windows):
         if window is None:
             continue
-        split, number = window
-        start = number * length
-        tokens = split.indexed.tokens[start : start + length + 1]
-        inputs[row, : len(tokens) - 1] = tokens[:-1]
-        labels[row, : len(tokens) - 1] = tokens[1:]
-        begins[row, split.indexed.document_starts(start, start + len(tokens) - 1) - start] = 1
+        stream, number = window
+        sample = stream.read(number, length)
+        inputs[row, : len(sample.inputs)] = sample.inputs
+        labels[row, : len(sample.labels)] = sample.labels
+        begins[row, sample.begins] = 1
     place = np.arange(length, dtype=np.int32)
     last_begin = np.maximum.accumulate(begins * place, axis=1)
     return Batch(

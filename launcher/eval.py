@@ -1,20 +1,27 @@
-"""Score a model on held-out text: loss, perplexity, bits per byte.
+"""Score a model on held-out text: loss, perplexity, bits per byte; or on a task: exact match.
 
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib
 python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib --average last:2   # mean of two checkpoints
+python launcher/eval.py --model runs/addition --task '{name: addition, digits: 3, seed: 1}'     # exact match
 """
 
 import argparse
 from pathlib import Path
 
 import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
 from tqdm import tqdm
+from yaml import YAMLError
 
-from data.corpus import Corpus, open_corpus
-from data.loader import ValidationBatches
+from data.config import SourceConfig
+from data.loader import ValidationBatches, open_source
+from data.streams import SampleSource
 from data.tokenizers import tokenizer_sha256
 from launcher.runtime import averages, cli
+from launcher.runtime.config import ConfigError, explain
 from launcher.runtime.evaluate import HeldOutLoss, held_out_loss
 from launcher.runtime.loading import DTYPES, LoadedModel, load_model
 
@@ -22,7 +29,7 @@ from launcher.runtime.loading import DTYPES, LoadedModel, load_model
 def main() -> None:
     """Load, check that model and corpus fit, score, print."""
     arguments = parse_arguments()
-    corpus = open_corpus(arguments.data)
+    corpus = open_source(read_task(arguments.task) if arguments.task else SourceConfig(path=arguments.data))
     model = load_model(arguments.model, torch.device(arguments.device), DTYPES[arguments.dtype], arguments.average)
     check_tokenizer(model, corpus)
     length = arguments.sequence_length or (
@@ -42,7 +49,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="run, checkpoint or Hugging Face folder")
     parser.add_argument("--average", help=averages.HELP)
-    parser.add_argument("--data", type=Path, required=True, help="corpus; its held-out split is scored")
+    data = parser.add_mutually_exclusive_group(required=True)
+    data.add_argument("--data", help="corpus; its held-out split is scored")
+    data.add_argument("--task", help="task as YAML, in the place of a corpus: '{name: addition, digits: 3}'")
     parser.add_argument("--sequence-length", type=int, help="tokens per window (default: as in training)")
     parser.add_argument("--batch-size", type=int, default=8, help="windows per forward pass")
     parser.add_argument("--max-batches", type=int, help="score an evenly spread part only (default: everything)")
@@ -52,7 +61,21 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def check_tokenizer(model: LoadedModel, corpus: Corpus) -> None:
+def read_task(text: str) -> SourceConfig:
+    """The task that `--task` describes.
+
+    Raises:
+        ConfigError: it is not YAML, or no such task.
+    """
+    try:
+        return SourceConfig.model_validate({"task": OmegaConf.to_container(OmegaConf.create(text))})
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"--task {text}: cannot be read as YAML: {error}") from error
+    except ValidationError as error:
+        raise ConfigError(f"--task: {'; '.join(explain(error, SourceConfig))}") from error
+
+
+def check_tokenizer(model: LoadedModel, corpus: SampleSource) -> None:
     """Refuse to score tokens that mean something else to the model.
 
     Raises:
@@ -61,7 +84,7 @@ def check_tokenizer(model: LoadedModel, corpus: Corpus) -> None:
     vocabulary = model.vocab_size
     if corpus.vocab_size is not None and corpus.vocab_size > vocabulary:
         raise ValueError(
-            f"{corpus.path}: vocabulary of {corpus.vocab_size}, but {model.source} knows {vocabulary} ids; "
+            f"{corpus}: vocabulary of {corpus.vocab_size}, but {model.source} knows {vocabulary} ids; "
             "prepare the text with the model's tokenizer"
         )
     if model.tokenizer_path is None or corpus.tokenizer_sha256 is None:
@@ -70,23 +93,27 @@ def check_tokenizer(model: LoadedModel, corpus: Corpus) -> None:
         return
     if tokenizer_sha256(model.tokenizer_path) != corpus.tokenizer_sha256:
         raise ValueError(
-            f"{corpus.path}: made with another tokenizer than {model.source}; prepare the text again with "
+            f"{corpus}: made with another tokenizer than {model.source}; prepare the text again with "
             f"--tokenizer {model.tokenizer_path}"
         )
 
 
-def report(arguments: argparse.Namespace, model: LoadedModel, corpus: Corpus, length: int, scores: HeldOutLoss) -> None:
+def report(
+    arguments: argparse.Namespace, model: LoadedModel, corpus: SampleSource, length: int, scores: HeldOutLoss
+) -> None:
     """Print the scores for people or programs."""
     facts = {
         "model": str(model.source),
         "average": model.average,
-        "data": str(corpus.path),
+        "data": str(corpus),
         "sequence_length": length,
         "loss": scores.loss,
         "perplexity": scores.perplexity,
         "bits_per_byte": scores.bits_per_byte,
         "tokens": scores.tokens,
     }
+    if scores.exact_match is not None:
+        facts |= {"exact_match": scores.exact_match, "accuracy": scores.accuracy}
     if arguments.json:
         cli.print_json(facts)
         return

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 from pydantic import model_validator as validator
 from yaml import YAMLError
 
-from data.config import DataConfig
+from data.config import DataConfig, SourceConfig
 from launcher.runtime.horizon import HorizonConfig, scale_settings
 from launcher.runtime.optimizer import ZERO_STAGES, OptimizerConfig
 from launcher.runtime.schedule import Schedule, ScheduleConfig
@@ -323,22 +323,36 @@ def _parse_overrides(overrides: list[str]) -> DictConfig:
 
 
 def _fill_from_data(values: dict[Any, Any]) -> None:
-    """Take model.vocab_size from the first corpus and model.max_position_embeddings from the sequence length."""
+    """Take model.vocab_size from the first source and model.max_position_embeddings from the sequence length."""
     model, data = values.get("model"), values.get("data")
     if not isinstance(model, dict) or not isinstance(data, dict):
         return
     if model.get("max_position_embeddings") is None and "sequence_length" in data:
         model["max_position_embeddings"] = data["sequence_length"]
     if model.get("vocab_size") is None:
-        corpus = None
+        model["vocab_size"] = _vocab_size(data)
+
+
+def _vocab_size(data: dict[Any, Any]) -> Any:
+    """Of the first corpus or task."""
+    sources = data.get("train")
+    first = sources[0] if isinstance(sources, list) and sources else {}
+    if isinstance(first, dict) and first.get("task") is not None:
         try:
-            corpus = Path(data["train"][0]["path"])
-            model["vocab_size"] = json.loads((corpus / "corpus.json").read_text(encoding="utf-8"))["vocab_size"]
-        except (KeyError, IndexError, TypeError, OSError, ValueError) as error:
-            raise ConfigError(
-                f"model.vocab_size: not given, and data.train[0].path = {corpus} holds no readable corpus.json to take "
-                "it from: prepare the corpus first (launcher/prepare.py) or set model.vocab_size"
-            ) from error
+            task = SourceConfig.model_validate(first).task
+        except ValidationError:
+            return 1  # validation of the whole will say what is wrong with the task
+        assert task is not None, "it was given"
+        return task.vocab_size
+    corpus = None
+    try:
+        corpus = Path(first["path"])
+        return json.loads((corpus / "corpus.json").read_text(encoding="utf-8"))["vocab_size"]
+    except (KeyError, TypeError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.vocab_size: not given, and data.train[0].path = {corpus} holds no readable corpus.json to take "
+            "it from: prepare the corpus first (launcher/prepare.py) or set model.vocab_size"
+        ) from error
 
 
 def explain(error: ValidationError, schema: type[BaseModel]) -> Iterator[str]:
@@ -359,11 +373,16 @@ def explain(error: ValidationError, schema: type[BaseModel]) -> Iterator[str]:
 
 
 def _known_keys(schema: type[BaseModel], sections: list[str]) -> list[str]:
-    """Field names of the schema at a path of section names; lists are passed through."""
+    """Field names of the schema at a path of section names; lists are passed through, a kind is chosen by its name."""
+    schemas = [schema]
     for section in sections:
-        annotation = schema.model_fields[section].annotation
-        inner = getattr(annotation, "__args__", (annotation,))[0]
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        fields = schemas[0].model_fields
+        if section in fields:
+            annotation = fields[section].annotation
+            choices = getattr(annotation, "__args__", (annotation,))
+            schemas = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
+        else:
+            schemas = [choice for choice in schemas if choice.model_fields["name"].default == section]
+        if not schemas:
             return []
-        schema = inner
-    return list(schema.model_fields)
+    return list(schemas[0].model_fields)

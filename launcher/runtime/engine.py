@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from launcher.runtime.config import Config
 from launcher.runtime.distributed import World, quiet_stdout, sum_over_ranks
+from launcher.runtime.evaluate import answer_sums
 from launcher.runtime.moving_average import MovingAverage
 from launcher.runtime.optimizer import (
     CombinedOptimizer,
@@ -231,10 +232,16 @@ class Engine:
         return StepResult(loss=sum_over_ranks(total) / valid, grad_norm=float(grad_norm), applied=applied)
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> Tensor:
-        """Summed cross-entropy (nats) and number of valid tokens of this rank's batch: [2], fp32."""
+    def evaluate(self, batch: Batch, answers: bool = False) -> Tensor:
+        """Summed cross-entropy (nats) and number of valid tokens of this rank's batch: [2], fp32.
+
+        With `answers`, the sums of `answer_sums` instead: [5], from logits [B, T, vocab_size] that are held at once.
+        """
         self._engine.eval()
         batch = self.to_device(batch)
+        if answers:
+            logits = self._engine(batch["input_ids"], document_ids=batch["document_ids"], positions=batch["positions"])
+            return answer_sums(logits, batch["labels"])
         _, cross_entropy = next_token(self._engine, batch, self.config.objective)
         return torch.stack((cross_entropy, (batch["labels"] >= 0).sum().float()))
 

@@ -1,14 +1,15 @@
-"""Loss on held-out text: one definition for the training loop, `eval.py` and everything that compares models."""
+"""Held-out loss, and exact match on tasks: one definition for the loop, `eval.py` and all that compares models."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from data.corpus import Split
+from data.streams import WindowStream
 
 
 @dataclass(frozen=True)
@@ -23,37 +24,70 @@ class HeldOutLoss:
     """loss in bits x the split's tokens per byte of source text: comparable across tokenizers. None: bytes unknown."""
     tokens: int
     """Predicted tokens."""
+    exact_match: float | None = None
+    """Of a task: share of the examples whose every answer token is the likeliest one."""
+    accuracy: float | None = None
+    """Of a task: share of the answer tokens that are the likeliest ones."""
 
     def metrics(self, name: str) -> dict[str, float | int]:
         """Entries for metrics.jsonl: eval/NAME/loss and so on."""
         return {f"eval/{name}/{key}": value for key, value in asdict(self).items() if value is not None}
 
+    def describe(self) -> str:
+        """In words, for a line of output."""
+        per_byte = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
+        exact = (
+            "" if self.exact_match is None else f", exact match {self.exact_match:.2%}, accuracy {self.accuracy:.2%}"
+        )
+        return f"{self.loss:.4f}{per_byte}{exact}"
+
 
 def held_out_loss(
-    score: Callable[[Mapping[str, Any]], Tensor],
+    score: Callable[[Mapping[str, Any], bool], Tensor],
     batches: Iterable[Mapping[str, Any]],
-    split: Split,
+    split: WindowStream,
     total: Callable[[Tensor], Tensor] = lambda sums: sums,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> HeldOutLoss | None:
     """Score batches of a split.
 
     Args:
-        score: summed cross-entropy (nats) and number of valid tokens of a batch, [2].
+        score: (batch, answers) -> summed cross-entropy (nats) and number of valid tokens of the batch, [2]; with
+            answers, what `answer_sums` returns, [5].
         batches: this rank's share of the split.
-        split: where they come from; knows how many bytes of text it holds.
-        total: sums [2] over ranks.
+        split: where they come from: text of known length, or a task with answers.
+        total: sums over ranks.
         interrupted: asked before each batch, with the same answer on all ranks.
 
     Returns:
         The loss over all ranks, or None when interrupted.
     """
-    sums = torch.zeros(2, dtype=torch.float64)
+    sums = torch.zeros(5 if split.has_answers else 2, dtype=torch.float64)
     for batch in batches:
         if interrupted():
             return None
-        sums += score(batch).double().cpu()
-    nats, tokens = total(sums).tolist()
+        sums += score(batch, split.has_answers).double().cpu()
+    nats, tokens, *answers = total(sums).tolist()
     loss = nats / tokens
-    per_byte = None if not split.source_bytes else loss / math.log(2) * split.num_tokens / split.source_bytes
-    return HeldOutLoss(loss, math.exp(min(loss, 700.0)), per_byte, round(tokens))
+    scores = HeldOutLoss(loss, math.exp(min(loss, 700.0)), split.bits_per_byte(loss), round(tokens))
+    if not answers:
+        return scores
+    right, examples, exact = answers
+    return replace(scores, exact_match=exact / examples, accuracy=right / tokens)
+
+
+def answer_sums(logits: Tensor, labels: Tensor) -> Tensor:
+    """What exact match is made of, [5]: summed cross-entropy (nats), answer tokens, right ones, examples, right ones.
+
+    An example is a row with an answer; it is right when every one of its answer tokens has the largest logit.
+
+    Args:
+        logits: [B, T, V].
+        labels: [B, T], -100 where there is no answer.
+    """
+    asked = labels >= 0
+    nats = F.cross_entropy(logits[asked], labels[asked], reduction="sum")
+    wrong = asked & (logits.argmax(-1) != labels)
+    examples = asked.any(-1)
+    counts = [asked.sum(), (asked & ~wrong).sum(), examples.sum(), (examples & ~wrong.any(-1)).sum()]
+    return torch.stack([nats.double(), *(count.double() for count in counts)])

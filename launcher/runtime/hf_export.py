@@ -142,7 +142,7 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
         ("Parameters", f"{sum(p.numel() for p in model.module.parameters()):,}"),
         ("Training", f"{model.tokens:,} tokens in {model.step:,} steps, context {config.data.sequence_length}"),
         *([] if model.average is None else [("Weights", model.average)]),
-        ("Data", ", ".join(source.name or Path(source.path).name for source in config.data.train)),
+        ("Data", ", ".join(source.label for source in config.data.train)),
         ("Parameterization", f"{rule.rule} (base width {rule.base_hidden_size}, depth {rule.base_num_hidden_layers})"),
         ("Peak learning rate", f"{config.optimizer.lr:g} at the base"),
         *((key.removeprefix("eval/"), f"{value:.4f}") for key, value in scores.items() if key.startswith("eval/")),

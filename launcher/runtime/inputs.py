@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from data.corpus import Split
 from data.loader import TrainBatches, ValidationBatches, validation_splits
+from data.streams import WindowStream
 from launcher.runtime.config import Config, ConfigError
 from launcher.runtime.distributed import World
 
@@ -13,7 +13,7 @@ class Inputs:
     """This rank's share of the training and held-out batches."""
 
     train: TrainBatches
-    validation: dict[str, tuple[Split, ValidationBatches]]
+    validation: dict[str, tuple[WindowStream, ValidationBatches]]
 
     @property
     def fingerprints(self) -> dict[str, str]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from launcher.runtime import checkpoint
 from launcher.runtime.averages import open_weights
 from launcher.runtime.config import Config
+from launcher.runtime.evaluate import answer_sums
 from model.decoder import CausalLM
 from model.generation import generate
 from model.parameterization import multipliers
@@ -54,14 +55,19 @@ class LoadedModel:
         return int(getattr(self.module.config, "vocab_size"))  # noqa: B009 - two unrelated classes
 
     @torch.no_grad()
-    def score(self, batch: Mapping[str, Any]) -> Tensor:
-        """Summed cross-entropy (nats) and number of valid tokens of a batch, [2]."""
+    def score(self, batch: Mapping[str, Any], answers: bool = False) -> Tensor:
+        """Summed cross-entropy (nats) and number of valid tokens of a batch, [2]; with `answers`, `answer_sums` [5]."""
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         labels = batch["labels"]
         if isinstance(self.module, CausalLM):
-            _, nats = self.module(batch["input_ids"], labels, batch["document_ids"], batch["positions"])
+            context = batch["document_ids"], batch["positions"]
+            if answers:
+                return answer_sums(self.module(batch["input_ids"], None, *context), labels)
+            _, nats = self.module(batch["input_ids"], labels, *context)
         else:
             logits = self.module(input_ids=batch["input_ids"]).logits
+            if answers:
+                return answer_sums(logits.float(), labels)
             nats = nn.functional.cross_entropy(
                 logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum"
             )

@@ -170,15 +170,14 @@ class Trainer:
         return step == self.config.total_steps or (interval is not None and step > 0 and step % interval == 0)
 
     def _evaluate(self) -> bool:
-        """Score the held-out text of every corpus; False when asked to stop meanwhile."""
+        """Score what is held out of every corpus and task; False when asked to stop meanwhile."""
         record: dict[str, Any] = {"step": self.state.step, "tokens": self.state.tokens}
         for name in self.inputs.validation:
             scores = self._score(name)
             if scores is None:
                 return False
             record |= scores.metrics(name)
-            per_byte = "" if scores.bits_per_byte is None else f", {scores.bits_per_byte:.4f} bits per byte"
-            self._say(f"step {self.state.step}: held-out loss of {name} {scores.loss:.4f}{per_byte}")
+            self._say(f"step {self.state.step}: held-out loss of {name} {scores.describe()}")
             if self.config.metrics.diagnostics_interval is not None:
                 delta = self._int8_delta(name)
                 if delta is None:
@@ -206,7 +205,7 @@ class Trainer:
         return None if exact is None or rounded is None else rounded.loss - exact.loss
 
     def _score(self, name: str, limit: int | None = None) -> HeldOutLoss | None:
-        """The loss of the engine on the held-out text of one corpus; None when asked to stop meanwhile."""
+        """What the engine scores on the held-out part of one source; None when asked to stop meanwhile."""
         split, batches = self.inputs.validation[name]
         return held_out_loss(
             self.engine.evaluate,

@@ -1,0 +1,52 @@
+"""Addition: the sum of two numbers of some decimal digits.
+
+least_first   5 2 1 + 7 9 0 = [2 2 2 0]      125 + 97 = 222, ones first: a carry is known in time
+most_first    1 2 5 + 0 9 7 = [0 2 2 2]
+"""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import PositiveInt
+
+from data.tasks.draws import Draws
+from data.tasks.task import DrawnTaskConfig, Example, answering
+
+PLUS = 1
+EQUALS = 2
+FIRST_DIGIT = 3
+
+
+class AdditionConfig(DrawnTaskConfig):
+    """Decimal addition. Token 1 is plus, 2 is equals, 3 to 12 are the digits. a + b and b + a are two examples."""
+
+    name: Literal["addition"] = "addition"
+    """Which task."""
+    digits: PositiveInt = 3
+    """Digits of each summand, leading zeros included; the sum has one more. Every digit is drawn evenly."""
+    order: Literal["least_first", "most_first"] = "least_first"
+    """How all three numbers are written: from the ones up, or as people write them."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Padding, plus, equals, ten digits."""
+        return FIRST_DIGIT + 10
+
+    @property
+    def longest(self) -> int:
+        """Tokens of every example; its last answer is not read."""
+        return 2 * (self.digits + 1) + self.digits
+
+    def draw(self, draws: Draws) -> Example:
+        """One random example."""
+        first, second = draws.integers(2 * self.digits, 10).reshape(2, self.digits).tolist()
+        total, carry = [], 0
+        for one, other in zip(first, second, strict=True):
+            carry, digit = divmod(one + other + carry, 10)
+            total.append(digit)
+        numbers = [first, second, [*total, carry]]
+        if self.order == "most_first":
+            numbers = [number[::-1] for number in numbers]
+        left, right, answer = (FIRST_DIGIT + np.array(number, np.int64) for number in numbers)
+        sequence = np.concatenate((left, [PLUS], right, [EQUALS], answer))
+        return answering(sequence, np.arange(len(sequence)) >= len(sequence) - len(answer))

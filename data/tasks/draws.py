@@ -1,0 +1,29 @@
+"""Random numbers by arithmetic alone, so that an example is the same on every machine and with every numpy."""
+
+import numpy as np
+
+from data.indexed import Int64s
+from data.order import UInt64s, subkey
+
+
+class Draws:
+    """The stream of random numbers that a key selects; each call goes on where the last one ended."""
+
+    def __init__(self, key: int) -> None:
+        """Start the stream of a key of 64 bits, see `order.derive_key`."""
+        self._key = np.uint64(key)
+        self._used = 0
+
+    def integers(self, count: int, bound: int) -> Int64s:
+        """[count]: integers in [0, bound), even but for bound / 2^64."""
+        numbers: Int64s = (self._words(count) % np.uint64(bound)).astype(np.int64)
+        return numbers
+
+    def distinct(self, count: int, bound: int) -> Int64s:
+        """[count]: different integers in [0, bound), in random order."""
+        order: Int64s = np.argsort(self._words(bound), kind="stable")
+        return order[:count]
+
+    def _words(self, count: int) -> UInt64s:
+        first, self._used = self._used, self._used + count
+        return subkey(self._key, np.arange(first, self._used))

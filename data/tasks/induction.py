@@ -1,0 +1,59 @@
+"""Induction: what came after the last earlier occurrence of this token, k times over.
+
+With find(i) the place after the last j < i at which token j equals token i, the answer at place i is the token at
+find applied k times to i: the k-hop induction heads of arXiv 2402.09268. One hop is an induction head.
+"""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt
+
+from data.indexed import Int64s
+from data.streams import IGNORED
+from data.tasks.draws import Draws
+from data.tasks.task import DrawnTaskConfig, Example
+
+FIRST_SYMBOL = 1
+
+
+class InductionConfig(DrawnTaskConfig):
+    """K-hop induction, asked at every place that has an answer. Tokens from 1 on are the symbols."""
+
+    name: Literal["induction"] = "induction"
+    """Which task."""
+    hops: PositiveInt = 1
+    """How many times to look back (k)."""
+    length: int = Field(default=64, ge=2)
+    """Tokens of one example."""
+    symbols: int = Field(default=16, ge=2)
+    """Different tokens, drawn evenly. A hop goes back by about this many places."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Padding and symbols."""
+        return FIRST_SYMBOL + self.symbols
+
+    @property
+    def longest(self) -> int:
+        """Tokens of every example."""
+        return self.length
+
+    def draw(self, draws: Draws) -> Example:
+        """One random example."""
+        tokens = FIRST_SYMBOL + draws.integers(self.length, self.symbols)
+        found = after_last_occurrence(tokens)
+        places = np.arange(self.length)
+        for _ in range(self.hops):
+            places = np.where(places >= 0, found[places], -1)
+        return Example(tokens, np.where(places >= 0, tokens[places], IGNORED))
+
+
+def after_last_occurrence(tokens: Int64s) -> Int64s:
+    """[n]: for each place, the place after the last earlier occurrence of its token; -1 where there is none."""
+    after: dict[int, int] = {}
+    found = []
+    for place, token in enumerate(tokens.tolist()):
+        found.append(after.get(token, -1))
+        after[token] = place + 1
+    return np.array(found, np.int64)

@@ -1,0 +1,62 @@
+"""Memorization: a fixed random map from keys to values, to be known by heart.
+
+    a b [v]        key number 64 a + b for 64 symbols
+
+What is trained is what is tested. The map holds entries x log2(values) bits, of which a model whose mean loss is L nats
+has memorized entries x (log2(values) - L / ln 2); divided by its parameters, that is the capacity of arXiv 2506.01115.
+"""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, PositiveInt
+from pydantic import model_validator as validator
+
+from data.order import derive_key
+from data.tasks.draws import Draws
+from data.tasks.task import Example, SplitName, TaskConfig, answering
+
+FIRST_SYMBOL = 1
+
+
+class MemorizationConfig(TaskConfig):
+    """A random map. A key is two symbols, whose ids start at 1; those of the values follow."""
+
+    name: Literal["memorization"] = "memorization"
+    """Which task."""
+    entries: PositiveInt = 4096
+    """Keys of the map, each read once an epoch."""
+    symbols: PositiveInt = 64
+    """Different symbols in each of the two places of a key."""
+    values: int = Field(default=64, ge=2)
+    """Different values, drawn evenly."""
+
+    @validator(mode="after")
+    def _check(self) -> "MemorizationConfig":
+        if self.entries > self.symbols**2:
+            raise ValueError(
+                f"entries = {self.entries}: {self.symbols} symbols spell {self.symbols**2} keys of two; "
+                "raise symbols or lower entries"
+            )
+        return self
+
+    @property
+    def vocab_size(self) -> int:
+        """Padding, symbols, values."""
+        return FIRST_SYMBOL + self.symbols + self.values
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a key."""
+        return 2
+
+    def num_examples(self, split: SplitName) -> int:  # noqa: ARG002 - both splits are the map
+        """Every entry of the map, in both splits."""
+        return self.entries
+
+    def example(self, split: SplitName, number: int) -> Example:  # noqa: ARG002 - both splits are the map
+        """Entry `number` of the map."""
+        value = Draws(derive_key(self.name, self.seed, number)).integers(1, self.values)[0]
+        first, second = divmod(number, self.symbols)
+        sequence = FIRST_SYMBOL + np.array([first, second, self.symbols + value], np.int64)
+        return answering(sequence, np.array([False, False, True]))

@@ -1,0 +1,79 @@
+"""A task where the loader expects a source of samples: one example is one window."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from data.streams import Window
+from data.tasks.task import SplitName, TaskConfig
+
+
+@dataclass(frozen=True)
+class TaskStream:
+    """The examples of one split, each padded to a sample by itself.
+
+    Padding has the label -100 and is a document of its own. In a causal model nothing before it can see it.
+    """
+
+    task: TaskConfig
+    name: SplitName
+    has_answers: ClassVar[bool] = True
+
+    def training_windows(self, length: int) -> int:
+        """Examples.
+
+        Raises:
+            ValueError: some do not fit into `length` tokens.
+        """
+        if length < self.task.longest:
+            raise ValueError(
+                f"data.sequence_length {length} is too short for task {self.task.name}, whose longest example has "
+                f"{self.task.longest} tokens; set it to {self.task.longest} or more, or make the task smaller"
+            )
+        return self.task.num_examples(self.name)
+
+    def evaluation_windows(self, length: int) -> int:
+        """As `training_windows`."""
+        return self.training_windows(length)
+
+    def read(self, number: int, length: int) -> Window:
+        """Example `number`."""
+        tokens, labels = self.task.example(self.name, number)
+        return Window(tokens, labels, begins=np.arange(len(tokens), min(len(tokens) + 1, length)))
+
+    def bits_per_byte(self, loss: float) -> None:
+        """None: there is no text."""
+
+
+class TaskSource:
+    """A task as a source of samples. It has no tokenizer, like a bare Megatron-LM pair."""
+
+    tokenizer_path: Path | None = None
+    tokenizer_sha256: str | None = None
+
+    def __init__(self, task: TaskConfig) -> None:
+        """Check that there is something to train on and something to hold out.
+
+        Raises:
+            ValueError: the task is so small that there is not.
+        """
+        self.name = task.name
+        self.fingerprint = task.fingerprint
+        self.vocab_size = task.vocab_size
+        self.splits: Mapping[str, TaskStream] = {
+            "train": TaskStream(task, "train"),
+            "validation": TaskStream(task, "validation"),
+        }
+        for stream in self.splits.values():
+            task.example(stream.name, 0)
+
+    def __str__(self) -> str:
+        return f"task {self.name}"
+
+    @property
+    def held_out(self) -> TaskStream:
+        """The examples that are not trained on."""
+        return self.splits["validation"]

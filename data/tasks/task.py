@@ -1,0 +1,114 @@
+"""What a task is: examples by number, each a pure function of the task's configuration, the split and the number.
+
+There is no state, so example 10^12 costs what example 0 costs, and neither ranks nor interruptions appear. A task is
+fixed by its configuration, its seed included, as a corpus is by its files; `run.seed` decides the order of examples.
+"""
+
+from abc import abstractmethod
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, NonNegativeInt
+
+from data.indexed import Int64s
+from data.order import derive_key
+from data.streams import IGNORED
+from data.tasks.draws import Draws
+
+SplitName = Literal["train", "validation"]
+
+TRAIN_EXAMPLES = 2**40
+"""Numbers of drawn training examples; a run never comes to their end."""
+
+HELD_OUT_EXAMPLES = 4096
+"""Drawn examples of the held-out split, all of which are scored when train.eval_batches is null."""
+
+HELD_OUT_SHARE = 16
+"""One in so many different examples is held out."""
+
+ATTEMPTS = 2**14
+"""Draws before a split counts as empty: an example of a thousandth of the draws is missed once in 10^7 times."""
+
+
+class Example(NamedTuple):
+    """One example of n tokens, with at least one answer."""
+
+    tokens: Int64s
+    """[n]: what the model reads."""
+    labels: Int64s
+    """[n]: the answer expected after each token; -100 where there is none."""
+
+
+class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """A task. Token 0 is padding in every task and part of no example."""
+
+    name: str
+    """Which task."""
+    seed: NonNegativeInt = 0
+    """Which examples; tasks of different seeds are different tasks of one kind."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """Tokens of the longest example."""
+
+    @abstractmethod
+    def num_examples(self, split: SplitName) -> int:
+        """Examples of a split, numbered from 0."""
+
+    @abstractmethod
+    def example(self, split: SplitName, number: int) -> Example:
+        """Example `number` of a split. Raises ValueError when the task has no example for this split."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits: a hash of the configuration, and so of every example."""
+        return f"{derive_key(self.model_dump()):016x}"
+
+
+class DrawnTaskConfig(TaskConfig):
+    """A task whose examples are drawn at random, more than can be stored.
+
+    A hash of an example decides whether it is held out, for every seed alike. Draws that fall into the other split are
+    drawn again, so no example is ever in both.
+    """
+
+    @abstractmethod
+    def draw(self, draws: Draws) -> Example:
+        """One random example."""
+
+    def num_examples(self, split: SplitName) -> int:
+        """Examples of a split, numbered from 0."""
+        return HELD_OUT_EXAMPLES if split == "validation" else TRAIN_EXAMPLES
+
+    def example(self, split: SplitName, number: int) -> Example:
+        """Example `number` of a split.
+
+        Raises:
+            ValueError: no draw gave an example of this split that has an answer.
+        """
+        for attempt in range(ATTEMPTS):
+            example = self.draw(Draws(derive_key(self.name, self.seed, split, number, attempt)))
+            has_answer = bool((example.labels != IGNORED).any())
+            if has_answer and is_held_out(example) == (split == "validation"):
+                return example
+        raise ValueError(
+            f"task {self.name}: {ATTEMPTS} draws gave no {split} example with an answer; make the task larger: it has "
+            f"too few different examples to hold out one in {HELD_OUT_SHARE}, or too short ones for an answer"
+        )
+
+
+def is_held_out(example: Example) -> bool:
+    """Whether an example belongs to the held-out split, by its tokens alone."""
+    return derive_key("held out", example.tokens.astype("<i8").tobytes()) % HELD_OUT_SHARE == 0
+
+
+def answering(sequence: Int64s, is_answer: npt.NDArray[np.bool_]) -> Example:
+    """The example in which the tokens of `sequence` [n + 1] marked in `is_answer` [n + 1] are predicted."""
+    return Example(sequence[:-1], np.where(is_answer, sequence, IGNORED)[1:])

@@ -1,0 +1,184 @@
+"""Tasks in real training: exact match is what a plain argmax says at every ZeRO stage, a resume changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import launcher.eval
+from data.loader import TrainBatches, ValidationBatches, validation_splits
+from launcher.runtime.checkpoint import CheckpointError, check_resume
+from launcher.runtime.config import Config, ConfigError, load_config
+from launcher.runtime.engine import Engine
+from launcher.runtime.evaluate import held_out_loss
+from launcher.runtime.inputs import open_inputs
+from launcher.runtime.loading import load_model
+from model.decoder import CausalLM
+from model.parameterization import multipliers
+
+if TYPE_CHECKING:
+    from launcher.runtime.distributed import World
+    from tests.conftest import Pretrain, Run
+
+TASK = "{name: retrieval, pairs: 4, queries: 2, keys: 6, values: 2}"
+ON_TASK = [f"data.train=[{{task: {TASK}}}]", "data.sequence_length=12"]
+STEPS = ["train.steps=6", "train.eval_interval=3", "train.eval_batches=3", "checkpoint.interval=3"]
+SPEED = ("tokens_per_second", "mfu")
+
+
+@pytest.fixture(scope="module")
+def task_config(tiny_config: Path) -> Config:
+    return load_config(tiny_config, ON_TASK)
+
+
+def test_the_vocabulary_of_the_task_is_taken(task_config: Config) -> None:
+    assert task_config.model.vocab_size == 2 + 6 + 2
+    assert task_config.model.max_position_embeddings == 12
+
+
+@pytest.mark.parametrize(
+    ("sources", "line"),
+    [
+        ("[{task: {name: addition, digit: 3}}]", "data.train.0.task.addition.digit = 3: unknown key; did you mean d"),
+        ("[{task: {name: retrival}}]", "data.train.0.task = {'name': 'retrival'}: Input tag 'retrival' found"),
+        ("[{weight: 1.0, task: {name: addition, digits: 0}}]", "data.train.0.task.addition.digits = 0: "),
+        ("[{task: {name: addition}, path: x}]", "data.train.0: path = x, task = addition: give exactly one of the two"),
+    ],
+)  # fmt: skip
+def test_a_wrong_task_is_one_clear_problem(tiny_config: Path, sources: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(tiny_config, [f"data.train={sources}"])
+    problems = str(caught.value).splitlines()
+    assert problems[0].endswith("1 problem(s) in the configuration")
+    assert problems[1].strip().startswith(line)
+
+
+def scored_by_hand(model: CausalLM, batches: list[dict[str, Any]]) -> dict[str, float]:
+    """Token by token, in words."""
+    nats, tokens, right, examples, exact = 0.0, 0, 0, 0, 0
+    for batch in batches:
+        logits = model(batch["input_ids"])
+        assert isinstance(logits, Tensor)
+        for row, labels in zip(logits, batch["labels"], strict=True):
+            answers = [(int(row[place].argmax()), int(label)) for place, label in enumerate(labels) if label != -100]
+            nats += sum(float(F.cross_entropy(row[p], labels[p])) for p in range(len(labels)) if labels[p] != -100)
+            tokens += len(answers)
+            right += sum(found == label for found, label in answers)
+            examples += len(answers) > 0
+            exact += len(answers) > 0 and all(found == label for found, label in answers)
+    return {"loss": nats / tokens, "tokens": tokens, "exact_match": exact / examples, "accuracy": right / tokens}
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_exact_match_is_what_a_plain_argmax_says(tiny_config: Path, world: World, stage: int) -> None:
+    """After a few steps a model knows that answers are values, so that some examples are right and some are not."""
+    config = load_config(tiny_config, [*ON_TASK, f"deepspeed.zero_stage={stage}", "optimizer.lr=0.05"])
+    engine = Engine(config, world)
+    train = TrainBatches(config.data, config.run.seed)
+    for step in range(8):
+        micro_batches: list[Any] = train.micro_batches(step)
+        engine.train_step(micro_batches, step, 0.05)
+    split = validation_splits(config.data)["retrieval"]
+    batches: list[Any] = list(ValidationBatches(split, 12, 7, max_batches=3))
+    for label in (batches[0]["labels"], batches[1]["labels"]):
+        label[0] = -100  # a row that only pads its batch
+    scores = held_out_loss(engine.evaluate, batches, split)
+    assert scores is not None
+
+    model = CausalLM(config.model, multipliers(config.model, config.parameterization)).eval()
+    model.load_state_dict(dict(engine.fp32_weights()))
+    with torch.no_grad():
+        expected = scored_by_hand(model, batches)
+    assert 0 < expected["exact_match"] < expected["accuracy"] < 1, "the test has something to tell apart"
+    assert {key: getattr(scores, key) for key in expected} == pytest.approx(expected, rel=1e-5)
+    assert scores.bits_per_byte is None
+    assert set(scores.metrics("x")) == {f"eval/x/{key}" for key in [*expected, "perplexity"]}
+
+
+@pytest.fixture(scope="module")
+def whole(run_pretrain: Pretrain, tiny_config: Path) -> Run:
+    outcome = run_pretrain(tiny_config, "task", [*ON_TASK, *STEPS, "train.sample_prompts=[a]"], launcher="python")
+    assert outcome.code == 0, outcome.stderr
+    assert "exact match" in outcome.stdout
+    return outcome.run
+
+
+def numbers(run: Run) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in SPEED} for line in run.records]
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(whole: Run, run_pretrain: Pretrain, tiny_config: Path) -> None:
+    other = whole.folder.with_name("resumed_task")
+    shutil.copytree(whole.folder, other)
+    (other / "result.json").unlink()
+    shutil.rmtree(other / "checkpoints" / "step_00000006")
+    outcome = run_pretrain(tiny_config, "resumed_task", [*ON_TASK, *STEPS], launcher="python")
+    assert outcome.code == 0, outcome.stderr
+    assert "resuming after step 3 from" in outcome.stdout
+    assert numbers(outcome.run) == numbers(whole)
+    assert list(whole.column("eval/retrieval/exact_match")) == [3, 6]
+
+
+def test_another_task_does_not_resume(whole: Run, tiny_config: Path, world: World) -> None:
+    """Its keys are compared, and so is their hash."""
+    found = whole.folder / "checkpoints" / "step_00000006"
+    begun = load_config(found / "config.yaml", [])
+    for other in (TASK.replace("pairs: 4", "pairs: 3"), TASK.replace("}", ", seed: 1}")):
+        config = load_config(tiny_config, [f"data.train=[{{task: {other}}}]", "data.sequence_length=12", *STEPS])
+        with pytest.raises(CheckpointError) as caught:
+            check_resume(begun, config, open_inputs(config, world).fingerprints, found, world)
+        assert "data.train: " in str(caught.value)
+        assert "corpora: {'retrieval': " in str(caught.value)
+    check_resume(begun, begun, open_inputs(begun, world).fingerprints, found, world)
+
+
+def test_two_ranks_that_shard_everything_score_the_same(whole: Run, run_pretrain: Pretrain, tiny_config: Path) -> None:
+    """Three micro-batches on two ranks: one of them has only padding at last."""
+    outcome = run_pretrain(tiny_config, "task_on_two", [*ON_TASK, *STEPS, "deepspeed.zero_stage=3"], ranks=2)
+    assert outcome.code == 0, outcome.stderr
+    one, two = whole.records[-1], outcome.run.records[-1]
+    assert two["eval/retrieval/tokens"] == one["eval/retrieval/tokens"]
+    assert two["eval/retrieval/loss"] == pytest.approx(one["eval/retrieval/loss"], rel=1e-4)
+    for score in ("exact_match", "accuracy"):
+        assert two[f"eval/retrieval/{score}"] == one[f"eval/retrieval/{score}"]
+
+
+def test_eval_scores_a_run_on_its_task(
+    whole: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--batch-size", "2", "--max-batches", "3", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", TASK, *sizes, "--json"])
+    launcher.eval.main()
+    found, result = json.loads(capsys.readouterr().out), json.loads((whole.folder / "result.json").read_text())
+    assert found["data"] == "task retrieval"
+    assert found["exact_match"] == result["eval/retrieval/exact_match"]
+    assert found["accuracy"] == result["eval/retrieval/accuracy"]
+    assert found["loss"] == pytest.approx(result["eval/retrieval/loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{name: retrieval, pairs: 99}", "--task: task.retrieval: pairs = 99 exceeds keys = 64"),
+        ("{name: retrieval", "--task {name: retrieval: cannot be read as YAML"),
+        ("retrieval", "--task: task"),
+    ],
+)
+def test_eval_refuses_what_is_no_task(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        launcher.eval.read_task(text)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_run_on_a_task_has_no_tokenizer_and_no_samples(whole: Run) -> None:
+    """As one on a bare Megatron-LM pair; sample_prompts were asked for."""
+    assert load_model(whole.folder, torch.device("cpu")).tokenizer_path is None
+    assert not (whole.folder / "samples.txt").exists()
