@@ -40,7 +40,7 @@ def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
     folder = tiny_config.parent / "runs"
     settings = {f"seen_{name}": [*overrides, *ON] for name, overrides in STAGES.items()}
     settings |= {f"seen_{name}_off": [*STAGES[name], *OFF] for name in ALONE}
-    settings |= {"seen_half": [*HALF_BATCH, *ON]}
+    settings |= {"seen_half": [*HALF_BATCH, *ON, "checkpoint.interval=1", f"checkpoint.keep_last={STEPS}"]}
     worker = Path(__file__).with_name("train_matrix.py")
     for ranks, group in ((2, settings), (1, {"seen_whole": [*WHOLE_BATCH, *ON]})):
         outcome = start(worker, [tiny_config, json.dumps(group), "once"], folder, ranks=ranks).wait(400)
@@ -92,6 +92,23 @@ def test_bf16_is_close_to_fp32(runs: Callable[[str], Run], name: str) -> None:
 def test_two_ranks_observe_what_one_does_on_both_batches(runs: Callable[[str], Run]) -> None:
     """Statistics of sums: a mean of the two ranks' kurtoses would be another number."""
     assert_close(diagnostics(runs("half")), diagnostics(runs("whole")), 5e-4)
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_updates_and_gains_are_those_of_the_weights(runs: Callable[[str], Run], step: int) -> None:
+    """Against the checkpoints before and after: a matrix, a gain shared by heads, and one outside the blocks."""
+    found = diagnostics(runs("half"))[step]
+    before, after = (runs("half").weights(state) for state in (step - 1, step))
+    for name, key in (("model.layers.1.self_attn.q_proj", "self_attn.q_proj/01"), ("lm_head", "lm_head")):
+        old, new = before[f"{name}.weight"], after[f"{name}.weight"]
+        assert found[f"update/rms_{key}"] == pytest.approx(float((new - old).norm() / old.norm()), rel=1e-3)
+        assert found[f"update/rms_{key}"] > 1e-4
+    for name, key in (("model.layers.0.self_attn.k_norm", "self_attn.k_norm/00"), ("model.norm", "norm")):
+        gain = after[f"{name}.weight"]
+        expected = {"mean": gain.mean(), "min": gain.min(), "max": gain.max()}
+        for quantity, value in expected.items():
+            assert found[f"gain/{quantity}_{key}"] == pytest.approx(float(value), rel=1e-5)
+        assert gain.min() < gain.max()
 
 
 def assert_close(found: dict[int, dict[str, float]], expected: dict[int, dict[str, float]], tolerance: float) -> None:
