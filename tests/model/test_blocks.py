@@ -13,6 +13,7 @@ from model.config import ModelConfig
 from model.decoder import CausalLM
 from model.families import FAMILIES
 from model.initialization import initialize
+from model.norms import make_norm
 from model.parameterization import OptimizerSettings, ParameterizationConfig, multipliers, parameter_table
 
 MakeConfig = Callable[..., ModelConfig]
@@ -79,6 +80,22 @@ def pieces_of(model: CausalLM) -> tuple[Any, Tensor, Tensor, Callable[[Tensor], 
     hook.remove()
     x, context, output = seen
     return block, x, output, lambda stream: block.self_attn(stream, context)
+
+
+@torch.no_grad()
+def test_pre_norms_act_on_what_the_branches_read(make_model: MakeModel) -> None:
+    b, x, found, attention = pieces_of(make_model(branch_gain_init=0.7))
+    y = x + R * 0.7 * attention(b.input_layernorm(x))
+    torch.testing.assert_close(found, y + R * 0.7 * b.mlp(b.post_attention_layernorm(y)))
+
+
+@torch.no_grad()
+def test_a_single_scale_norm_has_one_gain(make_config: MakeConfig) -> None:
+    norm = make_norm(make_config(norm="single_scale_rmsnorm", norm_eps=1e-3))
+    (scale,) = norm.parameters()
+    scale.fill_(1.7)
+    x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(norm(x), 1.7 * x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt())
 
 
 @torch.no_grad()
