@@ -86,7 +86,7 @@ def _write_model(entries: dict[str, Any], weights: dict[str, Tensor], end: int |
     config.dtype = torch.float32
     with torch.device("meta"):
         stock = AutoModelForCausalLM.from_config(config)
-    expected = {name for name, _ in stock.named_parameters()}
+    expected = set(stock.state_dict()) - ({"lm_head.weight"} if config.tie_word_embeddings else set())
     if expected != set(weights):
         raise ExportError(f"{type(stock).__name__} has other tensors: {sorted(expected ^ set(weights))[:4]}")
     stock.load_state_dict(weights, strict=False, assign=True)
