@@ -13,6 +13,7 @@ optimizer of the parameterization.
 """
 
 import math
+from typing import Any
 
 from torch import Tensor
 
@@ -20,6 +21,15 @@ from model.config import ModelConfig
 from model.multipliers import Multipliers
 
 Weights = dict[str, Tensor]
+
+FOLDED: dict[str, Any] = {
+    "branch_gain": "fixed",
+    "branch_gain_init": 1.0,
+    "embedding_projection": False,
+    "mlp_input_scale": None,
+    "shaped_temperature": None,
+}
+"""Switches that fold whatever they are -> the value at which they do nothing. A single-scale norm folds as well."""
 
 
 def folded_config(config: ModelConfig) -> ModelConfig:
@@ -29,17 +39,9 @@ def folded_config(config: ModelConfig) -> ModelConfig:
     because it is projected, becomes two.
     """
     keeps_tie = config.final_norm and not config.embedding_projection
-    return config.model_copy(
-        update={
-            "norm": "rmsnorm" if config.norm == "single_scale_rmsnorm" else config.norm,
-            "branch_gain": "fixed",
-            "branch_gain_init": 1.0,
-            "embedding_projection": False,
-            "mlp_input_scale": None,
-            "shaped_temperature": None,
-            "tie_word_embeddings": config.tie_word_embeddings and keeps_tie,
-        }
-    )
+    norm = "rmsnorm" if config.norm == "single_scale_rmsnorm" else config.norm
+    tied = config.tie_word_embeddings and keeps_tie
+    return config.model_copy(update={**FOLDED, "norm": norm, "tie_word_embeddings": tied})
 
 
 def fold_multipliers(weights: Weights, config: ModelConfig, multipliers: Multipliers) -> Weights:

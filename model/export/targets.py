@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from model.config import ModelConfig
 from model.export import rotary_classes
+from model.export.compat import compat
 from model.export.fold import Weights, fold_multipliers, folded_config
 from model.export.gpt2 import GPT2
+from model.export.native import native
 from model.export.stock import Export, StockClass
 from model.multipliers import Multipliers
 
@@ -24,14 +26,14 @@ STOCK: dict[str, StockClass] = {
     "cohere": rotary_classes.COHERE,
     "granite": rotary_classes.GRANITE,
 }
-TARGETS = (*STOCK,)
+TARGETS = (*STOCK, "compat", "native")
 
 
 def to_hugging_face(target: str, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
     """Configuration and fp32 weights for a Hugging Face class.
 
     Args:
-        target: one of TARGETS, or auto: the stock class that computes this decoder.
+        target: one of TARGETS, or auto: the stock class that computes this decoder, else native.
         config: the decoder's shape.
         multipliers: what its forward pass applies.
         weights: its fp32 weights by name.
@@ -44,9 +46,13 @@ def to_hugging_face(target: str, config: ModelConfig, multipliers: Multipliers, 
         target = next((name for name, stock in STOCK.items() if stock.refusal(folded) is None), "native")
     if target not in TARGETS:
         raise ValueError(f"--target {target}: unknown; known targets: auto, {', '.join(TARGETS)}")
+    if target == "compat":
+        return compat(config, multipliers, weights)
+    if target == "native":
+        return native(folded, fold_multipliers(weights, config, multipliers))
     refusal = STOCK[target].refusal(folded)
     if refusal is not None:
-        raise ValueError(f"--target {target} {refusal}: try another target")
+        raise ValueError(f"--target {target} {refusal}: try another target, or native")
     if target == "granite":
         return _granite(config, multipliers, weights)
     return STOCK[target].build(folded, fold_multipliers(weights, config, multipliers))

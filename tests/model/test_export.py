@@ -20,6 +20,7 @@ from model.config import ModelConfig
 from model.decoder import CausalLM
 from model.export import targets
 from model.export.fold import Weights, fold_multipliers, folded_config
+from model.export.native import CODE
 from model.export.stock import PLAIN, SHAPES, TRAINING
 from model.export.targets import to_hugging_face
 from model.generation import generate
@@ -53,6 +54,35 @@ FOG: dict[str, Any] = {"family": "fog"}
 SANDWICH: dict[str, Any] = {"block": "sandwich_norm"}
 CAPS: dict[str, Any] = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
 PARALLEL: dict[str, Any] = {"parallel": True, "norm": "layernorm", "norm_bias": False, "qk_norm": "none"}
+NATIVE = "PlumblineForCausalLM"
+HOMELESS: list[dict[str, Any]] = [
+    {"family": "outlier_protected"},
+    {"family": "outlier_protected", **LEARNED, "tie_word_embeddings": True, "mlp_bias": True},
+    {"family": "outlier_protected", "skip_gain": 0.9, "qk_norm": "none", "attn_logit_softcapping": 2.0},
+    {"family": "fog", "num_key_value_heads": 2},
+    {"family": "fog", "final_norm": True, "mlp": "xielu", "tie_word_embeddings": True},
+    {"family": "sas"},
+    {"family": "sas", "parallel": True, "branch_gain": "vector"},
+    {"family": "shaped", "num_key_value_heads": 2},
+    {"attention": "shaped", "shaped_gains": "learned", "attention_gate": "elementwise"},
+    {"family": "mixit", "num_key_value_heads": 2},
+    {"attention_sink": True, "sliding_window": 6, "num_key_value_heads": 2},
+    {"attention_gate": "head", "value_residual": True, "num_key_value_heads": 2},
+    {"qk_norm": "projection", "final_logit_softcapping": 3.0, "embedding_projection": True},
+    {"position_embedding": "learned", "mlp": "gelu_tanh", "norm": "layernorm", "norm_bias": True},
+]
+"""No stock class computes these."""
+OP: dict[str, Any] = {"family": "outlier_protected"}
+COMPATIBLE: list[dict[str, Any]] = [
+    {},
+    {"mlp": "swiglu", "num_key_value_heads": 2, "attention_bias": True},
+    {"mlp": "swiglu", "final_norm": True, "branch_gain": "vector", "mlp_input_scale": 1.0},
+    {"mlp": "relu2", "final_norm": True, "tie_word_embeddings": True, "hidden_size": 64},
+    {"mlp": "relu", "tie_word_embeddings": True, "sliding_window": 6, "head_dim": 10},
+    {"mlp": "geglu", "tie_word_embeddings": True, "hidden_size": 64},
+    {"mlp": "gelu_tanh", "final_norm": True, "embedding_projection": True, "norm": "single_scale_rmsnorm"},
+]
+"""Norm-free blocks that constant channels bring into Qwen3."""
 EXPRESSIBLE = [
     ("auto", "Qwen3ForCausalLM", {"family": "qwen3", "num_key_value_heads": 2}),
     ("auto", "Qwen3ForCausalLM", {"family": "qwen3", "tie_word_embeddings": True, "attention_bias": True}),
@@ -91,6 +121,12 @@ EXPRESSIBLE = [
     ("auto", "Gemma3ForCausalLM", {**SANDWICH, "final_logit_softcapping": 3.0, "sliding_window": 6, "mlp": "geglu"}),
     ("auto", "CohereForCausalLM", {**PARALLEL, "num_key_value_heads": 2, "attention_bias": True}),
     ("auto", "CohereForCausalLM", {**PARALLEL, **LEARNED, "tie_word_embeddings": True}),
+    *(("compat", "Qwen3ForCausalLM", {**OP, **shape}) for shape in COMPATIBLE),
+    *(("auto", NATIVE, shape) for shape in HOMELESS),
+    ("native", NATIVE, {"family": "llama", "tie_word_embeddings": True, "sliding_window": 6}),
+    ("native", NATIVE, {"family": "gpt2", "norm_bias": False}),
+    ("native", NATIVE, {**SANDWICH, "norm": "single_scale_rmsnorm"}),
+    ("native", NATIVE, {"parallel": True, "mlp_bias": True, "attention_bias": True}),
 ]
 
 
@@ -103,7 +139,10 @@ def test_the_stock_class_computes_the_same(
     assert (report.architecture, report.greedy_tokens) == (architecture, 32)
     assert report.relative_error <= 1e-5
 
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
+    own_code = architecture == NATIVE
+    stock = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "out", dtype=torch.float32, trust_remote_code=own_code
+    ).eval()
     tokens = torch.randint(61, (3, 48), generator=torch.Generator().manual_seed(7))
     with torch.no_grad():
         expected, found = model(tokens), stock(input_ids=tokens).logits
@@ -111,6 +150,67 @@ def test_the_stock_class_computes_the_same(
     continued = stock.generate(tokens[:1, :8], max_new_tokens=30, do_sample=False, pad_token_id=0)[0, 8:]
     ours = torch.cat(list(generate(model, tokens[:1, :8], 30, temperature=0.0)))
     assert torch.equal(continued, ours)
+
+
+def test_a_stream_near_the_constants_is_refused_with_the_numbers(make_model: MakeModel, tmp_path: Path) -> None:
+    model = make_model(**OP)
+    report = export(loaded(model, tmp_path), tmp_path / "out", "compat")
+    assert report.headroom is not None
+    streams = [model.model.embed_tokens.weight * 1.7]
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda _m, _i, output: streams.append(output))
+    with torch.no_grad():
+        model(torch.randint(61, (2, 48), generator=torch.Generator().manual_seed(0)))
+    largest = max(x.square().sum(-1).max().item() for x in streams)
+    assert report.headroom.largest == pytest.approx(largest, rel=0.3)  # between the branches as well
+    assert report.headroom.limit == 2.0**40 / 2**12  # one constant channel for 32
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"up to {report.headroom.largest:.1e} in the check; at most 2.7e+08" in card
+    assert "not for training" in card
+    with torch.no_grad():
+        model.model.embed_tokens.weight *= 2.0**14
+    with pytest.raises(ExportError, match=r"sum of squares reaches \d.*, and 1 constant channel.* at most 2.7e\+08"):
+        export(loaded(model, tmp_path), tmp_path / "too_large", "compat")
+    assert not (tmp_path / "too_large").exists()
+
+
+@torch.no_grad()
+def test_constant_channels_lose_nothing_in_bf16(make_model: MakeModel, tmp_path: Path) -> None:
+    """Their scale is a power of two: the error is that of rounding the model itself."""
+    model, tokens = make_model(**OP, mlp="swiglu"), torch.randint(61, (2, 48))
+    exact = model(tokens)
+    for target in ("compat", "native"):
+        export(loaded(model, tmp_path), tmp_path / target, target)
+    errors = [
+        (load_model(tmp_path / target, torch.device("cpu"), torch.bfloat16).module(tokens).logits - exact).norm()
+        for target in ("compat", "native")
+    ]
+    assert errors[0] < 1.2 * errors[1]
+
+
+def test_a_native_folder_brings_its_code_and_opens_without_running_it(make_model: MakeModel, tmp_path: Path) -> None:
+    model = make_model(family="sas")
+    report = export(loaded(model, tmp_path), tmp_path / "out", "auto")
+    assert report.own_code
+    assert "trust_remote_code=True" in (tmp_path / "out" / "README.md").read_text()
+    for file in CODE:
+        copy = tmp_path / "out" / file.name
+        assert copy.read_text() == file.read_text()
+        copy.write_text("raise SystemExit('ran')\n")
+    again = load_model(tmp_path / "out", torch.device("cpu"))
+    expected = list(loaded(model, tmp_path).continuation([1, 2, 3], 10, temperature=0.0))
+    assert list(again.continuation([1, 2, 3], 10, temperature=0.0)) == expected
+
+
+def test_shaped_and_mixing_code_refuses_padding(make_model: MakeModel, tmp_path: Path) -> None:
+    for family in ("shaped", "mixit"):
+        export(loaded(make_model(family=family), tmp_path), tmp_path / family, "auto")
+        module = load_model(tmp_path / family, torch.device("cpu")).module
+        tokens, mask = torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64)
+        module(input_ids=tokens, attention_mask=mask)
+        mask[0, 0] = 0
+        with pytest.raises(ValueError, match="no padding"):
+            module(input_ids=tokens, attention_mask=mask)
 
 
 def test_granite_keeps_the_weights_as_trained(make_model: MakeModel, tmp_path: Path) -> None:
@@ -268,7 +368,7 @@ def test_a_class_computes_or_refuses_every_switch(make_config: MakeConfig, targe
             (
                 target,
                 {**HOMES[target], "num_attention_heads": 3, "head_dim": 10},
-                "this model has 32 and 3: try another target",
+                "this model has 32 and 3: try another target, or native",
             )
             for target in ("llama", "granite", "gpt2", "arcee", "gemma2", "gemma3")
         ),
