@@ -252,6 +252,7 @@ def check_resume(
             new.data.model_copy(update={"micro_batch_size": 1, "validation": []}),
         ),
         ("optimizer", old.optimizer, old.optimizer.model_copy(update=kind_of_state)),
+        ("train", old.train, old.train.model_copy(update={"initialize_from": new.train.initialize_from})),
     ]
     lines = [f"  {name}.{line}" for name, before, after in parts for line in differences(before, after)]
     manifest = read_manifest(folder)

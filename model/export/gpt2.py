@@ -60,6 +60,29 @@ def _gpt2(config: ModelConfig, weights: Weights) -> Export:
     return entries, stock
 
 
+def our_names(stock: Weights, layers: int) -> Weights:
+    """The inverse: weights of GPT-2, without the prefix `transformer.`, under our names."""
+    weights = {
+        "model.embed_tokens.weight": stock["wte.weight"],
+        "model.embed_positions.weight": stock["wpe.weight"],
+        "model.norm.weight": stock["ln_f.weight"],
+        "model.norm.bias": stock["ln_f.bias"],
+    }
+    if "lm_head.weight" in stock:
+        weights["lm_head.weight"] = stock["lm_head.weight"]
+    for i in range(layers):
+        ours, theirs = f"model.layers.{i}", f"h.{i}"
+        for module, stock_module in MODULES.items():
+            weight, bias = stock[f"{theirs}.{stock_module}.weight"], stock[f"{theirs}.{stock_module}.bias"]
+            weights[f"{ours}.{module}.weight"] = weight.T.contiguous() if weight.ndim == 2 else weight
+            weights[f"{ours}.{module}.bias"] = bias
+        fused = (stock[f"{theirs}.attn.c_attn.{kind}"].chunk(3, dim=-1) for kind in ("weight", "bias"))
+        for letter, weight, bias in zip("qkv", *fused, strict=True):
+            weights[f"{ours}.self_attn.{letter}_proj.weight"] = weight.T.contiguous()
+            weights[f"{ours}.self_attn.{letter}_proj.bias"] = bias
+    return weights
+
+
 GPT2 = StockClass(
     _gpt2,
     {

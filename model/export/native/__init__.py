@@ -22,4 +22,4 @@ def native(config: ModelConfig, weights: Weights) -> Export:
         "AutoModel": "modeling_plumbline.PlumblineModel",
         "AutoModelForCausalLM": "modeling_plumbline.PlumblineForCausalLM",
     }
-    return {"model_type": MODEL_TYPE, **config.model_dump(include=KEYS), "auto_map": auto_map}, weights
+    return {"model_type": MODEL_TYPE, **config.model_dump(include=set(KEYS)), "auto_map": auto_map}, weights

@@ -151,21 +151,13 @@ class PlumblineAttention(nn.Module):
             value = self.value_mix[0] * value + self.value_mix[1] * first_values
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        extras = {"softcap": self.config.attn_logit_softcapping, "s_aux": self.sinks}
         attend: Callable[..., tuple[Tensor, Tensor | None]] = eager_attention_forward
         if self.config._attn_implementation != "eager":
             attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
-        mixed, _ = attend(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=self.scaling,
-            sliding_window=self.sliding_window,
-            **{name: extra for name, extra in extras.items() if extra is not None},
-            **kwargs,
-        )
+        options = {"scaling": self.scaling, "sliding_window": self.sliding_window}
+        extras = {"softcap": self.config.attn_logit_softcapping, "s_aux": self.sinks}
+        options |= {name: extra for name, extra in extras.items() if extra is not None}
+        mixed, _ = attend(self, query, key, value, attention_mask, **options, **kwargs)
         mixed = mixed.reshape(*hidden_states.shape[:-1], -1, self.head_dim)  # (B, T, H, head_dim)
         if self.config.attention == "shaped":
             mixed = self.shape(mixed, value)
@@ -349,7 +341,7 @@ class PlumblineModel(PlumblinePreTrainedModel):
         rotary = rotary_tables(position_ids, self.config, x.dtype) if self.embed_positions is None else None
         first_values = None
         if self.config.value_residual:
-            first = self.layers[0]
+            first: Any = self.layers[0]
             first_values = first.self_attn.values(first.norm(0, x))
         for layer in self.layers:
             x = layer(x, mask, rotary, first_values, past_key_values=past_key_values, **kwargs)
