@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from launcher.runtime.distributed import World
-    from tests.conftest import Pretrain
+    from tests.conftest import Start
 
 STILL = ["optimizer.lr=1.0e-12", "schedule.warmup_steps=0", "train.eval_interval=null", "checkpoint.interval=1"]
 CPU = torch.device("cpu")
@@ -75,8 +75,7 @@ def difference(weights: Mapping[str, Tensor], config: Config, folder: Path) -> f
     return ((logits_of(model) - expected).abs().max() / expected.abs().max()).item()
 
 
-@pytest.mark.parametrize("stage", [0, 1, 3])
-@pytest.mark.parametrize("base", [32, 16])
+@pytest.mark.parametrize(("stage", "base"), [(0, 16), (1, 32), (3, 16)])
 def test_a_run_starts_as_the_function_of_the_folder(
     folder: Path, without_model: Path, world: World, stage: int, base: int
 ) -> None:
@@ -85,37 +84,30 @@ def test_a_run_starts_as_the_function_of_the_folder(
     config = load_config(without_model, [*options, f"deepspeed.zero_stage={stage}"])
     assert (config.model.hidden_size, config.model.num_key_value_heads, config.model.family) == (64, 1, "qwen3")
     initial_weights.check(config)
-    drawn = dict(Engine(config, world).fp32_weights())
-    assert difference(drawn, config, folder) > 0.1
     engine = Engine(config, world, initial_weights.initial_weights(config))
     assert difference(dict(engine.fp32_weights()), config, folder) <= 1e-5
 
 
-@pytest.mark.parametrize("stage", [1, 3])
 def test_two_ranks_start_there_and_a_resume_does_not_need_the_folder(
-    folder: Path, without_model: Path, run_pretrain: Pretrain, tmp_path: Path, stage: int
+    folder: Path, without_model: Path, start_pretrain: Start, tmp_path: Path
 ) -> None:
     source = tmp_path / "source"
     shutil.copytree(folder, source)
-    name = f"continued_{stage}"
-    settings = [f"train.initialize_from={source}", f"deepspeed.zero_stage={stage}", *STILL]
-    first = run_pretrain(without_model, name, [*settings, "train.steps=1"], ranks=2)
+    settings = [f"train.initialize_from={source}", "deepspeed.zero_stage=3", *STILL]
+    first = start_pretrain(without_model, "continued", [*settings, "train.steps=1"], ranks=2).wait(300)
     assert first.code == 0, first.stderr
     assert f"weights  from {source}" in first.stdout
-    config = load_config(first.run.folder / "config.yaml", [])
-    weights = first.run.weights(1)
-    assert difference(weights, config, folder) <= 1e-5
+    config_file = first.run.folder / "config.yaml"
+    config = load_config(config_file, [])
+    assert difference(first.run.weights(1), config, folder) <= 1e-5
     shutil.rmtree(source)
-    (tmp_path / "empty").mkdir()
-    again = run_pretrain(
-        first.run.folder / "config.yaml",
-        name,
-        [*settings, "train.steps=2", f"run.root={first.run.folder.parent}"],
-        ranks=2,
-    )
-    assert again.code == 0, again.stderr
-    assert "resuming after step 1" in again.stdout
-    assert difference(again.run.weights(2), config, folder) <= 1e-5
+    # The run's own configuration is complete: nothing has to be looked up
+    again = start_pretrain(config_file, "continued", ["train.steps=2", f"run.root={first.run.folder.parent}"], ranks=2)
+    ended = again.wait(300)
+    assert ended.code == 0, ended.stderr
+    assert "resuming after step 1" in ended.stdout
+    weights = load_file(first.run.folder / "checkpoints" / "step_00000002" / "model-00000.safetensors")
+    assert difference(weights, config, folder) <= 1e-5
 
 
 def test_a_resume_from_another_start_is_refused(folder: Path, tiny_config: Path, world: World) -> None:

@@ -138,6 +138,8 @@ def test_the_stock_class_computes_the_same(
     report = export(loaded(model, tmp_path), tmp_path / "out", target)
     assert (report.architecture, report.greedy_tokens) == (architecture, 32)
     assert report.relative_error <= 1e-5
+    switches = ", ".join(f"{key} {value}" for key, value in shape.items())
+    print(f"\n| {switches} | {target} | {architecture} | {report.relative_error:.1e} |")  # the table of docs/export.md
 
     own_code = architecture == NATIVE
     stock = AutoModelForCausalLM.from_pretrained(
