@@ -6,7 +6,6 @@ parameterization nothing differs, and the weights are the stock ones to the last
 """
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +17,7 @@ from model.multipliers import Multipliers
 
 KINDS = ("llama", "qwen3", "gpt2", "granite")
 GATED_NAMES = {ACTIVATION_NAMES[mlp]: mlp for mlp in GATED}
-# Constants that older folders store beside the weights
-BUFFERS = re.compile(r".*\.rotary_emb\.inv_freq|h\.\d+\.attn\.(masked_)?bias")
+STORED_CONSTANT = ".rotary_emb.inv_freq"  # older Llama files have it beside the weights
 
 
 def model_section(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +46,7 @@ def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig
         multipliers: what its forward pass applies.
     """
     weights = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
-    weights = {name: weight for name, weight in weights.items() if not BUFFERS.fullmatch(name)}
+    weights = {name: weight for name, weight in weights.items() if not name.endswith(STORED_CONSTANT)}
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     if entries["model_type"] == "gpt2":

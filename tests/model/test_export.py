@@ -58,7 +58,7 @@ NATIVE = "PlumblineForCausalLM"
 HOMELESS: list[dict[str, Any]] = [
     {"family": "outlier_protected"},
     {"family": "outlier_protected", **LEARNED, "tie_word_embeddings": True, "mlp_bias": True},
-    {"family": "outlier_protected", "skip_gain": 0.9, "qk_norm": "none", "attn_logit_softcapping": 2.0},
+    {"family": "outlier_protected", "skip_gain": 0.9, "qk_norm": "none", "attn_logit_softcapping": 0.05},
     {"family": "fog", "num_key_value_heads": 2},
     {"family": "fog", "final_norm": True, "mlp": "xielu", "tie_word_embeddings": True},
     {"family": "sas"},
@@ -76,7 +76,7 @@ OP: dict[str, Any] = {"family": "outlier_protected"}
 COMPATIBLE: list[dict[str, Any]] = [
     {},
     {"mlp": "swiglu", "num_key_value_heads": 2, "attention_bias": True},
-    {"mlp": "swiglu", "final_norm": True, "branch_gain": "vector", "mlp_input_scale": 1.0},
+    {"mlp": "swiglu", "final_norm": True, "branch_gain": "vector", "mlp_input_scale": 1.0, "norm_eps": 1e-2},
     {"mlp": "relu2", "final_norm": True, "tie_word_embeddings": True, "hidden_size": 64},
     {"mlp": "relu", "tie_word_embeddings": True, "sliding_window": 6, "head_dim": 10},
     {"mlp": "geglu", "tie_word_embeddings": True, "hidden_size": 64},

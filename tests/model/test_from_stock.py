@@ -68,6 +68,7 @@ def taken_over(stock: Any, rule: dict[str, Any]) -> tuple[CausalLM, Weights]:
     weights = from_stock(entries, stock.state_dict(), config, applied)
     parameters = dict(model.named_parameters())
     assert parameters.keys() == weights.keys()
+    assert config.tie_word_embeddings == stock.config.tie_word_embeddings
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
@@ -96,15 +97,25 @@ def test_at_the_base_the_weights_are_the_stock_ones(enliven: Enliven, model_type
     assert all(torch.equal(weight, theirs[name]) for name, weight in weights.items())
 
 
-@torch.no_grad()
-def test_old_gpt2_files_have_no_prefix_and_store_their_masks(enliven: Enliven) -> None:
-    stock = stock_model({"model_type": "gpt2"}, enliven)
+@pytest.mark.parametrize(
+    ("model_type", "constants"),
+    [
+        ("gpt2", {"h.0.attn.bias": torch.ones(1, 1, 40, 40), "h.1.attn.masked_bias": torch.tensor(-1e4)}),
+        ("llama", {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(3)}),
+    ],
+)
+def test_older_files_store_constants_and_those_of_gpt2_have_no_prefix(
+    enliven: Enliven, model_type: str, constants: Weights
+) -> None:
+    stock = stock_model({"model_type": model_type}, enliven)
     entries = stock.config.to_dict()
     config = ModelConfig.model_validate(model_section(entries))
     usual = Multipliers(attention=config.head_dim**-0.5)
     old = {name.removeprefix("transformer."): weight for name, weight in stock.state_dict().items()}
-    old |= {"h.0.attn.bias": torch.ones(1, 1, 40, 40), "h.1.attn.masked_bias": torch.tensor(-1e4)}
-    found, expected = from_stock(entries, old, config, usual), from_stock(entries, stock.state_dict(), config, usual)
+    found, expected = (
+        from_stock(entries, {**old, **constants}, config, usual),
+        from_stock(entries, stock.state_dict(), config, usual),
+    )
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
