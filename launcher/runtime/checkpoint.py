@@ -218,7 +218,7 @@ def check_resume(
     world: World,
     remedy: str = "give this one another run.name, or undo",
 ) -> None:
-    """Refuse a resume that contradicts what shaped the run: model, parameterization, objective, data order, seed, start.
+    """Refuse a resume that contradicts what shaped the run: model, start, parameterization, objective, data order, seed.
 
     The kind of optimizer counts as well, since it decides what its state is made of.
 
