@@ -218,9 +218,9 @@ def check_resume(
     world: World,
     remedy: str = "give this one another run.name, or undo",
 ) -> None:
-    """Refuse a resume that contradicts what shaped the run: model, start, parameterization, objective, data order, seed.
+    """Refuse a resume that contradicts what shaped the run: model, parameterization, objective, data order, seed.
 
-    The kind of optimizer counts as well, since it decides what its state is made of.
+    Where the weights came from counts as well, and the kind of optimizer, since it decides what its state is made of.
 
     Args:
         old: the configuration in the checkpoint.
