@@ -1,8 +1,9 @@
-"""Export a run to a Hugging Face folder of a stock class, verified by reloading it with transformers.
+"""Export a run to a Hugging Face folder, verified by reloading it with transformers. Targets are in docs/export.md.
 
 python launcher/export.py --model runs/quickstart --output exports/quickstart
 python launcher/export.py --model runs/base/checkpoints/step_00001000 --output exports/base --target granite
 python launcher/export.py --model runs/base --output exports/base-average --average last:5
+python launcher/export.py --model runs/norm_free --output exports/norm_free --target compat
 """
 
 import argparse
@@ -23,7 +24,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="run (its newest checkpoint) or checkpoint")
     parser.add_argument("--average", help=averages.HELP)
     parser.add_argument("--output", type=Path, required=True, help="folder to make")
-    parser.add_argument("--target", default="auto", help=f"stock class: auto, {', '.join(TARGETS)}")
+    parser.add_argument("--target", default="auto", help=f"auto (stock class, else native), {', '.join(TARGETS)}")
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
@@ -36,6 +37,11 @@ def main() -> None:
     print(f"{report.folder}: {report.architecture}, from {model.source}{averaged}")
     agreement = f"logits within {report.relative_error:.1e}, {report.greedy_tokens} greedy tokens equal"
     print(f"reloaded with transformers: {agreement}")
+    if report.headroom is not None:
+        room = report.headroom
+        print(f"constant channels: {room.constant_channels}, stream {room.largest:.1e} of at most {room.limit:.1e}")
+    if report.own_code:
+        print("the folder brings its own code: load it with trust_remote_code=True")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from launcher.runtime.signals import REQUEUE, StopRequest
 
 STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
 
-from launcher.runtime import branch, distributed
+from launcher.runtime import branch, distributed, initial_weights
 from launcher.runtime.checkpoint import CheckpointError
 from launcher.runtime.cli import UNUSABLE
 from launcher.runtime.config import Config, ConfigError, load_config
@@ -45,6 +45,7 @@ def main() -> int:
         config = branch.resolve(load_config(arguments.config, arguments.overrides), warn=world.is_main)
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints, world)
+        initial_weights.check(config)
         result = read_result(config)
         if result is not None:
             if world.is_main:
@@ -88,6 +89,8 @@ def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:
         f"model    {model.family}, width {model.hidden_size} x depth {model.num_hidden_layers}, vocabulary "
         f"{model.vocab_size}: {sum(row.count for row in rows):,} parameters"
     )
+    if config.train.initialize_from is not None:
+        yield f"weights  from {config.train.initialize_from}, divided by what the parameterization multiplies"
     for caution in cautions(model):
         yield f"warning  {caution}"
     yield f"tuned    {describe_settings(config)}"

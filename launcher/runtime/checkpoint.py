@@ -220,7 +220,7 @@ def check_resume(
 ) -> None:
     """Refuse a resume that contradicts what shaped the run: model, parameterization, objective, data order, seed.
 
-    The kind of optimizer counts as well, since it decides what its state is made of.
+    Where the weights came from counts as well, and the kind of optimizer, since it decides what its state is made of.
 
     Args:
         old: the configuration in the checkpoint.
@@ -252,6 +252,7 @@ def check_resume(
             new.data.model_copy(update={"micro_batch_size": 1, "validation": []}),
         ),
         ("optimizer", old.optimizer, old.optimizer.model_copy(update=kind_of_state)),
+        ("train", old.train, old.train.model_copy(update={"initialize_from": new.train.initialize_from})),
     ]
     lines = [f"  {name}.{line}" for name, before, after in parts for line in differences(before, after)]
     manifest = read_manifest(folder)

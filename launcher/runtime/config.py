@@ -19,6 +19,7 @@ from yaml import YAMLError
 
 from data.config import DataConfig, SourceConfig
 from launcher.runtime.horizon import HorizonConfig, scale_settings
+from launcher.runtime.initial_weights import section_of
 from launcher.runtime.optimizer import ZERO_STAGES, OptimizerConfig
 from launcher.runtime.schedule import Schedule, ScheduleConfig
 from model.config import ModelConfig
@@ -59,6 +60,9 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Steps between evaluations on held-out text. None: only at the end."""
     eval_batches: PositiveInt | None = 16
     """Held-out micro-batches of one evaluation, over all ranks. None: all of the held-out text."""
+    initialize_from: str | None = None
+    """Start from the weights of a stock Llama, Qwen3, GPT-2 or Granite: a Hugging Face folder, or hf:NAME. The model
+    section may then be left out. None: weights are drawn."""
     sample_prompts: list[str] = []
     """Prompts continued at the end of the run, into samples.txt."""
     ema_half_life_tokens: PositiveInt | None = None
@@ -244,6 +248,7 @@ def load_config(path: Path, overrides: list[str]) -> Config:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds a {type(values).__name__}, expected sections of keys")
+    _fill_from_model(values)
     _fill_from_data(values)
     return parse_config(values, source=str(path))
 
@@ -320,6 +325,14 @@ def _parse_overrides(overrides: list[str]) -> DictConfig:
         return OmegaConf.from_dotlist(overrides)
     except (YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{' '.join(overrides)}: {error}") from error
+
+
+def _fill_from_model(values: dict[Any, Any]) -> None:
+    """Take a model section without a shape from the model that training starts from (train.initialize_from)."""
+    model, train = values.get("model") or {}, values.get("train")
+    spec = train.get("initialize_from") if isinstance(train, dict) else None
+    if isinstance(spec, str) and isinstance(model, dict) and "hidden_size" not in model:
+        values["model"] = {**section_of(spec), **model}
 
 
 def _fill_from_data(values: dict[Any, Any]) -> None:

@@ -105,9 +105,10 @@ class Engine:
     Args:
         config: the run.
         world: this process among all; the process group must be up.
+        weights: by name, instead of those that the seed draws.
     """
 
-    def __init__(self, config: Config, world: World) -> None:
+    def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
         import deepspeed  # after the accelerator is chosen in distributed.start
 
         self.config = config
@@ -125,6 +126,10 @@ class Engine:
             return context if sharded else nullcontext()
 
         initialize(model, rows, config.run.seed, gather)
+        if weights is not None:
+            for name, parameter in model.named_parameters():
+                with torch.no_grad(), gather(parameter):
+                    parameter.copy_(weights[name])
         model.model.activation_checkpointing = config.train.activation_checkpointing
         if config.train.compile:
             for layer in model.model.layers:

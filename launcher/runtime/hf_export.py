@@ -5,15 +5,17 @@ The folder appears under its final name only when the proof holds.
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from launcher.runtime.loading import LoadedModel, hide_progress_bars, load_tokenizer
+from launcher.runtime.loading import LoadedModel, hide_progress_bars, load_tokenizer, native_classes
 from model.decoder import CausalLM
+from model.export import native
+from model.export.compat import Headroom, headroom
 from model.export.targets import to_hugging_face
 
 RELATIVE_TOLERANCE = 1e-5  # of fp32 logits: max |difference| / max |logit|
@@ -35,6 +37,10 @@ class ExportReport:
     """max |logit difference| / max |logit|, fp32."""
     greedy_tokens: int
     """Greedy tokens that agree, all of those compared."""
+    own_code: bool = False
+    """Whether the folder brings the code of its class, which a user must trust."""
+    headroom: Headroom | None = None
+    """Of constant channels, where the target has them."""
 
 
 def export(model: LoadedModel, output: Path, target: str, overwrite: bool = False) -> ExportReport:
@@ -51,6 +57,7 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     ours = model.module
     weights = {name: weight.detach().float() for name, weight in ours.named_parameters()}
     entries, stock_weights = to_hugging_face(target, ours.config, ours.multipliers, weights)
+    room = _headroom(ours) if target == "compat" else None
 
     hide_progress_bars()
     staging = output.with_name(f".{output.name}.staging")
@@ -59,7 +66,8 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     try:
         end = _write_tokenizer(model, staging)
         architecture = _write_model(entries, stock_weights, end, staging)
-        report = _verify(ours, staging, output, architecture)
+        own_code = entries["model_type"] == native.MODEL_TYPE
+        report = replace(_verify(ours, staging, output, architecture, own_code), headroom=room)
         (staging / "README.md").write_text(model_card(model, report), encoding="utf-8")
         if output.exists():
             shutil.rmtree(output)
@@ -80,33 +88,60 @@ def _write_tokenizer(model: LoadedModel, folder: Path) -> int | None:
 
 def _write_model(entries: dict[str, Any], weights: dict[str, Tensor], end: int | None, folder: Path) -> str:
     """Let transformers write config, weights and generation_config; returns the name of the class."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    config = AutoConfig.for_model(**entries, bos_token_id=end, eos_token_id=end, pad_token_id=None)
-    config.dtype = torch.float32
-    with torch.device("meta"):
-        stock = AutoModelForCausalLM.from_config(config)
-    expected = {name for name, _ in stock.named_parameters()}
+    stock = _empty_model({**entries, "bos_token_id": end, "eos_token_id": end, "pad_token_id": None})
+    tied = {"lm_head.weight"} if stock.config.tie_word_embeddings else set()
+    expected = set(stock.state_dict()) - tied
     if expected != set(weights):
         raise ExportError(f"{type(stock).__name__} has other tensors: {sorted(expected ^ set(weights))[:4]}")
     stock.load_state_dict(weights, strict=False, assign=True)
     stock.tie_weights()
     stock.generation_config.bos_token_id = stock.generation_config.eos_token_id = end
     stock.save_pretrained(folder)
+    if entries["model_type"] == native.MODEL_TYPE:
+        for file in native.CODE:
+            shutil.copy(file, folder)
     return type(stock).__name__
 
 
+def _empty_model(entries: dict[str, Any]) -> Any:
+    """The class that config.json names, its tensors without memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        if entries["model_type"] == native.MODEL_TYPE:
+            config, model = native_classes()
+            return model(config(**entries, dtype=torch.float32))
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**entries, dtype=torch.float32))
+
+
+def _check_tokens(model: CausalLM) -> Tensor:
+    """The random tokens that every check runs on."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (CHECK_BATCH, min(CHECK_LENGTH, model.config.max_position_embeddings))
+    return torch.randint(model.config.vocab_size, shape, generator=generator)
+
+
+def _headroom(ours: CausalLM) -> Headroom:
+    """That of the constant channels, if it is enough."""
+    found = headroom(ours, _check_tokens(ours))
+    if not found.largest <= found.limit:
+        raise ExportError(
+            f"--target compat: the stream's sum of squares reaches {found.largest:.1e}, and {found.constant_channels} "
+            f"constant channel(s) hide at most {found.limit:.1e}: try --target native; nothing was exported"
+        )
+    return found
+
+
 @torch.no_grad()
-def _verify(ours: CausalLM, staging: Path, output: Path, architecture: str) -> ExportReport:
-    """Reload the folder with stock transformers; compare logits on random tokens, then greedy continuations."""
+def _verify(ours: CausalLM, staging: Path, output: Path, architecture: str, own_code: bool) -> ExportReport:
+    """Reload the folder as a user would; compare logits on random tokens, then greedy continuations."""
     from transformers import AutoModelForCausalLM
 
-    stock: nn.Module = AutoModelForCausalLM.from_pretrained(staging, dtype=torch.float32).eval()
+    stock: nn.Module = AutoModelForCausalLM.from_pretrained(
+        staging, dtype=torch.float32, trust_remote_code=own_code
+    ).eval()
     ours = ours.float().cpu().eval()
-    room = ours.config.max_position_embeddings
-    generator = torch.Generator().manual_seed(0)
-    shape = (CHECK_BATCH, min(CHECK_LENGTH, room))
-    tokens = torch.randint(ours.config.vocab_size, shape, generator=generator)
+    room, tokens = ours.config.max_position_embeddings, _check_tokens(ours)
     expected, found = ours(tokens), stock(input_ids=tokens).logits
     relative_error = float((expected - found).abs().max() / expected.abs().max())
     if not relative_error <= RELATIVE_TOLERANCE:
@@ -126,7 +161,7 @@ def _verify(ours: CausalLM, staging: Path, output: Path, architecture: str) -> E
                 f"{following[0].item()}; nothing was exported"
             )
         sequences = [torch.cat((seen, new), dim=1) for seen, new in zip(sequences, following, strict=True)]
-    return ExportReport(str(output), architecture, relative_error, steps)
+    return ExportReport(str(output), architecture, relative_error, steps, own_code)
 
 
 def model_card(model: LoadedModel, report: ExportReport) -> str:
@@ -148,6 +183,10 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
         *((key.removeprefix("eval/"), f"{value:.4f}") for key, value in scores.items() if key.startswith("eval/")),
         ("Export check", f"logits within {report.relative_error:.1e}, {report.greedy_tokens} greedy tokens equal"),
     ]
+    if report.headroom is not None:
+        room = report.headroom
+        rows.append(("Stream", f"sum of squares up to {room.largest:.1e} in the check; at most {room.limit:.1e}"))
+    trust = ", trust_remote_code=True" if report.own_code else ""
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return f"""---
 library_name: transformers
@@ -155,8 +194,7 @@ pipeline_tag: text-generation
 ---
 # {config.run.name}
 
-A causal language model pretrained with Plumbline. The parameterization's multipliers are folded into the weights
-(Granite keeps them in its configuration), so the stock class computes the trained function exactly.
+A causal language model pretrained with Plumbline. {_how(report)}
 
 | | |
 |---|---|
@@ -165,7 +203,23 @@ A causal language model pretrained with Plumbline. The parameterization's multip
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("{report.folder}")
+model = AutoModelForCausalLM.from_pretrained("{report.folder}"{trust})
 tokenizer = AutoTokenizer.from_pretrained("{report.folder}")
 ```
 """
+
+
+def _how(report: ExportReport) -> str:
+    """In which sense the folder is the trained model."""
+    if report.own_code:
+        return "Its class is in this folder; all multipliers of training are folded into the weights."
+    if report.headroom is not None:
+        return (
+            f"Its blocks have no norms. {report.headroom.constant_channels} channel(s) of the stream hold a large "
+            "constant that makes the norms of the stock class constant: for inference in bfloat16 or float32, not for "
+            "training or float16."
+        )
+    return (
+        "The parameterization's multipliers are folded into the weights (Granite keeps them in its configuration), so "
+        "the stock class computes the trained function exactly."
+    )

@@ -3,6 +3,7 @@
 Only safetensors are read, so opening a stranger's model runs none of their code.
 """
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from launcher.runtime.averages import open_weights
 from launcher.runtime.config import Config
 from launcher.runtime.evaluate import answer_sums
 from model.decoder import CausalLM
+from model.export.native import MODEL_TYPE
 from model.generation import generate
 from model.parameterization import multipliers
 
@@ -169,10 +171,21 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
 
     hide_progress_bars()
     try:
-        module = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        # Of a native export the code that we have ourselves runs, not the copy in the folder
+        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
+        module = kind.from_pretrained(folder, dtype=dtype)
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder}: transformers cannot load this folder: {error}") from error
     return LoadedModel(module.to(device).eval(), folder, folder, None, None, None)
+
+
+def native_classes() -> tuple[Any, Any]:
+    """Configuration and model of native exports."""
+    from model.export.native.configuration_plumbline import PlumblineConfig
+    from model.export.native.modeling_plumbline import PlumblineForCausalLM
+
+    return PlumblineConfig, PlumblineForCausalLM
 
 
 def hide_progress_bars() -> None:

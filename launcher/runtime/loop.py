@@ -9,17 +9,21 @@ numbers, to the last bit, as one that was never interrupted.
 import json
 import math
 import sys
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from launcher.runtime import branch, checkpoint
 from launcher.runtime.config import Config, load_config
 from launcher.runtime.distributed import World, any_rank, sum_over_ranks
 from launcher.runtime.engine import Batch, Engine, StepResult
 from launcher.runtime.evaluate import HeldOutLoss, held_out_loss
+from launcher.runtime.initial_weights import initial_weights
 from launcher.runtime.inputs import Inputs
 from launcher.runtime.metrics import MetricsLog
 from launcher.runtime.observe import step_record, watch_step
@@ -51,7 +55,7 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
         found = branch.start(config, world)
     if world.is_main:
         prepare_run_folder(config, inputs, world)
-    trainer = Trainer(config, inputs, world, stop)
+    trainer = Trainer(config, inputs, world, stop, initial_weights(config) if found is None else None)
     if found is not None:
         trainer.resume(found)
     try:
@@ -63,9 +67,16 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
 class Trainer:
     """The engine, where training stands, and what watches it."""
 
-    def __init__(self, config: Config, inputs: Inputs, world: World, stop: StopRequest) -> None:
+    def __init__(
+        self,
+        config: Config,
+        inputs: Inputs,
+        world: World,
+        stop: StopRequest,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
-        self.engine = Engine(config, world)
+        self.engine = Engine(config, world, weights)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
         self.skipped = 0  # consecutive updates that were not applied

@@ -1,10 +1,19 @@
-"""Fold forward multipliers into weights, so that a stock architecture without multipliers computes the same function.
+"""Fold what a stock architecture lacks into its weights, so that it computes the same function.
+
+    residual multiplier, branch gain   rows of o_proj and down_proj, or the norm that ends the branch
+    attention scale, temperature       gains of the queries' norm, or q_proj
+    MLP input scale                    gate_proj, or up_proj of a plain MLP
+    embedding multiplier               the embedding (tied: the final norm undoes it for the head)
+    output multiplier                  the head (tied: the final norm)
+    embedding projection               the embedding and the head
+    single-scale norm                  a vector of equal gains
 
 All in fp32 and exact in real arithmetic. Folded weights are for inference: AdamW on them is no longer the scaled
 optimizer of the parameterization.
 """
 
 import math
+from typing import Any
 
 from torch import Tensor
 
@@ -13,32 +22,95 @@ from model.multipliers import Multipliers
 
 Weights = dict[str, Tensor]
 
+FOLDED: dict[str, Any] = {
+    "branch_gain": "fixed",
+    "branch_gain_init": 1.0,
+    "embedding_projection": False,
+    "mlp_input_scale": None,
+    "shaped_temperature": None,
+}
+"""Switches that fold whatever they are -> the value at which they do nothing. A single-scale norm folds as well."""
+
+
+def folded_config(config: ModelConfig) -> ModelConfig:
+    """The same decoder as `fold_multipliers` leaves it: every switch that folds has the value that does nothing.
+
+    A tied matrix that would have to hold two different things, because there is no final norm to hold the difference or
+    because it is projected, becomes two.
+    """
+    keeps_tie = config.final_norm and not config.embedding_projection
+    norm = "rmsnorm" if config.norm == "single_scale_rmsnorm" else config.norm
+    tied = config.tie_word_embeddings and keeps_tie
+    return config.model_copy(update={**FOLDED, "norm": norm, "tie_word_embeddings": tied})
+
 
 def fold_multipliers(weights: Weights, config: ModelConfig, multipliers: Multipliers) -> Weights:
-    """Weights of the same decoder with the standard attention scale 1/sqrt(head_dim) and all other multipliers 1.
+    """Weights of `folded_config(config)` with the attention scale 1/sqrt(head_dim) and all other multipliers 1.
 
     Args:
         weights: fp32 weights by name; a tied head has no entry.
         config: the decoder's shape.
         multipliers: what its forward pass applies.
     """
-    attention = multipliers.attention * math.sqrt(config.head_dim)  # relative to the stock scale
-    factors = {
-        "self_attn.o_proj": multipliers.residual,
-        "mlp.down_proj": multipliers.residual,
-        # With QK-norm a factor on q_proj would be normalised away; the norm's gain comes after
-        "self_attn.q_norm" if config.qk_norm == "head" else "self_attn.q_proj": attention,
-        "model.embed_tokens": multipliers.embedding,
-        "model.embed_positions": multipliers.embedding,
-    }
-    if config.tie_word_embeddings:
+    folded = {_norm_name(name): _spread(name, weight, config) for name, weight in weights.items()}
+    _fold_ends(folded, config, multipliers)
+    for i in range(config.num_hidden_layers):
+        _fold_layer(folded, f"model.layers.{i}", config, multipliers)
+    return folded
+
+
+def _norm_name(name: str) -> str:
+    return f"{name.removesuffix('.scale')}.weight" if name.endswith(".scale") else name
+
+
+def _spread(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
+    """A single scale as the vector of gains that it stands for; anything else as it is."""
+    return weight.expand(config.hidden_size).clone() if name.endswith(".scale") else weight
+
+
+def _fold_ends(folded: Weights, config: ModelConfig, multipliers: Multipliers) -> None:
+    """Embedding, head and the final norm between them."""
+    embedding = folded["model.embed_tokens.weight"]
+    if folded_config(config).tie_word_embeddings:
         # The shared matrix carries the embedding multiplier, so the head undoes it, in the norm before it
-        factors["model.norm"] = multipliers.output / multipliers.embedding
+        _scale(folded, "model.norm", multipliers.output / multipliers.embedding)
     else:
-        factors["lm_head"] = multipliers.output
-    return {name: weight * _factor(name, factors) for name, weight in weights.items()}
+        head = folded.get("lm_head.weight", embedding)
+        if config.embedding_projection:
+            head = head @ folded.pop("model.output_projection.weight")
+        folded["lm_head.weight"] = head * multipliers.output
+    projection = folded.pop("model.embed_projection.weight", None)
+    for name in ("model.embed_tokens", "model.embed_positions"):
+        if f"{name}.weight" in folded:
+            _scale(folded, name, multipliers.embedding)
+            if projection is not None:
+                folded[f"{name}.weight"] = folded[f"{name}.weight"] @ projection.T
 
 
-def _factor(name: str, factors: dict[str, float]) -> float:
-    module = name.rpartition(".")[0]
-    return math.prod(factor for suffix, factor in factors.items() if module == suffix or module.endswith("." + suffix))
+def _fold_layer(folded: Weights, layer: str, config: ModelConfig, multipliers: Multipliers) -> None:
+    if config.attention != "mixing":
+        # With QK-norm a factor on q_proj would be normalised away; the norm's gain comes after
+        query = {"none": "q_proj", "head": "q_norm", "projection": "q_whole_norm"}[config.qk_norm]
+        _scale(folded, f"{layer}.self_attn.{query}", multipliers.attention * math.sqrt(config.head_dim))
+    if config.mlp_input_scale is not None:
+        inner = "gate_proj" if config.is_gated else "up_proj"
+        _scale(folded, f"{layer}.mlp.{inner}", folded.pop(f"{layer}.mlp.input_scale"))
+    ends_in_norm = config.block in ("post_norm", "sandwich_norm")
+    branches = [("mlp", "post_feedforward_layernorm" if ends_in_norm else "mlp.down_proj")]
+    if config.block != "skipless":  # there, attention is no branch beside a stream
+        branches.append(("attn", "post_attention_layernorm" if ends_in_norm else "self_attn.o_proj"))
+    for branch, last in branches:
+        gain: Tensor | float = 1.0 if ends_in_norm else config.branch_gain_init
+        if config.branch_gain != "fixed":
+            kind = {"scalar": "scalar", "vector": "gain"}[config.branch_gain]
+            gain = folded.pop(f"{layer}.{branch}_residual.{kind}")
+        _scale(folded, f"{layer}.{last}", gain * multipliers.residual)
+
+
+def _scale(folded: Weights, module: str, factor: Tensor | float) -> None:
+    """Multiply what a module returns: its weight, row by row where the factor is a vector, and its bias."""
+    weight = folded[f"{module}.weight"]
+    rows = factor.view(-1, *[1] * (weight.ndim - 1)) if isinstance(factor, Tensor) else factor
+    folded[f"{module}.weight"] = weight * rows
+    if f"{module}.bias" in folded:
+        folded[f"{module}.bias"] = folded[f"{module}.bias"] * factor

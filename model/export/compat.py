@@ -1,0 +1,162 @@
+"""Norm-free blocks as a stock Qwen3, whose norms are made constant by channels that hold a large constant.
+
+The stream gets wider: a few new channels hold C in every embedding row and nothing ever writes to them. The root mean
+square that a norm divides by is then that of the constants, sqrt(n C^2 / width), to fp32 precision, whatever the other
+channels hold, and the norm's gain takes it back. Numbers are chosen so that it is a power of two: nothing is rounded.
+
+    constant channels of a norm       gain 0; one reads 1 in the norm before the MLP
+    a plain MLP (Qwen3 has gates)     its up_proj is the gate, and up reads that 1
+    no final norm                     the final norm is as constant as the others
+    a final RMSNorm                   one more MLP unit in the last block writes -C, so it sees the stream alone
+
+It is for inference: training would move the constants. Exact while the stream stays far below them, see `Headroom`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.decoder import CausalLM
+from model.export.fold import Weights, fold_multipliers, folded_config
+from model.export.rotary_classes import QWEN3
+from model.export.stock import GATED, UNGATED, Export, StockClass
+from model.mlp import ACTIVATIONS
+from model.multipliers import Multipliers
+
+CONSTANT = 2.0**20
+SHARE = 64  # one channel in so many is constant; a power of 4, so that the root mean square is a power of two
+ROOT = CONSTANT / math.sqrt(SHARE)  # what every norm divides by
+EXTRA_UNITS = 64  # of the MLP: one is used, and the width stays a multiple of what kernels and shards like
+AT = 64.0  # where the extra unit's activation is exact
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """How far the stream stays below the constants."""
+
+    constant_channels: int
+    largest: float
+    """Largest sum of squares of the stream that was met, over tokens and blocks."""
+    limit: float
+    """2^-12 of the constants' own sum of squares: above it norms would no longer be constant."""
+
+
+def compat(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
+    """Configuration and weights for Qwen3ForCausalLM.
+
+    Raises:
+        ValueError: the decoder has a switch that this construction does not cover.
+    """
+    refusal = COMPAT.refusal(folded_config(config))
+    if refusal is not None:
+        raise ValueError(f"--target compat {refusal}: try --target native")
+    if not config.final_norm:  # stands for the constant one, and takes up what a tied head needs
+        weights = {**weights, "model.norm.weight": torch.ones(config.hidden_size)}
+    standing = config.model_copy(update={"final_norm": True})
+    folded = fold_multipliers(weights, standing, multipliers)
+    plain = folded_config(standing).model_copy(update={"final_norm": config.final_norm})
+    return COMPAT.build(plain, folded)
+
+
+def constant_channels(config: ModelConfig) -> int:
+    """How many channels are added for their constant."""
+    return math.ceil(config.hidden_size / (SHARE - 1))
+
+
+@torch.no_grad()
+def headroom(model: CausalLM, tokens: Tensor) -> Headroom:
+    """Measure the stream of a norm-free model on tokens [B, T]."""
+    largest: list[Tensor] = []
+
+    def look(_module: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        largest.extend(x.float().square().sum(-1).max() for x in (inputs[0], output))
+
+    residuals = [
+        layer.get_submodule(f"{branch}_residual") for layer in model.model.layers for branch in ("attn", "mlp")
+    ]
+    hooks = [residual.register_forward_hook(look) for residual in residuals]
+    model(tokens)
+    for hook in hooks:
+        hook.remove()
+    count = constant_channels(model.config)
+    return Headroom(count, float(torch.stack(largest).max()), count * CONSTANT**2 / 2**12)
+
+
+def _build(config: ModelConfig, folded: Weights) -> Export:
+    count = constant_channels(config)
+    width = SHARE * count
+    new = width - config.hidden_size
+    inner = config.intermediate_size + (EXTRA_UNITS if config.final_norm else 0)
+    # A final norm over more channels has to add as much less to the mean square. Qwen3 has one such number for all its
+    # norms; those of queries and keys do not notice if what they read shrinks with it
+    shrink = math.sqrt(config.hidden_size / width) if config.final_norm else 1.0
+    stock = {}
+    for name, found in folded.items():
+        weight = found * shrink if ".q_proj." in name or ".k_proj." in name else found
+        if ".self_attn.o_proj." in name:
+            stock[name] = _rows(weight, new)
+        elif name.endswith("_proj.weight") or name == "lm_head.weight":
+            stock[name] = _columns(weight, new)
+        else:
+            stock[name] = weight  # of the heads, which are as wide as they were
+    embedding = _columns(folded["model.embed_tokens.weight"], new)
+    embedding[:, -count:] = CONSTANT
+    stock["model.embed_tokens.weight"] = embedding
+    gain = folded["model.norm.weight"] * (shrink if config.final_norm else ROOT)
+    stock["model.norm.weight"] = _columns(gain, new)
+
+    constant = _columns(torch.full((config.hidden_size,), ROOT), new)
+    for i in range(config.num_hidden_layers):
+        layer = f"model.layers.{i}"
+        stock[f"{layer}.input_layernorm.weight"] = constant.clone()
+        before_mlp = constant.clone()
+        before_mlp[-1] = ROOT / CONSTANT  # the last channel reads 1
+        stock[f"{layer}.post_attention_layernorm.weight"] = before_mlp
+        gate, up, down = _gated_mlp(folded, f"{layer}.mlp", new)
+        units = inner - len(up)
+        gate, up, down = _rows(gate, units), _rows(up, units), _columns(down, units)
+        if config.final_norm and i == config.num_hidden_layers - 1:
+            gate[-1, -1], up[-1, -1] = AT, 1.0
+            down[-count:, -1] = -CONSTANT / ACTIVATIONS[config.mlp](torch.tensor(AT))
+        for name, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", down)):
+            stock[f"{layer}.mlp.{name}.weight"] = weight
+    wider = {"hidden_size": width, "intermediate_size": inner, "norm_eps": config.norm_eps * shrink**2}
+    return QWEN3.build(config.model_copy(update=wider), stock)
+
+
+def _gated_mlp(folded: Weights, mlp: str, new: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Gate, up and down of one block in the wider stream."""
+    up, down = folded[f"{mlp}.up_proj.weight"], _rows(folded[f"{mlp}.down_proj.weight"], new)
+    gate = folded.get(f"{mlp}.gate_proj.weight")
+    if gate is not None:
+        return _columns(gate, new), _columns(up, new), down
+    reader = torch.zeros(len(up), up.size(1) + new)
+    reader[:, -1] = 1.0
+    return _columns(up, new), reader, down
+
+
+def _columns(weight: Tensor, new: int) -> Tensor:
+    """More columns of zeros, or entries of a vector."""
+    return F.pad(weight, (0, new))
+
+
+def _rows(weight: Tensor, new: int) -> Tensor:
+    """More rows of zeros, or entries of a vector."""
+    return F.pad(weight, (0, new) if weight.ndim == 1 else (0, 0, 0, new))
+
+
+COMPAT = StockClass(
+    _build,
+    {
+        "block": ("norm_free",),
+        "final_norm": None,
+        "mlp": (*GATED, *UNGATED),
+        "qk_norm": ("head",),
+        "attention_bias": None,
+        "sliding_window": None,
+    },
+)

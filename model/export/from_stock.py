@@ -1,0 +1,120 @@
+"""The way back: a stock Llama, Qwen3, GPT-2 or Granite as a decoder of ours, for continued pretraining.
+
+The decoder applies the multipliers of its parameterization, and a stock class applies none (Granite: its own). The
+weights are divided by what differs, so that the function is the same before the first step; at the base of the
+parameterization nothing differs, and the weights are the stock ones to the last bit.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from model.config import ModelConfig
+from model.export import gpt2
+from model.export.fold import Weights, fold_multipliers
+from model.export.stock import ACTIVATION_NAMES, GATED, PLAIN
+from model.multipliers import Multipliers
+
+KINDS = ("llama", "qwen3", "gpt2", "granite")
+GATED_NAMES = {ACTIVATION_NAMES[mlp]: mlp for mlp in GATED}
+STORED_CONSTANT = ".rotary_emb.inv_freq"  # older Llama files have it beside the weights
+
+
+def model_section(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of ModelConfig that compute what a stock configuration computes.
+
+    Args:
+        entries: its config.json with every default filled in.
+
+    Raises:
+        ValueError: it is of another class, or has something that this decoder lacks.
+    """
+    kind = entries.get("model_type")
+    if kind not in KINDS:
+        raise ValueError(f"model_type = {kind}: only {', '.join(KINDS)} can be taken over")
+    section = _gpt2_section(entries) if kind == "gpt2" else _llama_section(entries)
+    return {**PLAIN, **section, "tie_word_embeddings": entries["tie_word_embeddings"]}
+
+
+def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig, multipliers: Multipliers) -> Weights:
+    """Weights under our names with which the decoder computes what the stock class computes.
+
+    Args:
+        entries: as for `model_section`.
+        weights: fp32 weights by the stock names.
+        config: the decoder, equal to the section.
+        multipliers: what its forward pass applies.
+    """
+    weights = {name.removeprefix("transformer."): weight for name, weight in weights.items()}
+    weights = {name: weight for name, weight in weights.items() if not name.endswith(STORED_CONSTANT)}
+    if config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    if entries["model_type"] == "gpt2":
+        weights = gpt2.our_names(weights, config.num_hidden_layers)
+    usual = 1 / math.sqrt(config.head_dim)
+    stock = Multipliers(attention=usual)
+    if entries["model_type"] == "granite":
+        stock = Multipliers(
+            attention=entries["attention_multiplier"],
+            embedding=entries["embedding_multiplier"],
+            residual=entries["residual_multiplier"],
+            output=1 / entries["logits_scaling"],
+        )
+    missing = Multipliers(
+        attention=stock.attention / multipliers.attention * usual,  # folding is relative to the usual scale
+        embedding=stock.embedding / multipliers.embedding,
+        residual=stock.residual / multipliers.residual,
+        output=stock.output / multipliers.output,
+    )
+    return fold_multipliers(weights, config, missing)
+
+
+def _llama_section(entries: Mapping[str, Any]) -> dict[str, Any]:
+    kind, rope = entries["model_type"], entries["rope_parameters"]
+    if rope["rope_type"] != "default":
+        raise ValueError(f"rope_type = {rope['rope_type']}: this decoder has plain rotary positions")
+    if entries["hidden_act"] not in GATED_NAMES:
+        raise ValueError(f"hidden_act = {entries['hidden_act']}: only {', '.join(GATED_NAMES)} can be taken over")
+    if len(set(entries.get("layer_types") or ())) > 1:
+        raise ValueError("layer_types: this decoder has one kind of attention in all layers")
+    windowed = "sliding_attention" in (entries.get("layer_types") or ())
+    heads, width = entries["num_attention_heads"], entries["hidden_size"]
+    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    return {
+        "family": "qwen3" if kind == "qwen3" else "llama",
+        **{key: entries[key] for key in (*same, "intermediate_size", "max_position_embeddings", "attention_bias")},
+        "head_dim": entries.get("head_dim") or width // heads,
+        "norm_eps": entries["rms_norm_eps"],
+        "rope_theta": float(rope["rope_theta"]),
+        "mlp": GATED_NAMES[entries["hidden_act"]],
+        "mlp_bias": entries.get("mlp_bias", False),
+        "qk_norm": "head" if kind == "qwen3" else "none",
+        "sliding_window": entries["sliding_window"] if windowed else None,
+    }
+
+
+def _gpt2_section(entries: Mapping[str, Any]) -> dict[str, Any]:
+    if not entries["scale_attn_weights"] or entries["scale_attn_by_inverse_layer_idx"]:
+        raise ValueError("scale_attn_weights and scale_attn_by_inverse_layer_idx: only GPT-2's own can be taken over")
+    activations = {theirs: ours for ours, theirs in gpt2.ACTIVATIONS.items()}
+    if entries["activation_function"] not in activations:
+        raise ValueError(f"activation_function = {entries['activation_function']}: only {', '.join(activations)}")
+    width, heads = entries["n_embd"], entries["n_head"]
+    return {
+        "family": "gpt2",
+        "vocab_size": entries["vocab_size"],
+        "hidden_size": width,
+        "num_hidden_layers": entries["n_layer"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": width // heads,
+        "intermediate_size": entries["n_inner"] or 4 * width,
+        "max_position_embeddings": entries["n_positions"],
+        "norm": "layernorm",
+        "norm_eps": entries["layer_norm_epsilon"],
+        "norm_bias": True,
+        "position_embedding": "learned",
+        "mlp": activations[entries["activation_function"]],
+        "attention_bias": True,
+        "mlp_bias": True,
+    }

@@ -1,0 +1,154 @@
+"""What a stock Hugging Face class computes: the table of plain switches, and what each class allows beyond it.
+
+A folder that loads and computes something else is worse than none, so a switch that a class does not name must have
+its plain value. Every field of ModelConfig is in one of the three sets below; a test holds it to that.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from model.config import ModelConfig
+from model.export.fold import Weights
+
+Export = tuple[dict[str, Any], Weights]  # entries of config.json ("model_type" included), weights by the stock names
+
+SHAPES = frozenset(
+    {
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "max_position_embeddings",
+        "norm_eps",
+        "rope_theta",
+        "tie_word_embeddings",
+    }
+)
+"""What every class has, as a number of its own."""
+
+TRAINING = frozenset(
+    {
+        "family",
+        "qk_norm_frozen",
+        "qk_norm_init",
+        "frozen_qk",
+        "frozen_mlp",
+        "document_mask",
+        "dropout",
+        "initializer_range",
+    }
+)
+"""What matters only while training: the function of one document is the same without."""
+
+PLAIN: dict[str, Any] = {
+    "block": "pre_norm",
+    "norm": "rmsnorm",
+    "norm_bias": False,
+    "final_norm": True,
+    "skip_gain": 1.0,
+    "branch_gain": "fixed",
+    "branch_gain_init": 1.0,
+    "embedding_projection": False,
+    "position_embedding": "rope",
+    "mlp": "swiglu",
+    "mlp_input_scale": None,
+    "parallel": False,
+    "attention": "softmax",
+    "shaped_gains": "fixed",
+    "shaped_temperature": None,
+    "qk_norm": "none",
+    "attn_logit_softcapping": None,
+    "attention_sink": False,
+    "attention_gate": "none",
+    "value_residual": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "sliding_window": None,
+    "final_logit_softcapping": None,
+}
+"""The value of every other switch in a class that knows nothing of it. Some fold to it: see `fold.folded_config`."""
+
+
+@dataclass(frozen=True)
+class StockClass:
+    """One class of transformers."""
+
+    build: Callable[[ModelConfig, Weights], Export]
+    """Its configuration and weights, from a folded decoder that it computes."""
+    allows: Mapping[str, tuple[Any, ...] | None]
+    """Switch -> values that it computes where they are others than the plain one; None: any."""
+    whole_heads: bool = False
+    """hidden_size must be a multiple of num_attention_heads, head_dim or not."""
+    free_head_dim: bool = True
+    """head_dim may be other than hidden_size / num_attention_heads."""
+    equal_heads: bool = False
+    """Every query head has its own key/value head."""
+
+    def refusal(self, config: ModelConfig) -> str | None:
+        """Why it does not compute a folded decoder, as a sentence about `the target`; None if it does."""
+        width, heads = config.hidden_size, config.num_attention_heads
+        if self.whole_heads and width % heads:
+            return (
+                "needs model.hidden_size to be a multiple of model.num_attention_heads; this model has "
+                f"{width} and {heads}"
+            )
+        wanted = {key: self.allows.get(key, (plain,)) for key, plain in PLAIN.items()}
+        if not self.free_head_dim:
+            wanted["head_dim"] = (width // heads,)
+        if self.equal_heads:
+            wanted["num_key_value_heads"] = (heads,)
+        for key, values in wanted.items():
+            found = getattr(config, key)
+            if values is not None and found not in values:
+                expected = " or ".join(str(value) for value in values)
+                return f"has model.{key} = {expected}; this model has {found}"
+        return None
+
+
+def llama_entries(config: ModelConfig) -> dict[str, Any]:
+    """The entries of config.json that most classes share with Llama."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "intermediate_size": config.intermediate_size,
+        "hidden_act": ACTIVATION_NAMES[config.mlp],
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "attention_bias": config.attention_bias,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "initializer_range": config.initializer_range,
+    }
+
+
+ACTIVATION_NAMES = {
+    "swiglu": "silu",
+    "geglu": "gelu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "xielu": "xielu",
+}
+"""`hidden_act` of transformers; gated and plain MLPs differ by their class."""
+GATED = ("swiglu", "geglu")
+UNGATED = ("gelu", "gelu_tanh", "relu", "relu2")
+
+
+def renamed(weights: Weights, names: Mapping[str, str]) -> Weights:
+    """The weights with the first fitting part of each name replaced."""
+    return {_rename(name, names): weight for name, weight in weights.items()}
+
+
+def _rename(name: str, names: Mapping[str, str]) -> str:
+    for ours, theirs in names.items():
+        if ours in name:
+            return name.replace(ours, theirs)
+    return name

@@ -1,0 +1,188 @@
+"""Runs that start from a Hugging Face folder: its function before the first step, under every way to shard; resumes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from launcher.runtime import initial_weights
+from launcher.runtime.checkpoint import CheckpointError, check_resume
+from launcher.runtime.config import Config, load_config
+from launcher.runtime.engine import Engine
+from launcher.runtime.hf_export import export
+from launcher.runtime.inputs import open_inputs
+from launcher.runtime.loading import load_model
+from launcher.runtime.loop import Trainer
+from launcher.runtime.signals import StopRequest
+from model.decoder import CausalLM
+from model.parameterization import multipliers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from launcher.runtime.distributed import World
+    from tests.conftest import Start
+
+STILL = ["optimizer.lr=1.0e-12", "schedule.warmup_steps=0", "train.eval_interval=null", "checkpoint.interval=1"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_config: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three steps of training, exported: a stock Qwen3."""
+    root = tmp_path_factory.mktemp("source")
+    config = load_config(tiny_config, [f"run.root={root}"])
+    inputs = open_inputs(config, world)
+    trainer = Trainer(config, inputs, world, StopRequest())
+    for step in range(3):
+        trainer._advance(trainer.engine.train_step(inputs.train.micro_batches(step), step, 4e-3))
+    trainer._save()
+    export(load_model(root / "tiny", CPU), root / "exported", "auto")
+    return root / "exported"
+
+
+@pytest.fixture(scope="module")
+def without_model(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The configuration of all tests without its model section, in fp32."""
+    values = yaml.safe_load(tiny_config.read_text(encoding="utf-8"))
+    del values["model"]
+    file = tmp_path_factory.mktemp("continued") / "continued.yaml"
+    file.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return file
+
+
+@torch.no_grad()
+def logits_of(module: Any) -> Tensor:
+    tokens = torch.randint(250, (2, 32), generator=torch.Generator().manual_seed(3))
+    found: Tensor = module(tokens) if isinstance(module, CausalLM) else module(input_ids=tokens).logits
+    return found
+
+
+def difference(weights: Mapping[str, Tensor], config: Config, folder: Path) -> float:
+    """Of the decoder with these weights to the folder: largest over logits, relative to the largest."""
+    model = CausalLM(config.model, multipliers(config.model, config.parameterization)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(weights[name])
+    expected = logits_of(load_model(folder, CPU).module)
+    return ((logits_of(model) - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize(("stage", "base"), [(0, 16), (1, 32), (3, 16)])
+def test_a_run_starts_as_the_function_of_the_folder(
+    folder: Path, without_model: Path, world: World, stage: int, base: int
+) -> None:
+    """Also under another base than the folder was trained with: other multipliers, the same function."""
+    options = [f"train.initialize_from={folder}", f"parameterization.base_hidden_size={base}"]
+    config = load_config(without_model, [*options, f"deepspeed.zero_stage={stage}"])
+    assert (config.model.hidden_size, config.model.num_key_value_heads, config.model.family) == (64, 1, "qwen3")
+    initial_weights.check(config)
+    engine = Engine(config, world, initial_weights.initial_weights(config))
+    assert difference(dict(engine.fp32_weights()), config, folder) <= 1e-5
+
+
+def test_two_ranks_start_there_and_a_resume_does_not_need_the_folder(
+    folder: Path, without_model: Path, start_pretrain: Start, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(folder, source)
+    settings = [f"train.initialize_from={source}", "deepspeed.zero_stage=3", *STILL]
+    first = start_pretrain(without_model, "continued", [*settings, "train.steps=1"], ranks=2).wait(300)
+    assert first.code == 0, first.stderr
+    assert f"weights  from {source}" in first.stdout
+    config_file = first.run.folder / "config.yaml"
+    config = load_config(config_file, [])
+    assert difference(first.run.weights(1), config, folder) <= 1e-5
+    shutil.rmtree(source)
+    # The run's own configuration is complete: nothing has to be looked up
+    again = start_pretrain(config_file, "continued", ["train.steps=2", f"run.root={first.run.folder.parent}"], ranks=2)
+    ended = again.wait(300)
+    assert ended.code == 0, ended.stderr
+    assert "resuming after step 1" in ended.stdout
+    weights = load_file(first.run.folder / "checkpoints" / "step_00000002" / "model-00000.safetensors")
+    assert difference(weights, config, folder) <= 1e-5
+
+
+def test_a_resume_from_another_start_is_refused(folder: Path, tiny_config: Path, world: World) -> None:
+    run = folder.parent / "tiny"
+    found = run / "checkpoints" / "step_00000003"
+    old = load_config(found / "config.yaml", [])
+    new = load_config(tiny_config, [f"train.initialize_from={folder}"])
+    with pytest.raises(CheckpointError, match=r"train.initialize_from: None -> '.*exported'"):
+        check_resume(old, new, open_inputs(old, world).fingerprints, found, world)
+
+
+def test_a_model_section_that_differs_is_named_key_by_key(folder: Path, tiny_config: Path, tmp_path: Path) -> None:
+    options = [f"train.initialize_from={folder}", f"run.root={tmp_path}"]
+    initial_weights.check(load_config(tiny_config, [*options, "model.max_position_embeddings=4096"]))
+    changes = ["model.intermediate_size=128", "model.attention_bias=true", "model.block=norm_free"]
+    with pytest.raises(ValueError, match="is another model") as caught:
+        initial_weights.check(load_config(tiny_config, [*options, *changes]))
+    lines = str(caught.value).splitlines()[1:]
+    assert sorted(lines) == [
+        "  model.attention_bias: True, there False",
+        "  model.block: 'norm_free', there 'pre_norm'",
+        "  model.intermediate_size: 128, there 96",
+    ]
+
+
+def without(tensor: str) -> Callable[[Path], None]:
+    """Take a tensor out of a folder."""
+
+    def harm(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        del weights[tensor]
+        save_file(weights, folder / "model.safetensors")
+
+    return harm
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda path: (path / "config.json").unlink(), "not a Hugging Face folder"),
+        (lambda path: (path / "config.json").write_text('{"model_type": "plumbline"}'), "model_type = plumbline: only"),
+        (lambda path: (path / "model.safetensors").unlink(), "holds no .safetensors"),
+        (without("model.layers.0.mlp.down_proj.weight"), "has no tensor 'model.layers.0.mlp.down_proj.weight'"),
+        (without("model.layers.1.mlp.up_proj.weight"), "has other tensors: model.layers.1.mlp.up_proj.weight"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_one_clear_error(
+    folder: Path, tiny_config: Path, tmp_path: Path, harm: Callable[[Path], object], message: str
+) -> None:
+    source = tmp_path / "damaged"
+    shutil.copytree(folder, source)
+    harm(source)
+    config = load_config(tiny_config, [f"train.initialize_from={source}", f"run.root={tmp_path}"])
+
+    def begin() -> None:
+        initial_weights.check(config)
+        initial_weights.initial_weights(config)
+
+    with pytest.raises(ValueError, match=message) as caught:
+        begin()
+    assert str(caught.value).startswith(f"train.initialize_from = {source}")
+
+
+def test_a_name_of_the_hub_is_looked_up_there(
+    folder: Path, tiny_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a network: a hub's cache that holds the model."""
+    snapshots = tmp_path / "models--someone--tiny" / "snapshots" / "0123"
+    shutil.copytree(folder, snapshots)
+    (snapshots.parent.parent / "refs").mkdir()
+    (snapshots.parent.parent / "refs" / "main").write_text("0123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    config = load_config(tiny_config, ["train.initialize_from=hf:someone/tiny", f"run.root={tmp_path}"])
+    initial_weights.check(config)
+    weights = initial_weights.initial_weights(config)
+    assert weights is not None
+    assert difference(weights, config, folder) <= 1e-5
