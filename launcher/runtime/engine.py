@@ -127,9 +127,10 @@ class Engine:
 
         initialize(model, rows, config.run.seed, gather)
         if weights is not None:
-            for name, parameter in model.named_parameters():
-                with torch.no_grad(), gather(parameter):
-                    parameter.copy_(weights[name])
+            parameters = dict(model.named_parameters())
+            for name, weight in weights.items():
+                with torch.no_grad(), gather(parameters[name]):
+                    parameters[name].copy_(weight)
         model.model.activation_checkpointing = config.train.activation_checkpointing
         if config.train.compile:
             for layer in model.model.layers:

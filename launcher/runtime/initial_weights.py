@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from launcher.runtime.weights import read_weights
+from model.attention.pruned import is_vote
 from model.export.from_stock import KINDS, from_stock, model_section
 from model.parameterization import multipliers, parameter_shapes
 
@@ -48,7 +49,9 @@ def check(config: "Config") -> None:
     if spec is None or resumes:
         return
     section = section_of(spec)
-    free = {"family"} | ({"max_position_embeddings"} if config.model.position_embedding == "rope" else set())
+    # Pruning may be learned on top of a model that was trained without
+    pruned = {"attention"} if config.model.attention == "pruned" else set()
+    free = {"family"} | pruned | ({"max_position_embeddings"} if config.model.position_embedding == "rope" else set())
     lines = [
         f"  model.{key}: {getattr(config.model, key)!r}, there {value!r}"
         for key, value in section.items()
@@ -62,7 +65,7 @@ def check(config: "Config") -> None:
 
 
 def initial_weights(config: "Config") -> Mapping[str, Tensor] | None:
-    """The weights that the run starts from, by our names, fp32; None: they are drawn.
+    """The weights that the run starts from, by our names, fp32; None, or a name that is not there: they are drawn.
 
     Raises:
         ValueError: the folder does not hold the tensors that its configuration asks for.
@@ -80,7 +83,7 @@ def initial_weights(config: "Config") -> Mapping[str, Tensor] | None:
     except KeyError as error:
         raise ValueError(f"train.initialize_from = {spec}: {folder} has no tensor {error}") from error
     found = {name: tuple(weight.shape) for name, weight in weights.items()}
-    expected = parameter_shapes(config.model)
+    expected = {name: shape for name, shape in parameter_shapes(config.model).items() if not is_vote(name)}
     if found != expected:
         names = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
         raise ValueError(f"train.initialize_from = {spec}: {folder} has other tensors: {', '.join(names[:4])}")

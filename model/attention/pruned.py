@@ -151,6 +151,11 @@ class PrunedAttention(SoftmaxAttention):
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
+def is_vote(name: str) -> bool:
+    """Whether a parameter only decides what to keep; without it the layer is ordinary attention."""
+    return name.endswith((".ask_proj.weight", ".offer_proj.weight", ".keep_bias"))
+
+
 def set_alpha(model: nn.Module, alpha: float) -> None:
     """How sharp the votes of all layers are in training, >= 1."""
     for module in model.modules():

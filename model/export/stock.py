@@ -40,6 +40,7 @@ TRAINING = frozenset(
         "document_mask",
         "dropout",
         "initializer_range",
+        "pruning_rank",  # of attention: pruned, which no target has
     }
 )
 """What matters only while training: the function of one document is the same without."""

@@ -88,6 +88,17 @@ def test_a_run_starts_as_the_function_of_the_folder(
     assert difference(dict(engine.fp32_weights()), config, folder) <= 1e-5
 
 
+def test_pruning_may_be_learned_on_top(folder: Path, without_model: Path, world: World) -> None:
+    """The votes are drawn, and at first keep everything."""
+    typed = [f"train.initialize_from={folder}", "model.attention=pruned", "model.pruning_rank=8"]
+    config = load_config(without_model, typed)
+    initial_weights.check(config)
+    engine = Engine(config, world, initial_weights.initial_weights(config))
+    weights = dict(engine.fp32_weights())
+    assert weights["model.layers.0.self_attn.ask_proj.weight"].abs().max() > 0
+    assert difference(weights, config, folder) <= 1e-5
+
+
 def test_two_ranks_start_there_and_a_resume_does_not_need_the_folder(
     folder: Path, without_model: Path, start_pretrain: Start, tmp_path: Path
 ) -> None:

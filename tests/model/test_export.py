@@ -374,12 +374,14 @@ def test_a_class_computes_or_refuses_every_switch(make_config: MakeConfig, targe
             )
             for target in ("llama", "granite", "gpt2", "arcee", "gemma2", "gemma3")
         ),
+        ("native", {**QWEN3, "attention": "pruned"}, "model.attention = pruned cannot be exported"),
+        ("qwen3", {**QWEN3, "attention": "pruned"}, "model.attention = softmax; this model has pruned"),
         ("mistral", QWEN3, "--target mistral: unknown; known targets: auto, llama, qwen3, gpt2, "),
     ],
 )
 def test_what_a_target_cannot_express_is_refused(
     make_config: MakeConfig, target: str, shape: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match="--target") as caught:
+    with pytest.raises(ValueError, match=r"--target|cannot be exported") as caught:
         to_hugging_face(target, make_config(**shape), Multipliers(attention=0.25), {})
     assert message in str(caught.value)
