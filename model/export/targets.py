@@ -41,6 +41,11 @@ def to_hugging_face(target: str, config: ModelConfig, multipliers: Multipliers, 
     Raises:
         ValueError: the target is unknown or cannot express a switch of this decoder.
     """
+    if config.attention == "pruned":
+        raise ValueError(
+            "model.attention = pruned cannot be exported: no engine forgets keys and values layer by layer, as "
+            "launcher/generate.py does"
+        )
     folded = folded_config(config)
     if target == "auto":
         target = next((name for name, stock in STOCK.items() if stock.refusal(folded) is None), "native")

@@ -374,8 +374,7 @@ def test_a_class_computes_or_refuses_every_switch(make_config: MakeConfig, targe
             )
             for target in ("llama", "granite", "gpt2", "arcee", "gemma2", "gemma3")
         ),
-        ("native", {**QWEN3, "attention": "pruned"}, "model.attention = pruned cannot be exported"),
-        ("qwen3", {**QWEN3, "attention": "pruned"}, "model.attention = softmax; this model has pruned"),
+        ("auto", {**QWEN3, "attention": "pruned"}, "model.attention = pruned cannot be exported"),
         ("mistral", QWEN3, "--target mistral: unknown; known targets: auto, llama, qwen3, gpt2, "),
     ],
 )

@@ -16,16 +16,7 @@ KEYS = (SHAPES | set(PLAIN)) - set(FOLDED)
 
 
 def native(config: ModelConfig, weights: Weights) -> Export:
-    """Entries of config.json and weights of a folded decoder: our keys and names.
-
-    Raises:
-        ValueError: it prunes its context.
-    """
-    if config.attention == "pruned":
-        raise ValueError(
-            "model.attention = pruned cannot be exported: no engine forgets keys and values layer by layer as "
-            "launcher/generate.py does"
-        )
+    """Entries of config.json and weights of a folded decoder: our keys and names."""
     auto_map = {
         "AutoConfig": "configuration_plumbline.PlumblineConfig",
         "AutoModel": "modeling_plumbline.PlumblineModel",
