@@ -39,7 +39,7 @@ MODELS = {
     "pruned": ["model.attention=pruned", "objective.pruning_weight=0.2", "objective.pruning_steps=4"],
     "sas": ["model.family=sas", "model.num_key_value_heads=null"],
 }
-STAGES = ["fp32_0", "fp32_1", "fp32_3", "bf16_1", "bf16_3"]
+STAGES = ["fp32_0", "fp32_1", "fp32_3", "bf16_3"]
 SHORT = ["train.steps=4", "train.eval_interval=null", "checkpoint.interval=4", "train.sample_prompts=[]"]
 
 
