@@ -11,6 +11,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from launcher.runtime.report.history import History, Series
 
@@ -76,7 +77,9 @@ def maps(history: History, quantities: Mapping[str, str], log: frozenset[str] = 
         axes.set_yticks(list(shown), [list(layers)[row] for row in shown])
         axes.set_ylabel("block", fontsize=8)
         axes.set_title(quantities[quantity], fontsize=9)
-        axes.figure.colorbar(image, ax=axes)
+        scale = axes.figure.colorbar(image, ax=axes, format=FuncFormatter(lambda value, _: f"{value:g}"))
+        scale.ax.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+        scale.ax.tick_params(which="both", labelsize=8)
 
     return _panels(list(quantities), draw, x_label="step")
 
