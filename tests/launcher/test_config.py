@@ -124,6 +124,11 @@ def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None
             "model.max_position_embeddings=16",
             "configuration: data.sequence_length = 32 exceeds model.max_position_embeddings = 16",
         ),
+        (
+            "objective.pruning_weight=0.1",
+            "configuration: objective.pruning_weight = 0.1 prices the context that model.attention: pruned keeps",
+        ),
+        ("model.block=skipless", "model: block = skipless loses the tokens' identity"),
         ("train.tokens=99", "train: steps = 10, tokens = 99: give exactly one of the two"),
         ("train.steps=null", "train: steps = None, tokens = None: give exactly one of the two"),
     ],
