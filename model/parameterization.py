@@ -107,8 +107,11 @@ class Sizes:
     """Key/value heads x head_dim: output of k_proj and v_proj."""
     intermediate: float
     """Inner width of the MLP."""
-    fixed: float = 1.0
-    """What does not grow."""
+
+    @property
+    def fixed(self) -> float:
+        """What does not grow."""
+        return 1.0
 
 
 def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
