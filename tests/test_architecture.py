@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -119,3 +120,15 @@ def test_every_entry_point_explains_itself() -> None:
         assert process.returncode == 0, errors
         assert output.startswith("usage: ")
         assert f"launcher/{path.name} " in output, f"{path.name} --help shows no example"
+
+
+def test_every_package_is_installed() -> None:
+    declared = (
+        (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8").partition("packages = [")[2].partition("]")[0]
+    )
+    found = {
+        ".".join(file.parent.relative_to(REPOSITORY).parts)
+        for room in ("data", "launcher", "model")
+        for file in (REPOSITORY / room).rglob("__init__.py")
+    }
+    assert set(re.findall(r'"([\w.]+)"', declared)) == found
