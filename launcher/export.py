@@ -3,7 +3,7 @@
 python launcher/export.py --model runs/quickstart --output exports/quickstart
 python launcher/export.py --model runs/base/checkpoints/step_00001000 --output exports/base --target granite
 python launcher/export.py --model runs/base --output exports/base-average --average last:5
-python launcher/export.py --model runs/norm_free --output exports/norm_free --target compat
+python launcher/export.py --model runs/outlier-protected --output exports/op --target compat
 """
 
 import argparse

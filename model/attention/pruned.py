@@ -105,7 +105,8 @@ class PrunedAttention(SoftmaxAttention):
         self.ask_proj = nn.Linear(config.hidden_size, self.rank, bias=False)
         self.offer_proj = nn.Linear(config.hidden_size, self.rank, bias=False)
         self.keep_bias = nn.Parameter(torch.empty(1))
-        self.register_buffer("alpha", torch.ones(()), persistent=False)  # not a float: a compiled block would be stale
+        # Not a float, or a compiled block would be stale; with a value even where weights have none yet (meta)
+        self.register_buffer("alpha", torch.ones((), device="cpu"), persistent=False)
         self.kept: Tensor | None = None
         """Share of the earlier tokens that the last forward kept, averaged over queries, for whoever reports it."""
 

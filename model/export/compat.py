@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.config import ModelConfig
+from model.config import GATED_MLPS, ModelConfig
 from model.decoder import CausalLM
 from model.export.fold import Weights, fold_multipliers, folded_config
 from model.export.rotary_classes import QWEN3
-from model.export.stock import GATED, UNGATED, Export, StockClass
+from model.export.stock import UNGATED, Export, StockClass
 from model.mlp import ACTIVATIONS
 from model.multipliers import Multipliers
 
@@ -154,7 +154,7 @@ COMPAT = StockClass(
     {
         "block": ("norm_free",),
         "final_norm": None,
-        "mlp": (*GATED, *UNGATED),
+        "mlp": (*GATED_MLPS, *UNGATED),
         "qk_norm": ("head",),
         "attention_bias": None,
         "sliding_window": None,

@@ -9,14 +9,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from model.config import ModelConfig
+from model.config import GATED_MLPS, ModelConfig
 from model.export import gpt2
 from model.export.fold import Weights, fold_multipliers
-from model.export.stock import ACTIVATION_NAMES, GATED, PLAIN
+from model.export.stock import ACTIVATION_NAMES, PLAIN
 from model.multipliers import Multipliers
 
 KINDS = ("llama", "qwen3", "gpt2", "granite")
-GATED_NAMES = {ACTIVATION_NAMES[mlp]: mlp for mlp in GATED}
+GATED_NAMES = {ACTIVATION_NAMES[mlp]: mlp for mlp in GATED_MLPS}
 STORED_CONSTANT = ".rotary_emb.inv_freq"  # older Llama files have it beside the weights
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from model.config import ModelConfig
+from model.config import GATED_MLPS, ModelConfig
 from model.export.fold import Weights
-from model.export.stock import GATED, UNGATED, Export, StockClass, llama_entries, renamed
+from model.export.stock import UNGATED, Export, StockClass, llama_entries, renamed
 
 
 def _llama(config: ModelConfig, weights: Weights) -> Export:
@@ -127,11 +127,11 @@ def _zero_centred(weights: Weights) -> Weights:
     return {name: weight - 1 if "norm." in name else weight for name, weight in weights.items()}
 
 
-LLAMA = StockClass(_llama, {"mlp": GATED, "attention_bias": None, "mlp_bias": None}, whole_heads=True)
+LLAMA = StockClass(_llama, {"mlp": GATED_MLPS, "attention_bias": None, "mlp_bias": None}, whole_heads=True)
 GRANITE = StockClass(_granite, LLAMA.allows, whole_heads=True, free_head_dim=False)
-QWEN3 = StockClass(_qwen3, {"mlp": GATED, "attention_bias": None, "qk_norm": ("head",), "sliding_window": None})
+QWEN3 = StockClass(_qwen3, {"mlp": GATED_MLPS, "attention_bias": None, "qk_norm": ("head",), "sliding_window": None})
 QWEN3_5 = StockClass(
-    _qwen3_5, {"mlp": GATED, "attention_bias": None, "qk_norm": ("head",), "attention_gate": ("elementwise",)}
+    _qwen3_5, {"mlp": GATED_MLPS, "attention_bias": None, "qk_norm": ("head",), "attention_gate": ("elementwise",)}
 )
 ARCEE = StockClass(_arcee, {"mlp": UNGATED, "attention_bias": None, "mlp_bias": None}, whole_heads=True)
 APERTUS = StockClass(
@@ -139,19 +139,19 @@ APERTUS = StockClass(
 )
 OLMO2 = StockClass(
     _olmo2,
-    {"block": ("post_norm",), "mlp": GATED, "attention_bias": None, "qk_norm": ("projection",)},
+    {"block": ("post_norm",), "mlp": GATED_MLPS, "attention_bias": None, "qk_norm": ("projection",)},
     free_head_dim=False,
 )
 EXAONE4 = StockClass(
     _exaone4,
-    {"block": ("post_norm",), "mlp": GATED, "qk_norm": ("head",), "sliding_window": None},
+    {"block": ("post_norm",), "mlp": GATED_MLPS, "qk_norm": ("head",), "sliding_window": None},
     free_head_dim=False,
 )
 GEMMA2 = StockClass(
     _gemma2,
     {
         "block": ("sandwich_norm",),
-        "mlp": GATED,
+        "mlp": GATED_MLPS,
         "attention_bias": None,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
@@ -165,6 +165,6 @@ GEMMA3 = StockClass(
 )
 COHERE = StockClass(
     _cohere,
-    {"parallel": (True,), "norm": ("layernorm",), "mlp": GATED, "attention_bias": None},
+    {"parallel": (True,), "norm": ("layernorm",), "mlp": GATED_MLPS, "attention_bias": None},
     free_head_dim=False,
 )

@@ -139,7 +139,6 @@ ACTIVATION_NAMES = {
     "xielu": "xielu",
 }
 """`hidden_act` of transformers; gated and plain MLPs differ by their class."""
-GATED = ("swiglu", "geglu")
 UNGATED = ("gelu", "gelu_tanh", "relu", "relu2")
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from launcher.runtime.config import load_config
+from launcher.runtime.loading import load_model
 from model.decoder import CausalLM
 from model.initialization import initialize
 from model.parameterization import multipliers, parameter_table
@@ -85,3 +86,11 @@ def test_what_trains_moves_and_the_rest_is_what_was_drawn(
             # In bf16 a tensor without an optimizer has no fp32 copy: it is what the forward passes use
             started = started.bfloat16().float() if stage.startswith("bf16") else started
         assert torch.equal(found[row.name], started) is not row.trainable, row.name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_finished_run_opens_again_and_continues_text(runs: Callable[[str, str], Run], model: str) -> None:
+    opened = load_model(runs(model, "fp32_3").folder, torch.device("cpu"))
+    tokens = list(opened.continuation([1, 2, 3], 8, temperature=0.0))
+    sequence = torch.tensor([[1, 2, 3, *tokens]])
+    assert tokens == opened.module(sequence)[0, 2:-1].argmax(-1).tolist(), "with a cache as without"
