@@ -6,6 +6,7 @@ The fused kernel computes the map unless the config caps the logits or adds a si
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function
 
 from model.attention.context import AttentionContext, LayerCache
 from model.config import ModelConfig
@@ -114,6 +115,9 @@ def explicit_attention(
         sinks: [H], a logit for each head that joins the softmax and has no value.
         dropout: rate on the map.
     """
+    arguments = (query, key, value, mask, scale, cap, sinks, dropout)
+    if has_torch_function((query,)):  # as in the fused kernel, so that diagnostics see both alike
+        return handle_torch_function(explicit_attention, (query,), *arguments)
     groups = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     logits = (query @ key.transpose(-1, -2)).float() * scale

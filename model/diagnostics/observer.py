@@ -6,7 +6,7 @@ leaves the last block; what exists once has none. docs/diagnostics.md has the ta
     stream/...        into each block, and out of the last
     branch/ratio_...  what attention and MLP add to the stream, against the stream before
     gemm_in/kurt_...  input of the query, key and value projections, of down_proj, and the block's output
-    attn/...          what each scaled_dot_product_attention does
+    attn/...          what each softmax over keys does
     emb/rms           output of the embedding
     logits/... head/rms
 """
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from model.attention.softmax import explicit_attention
 from model.decoder import CausalLM
 from model.diagnostics import statistics
 from model.diagnostics.statistics import STATISTICS, Statistics, Sums, stream_sums
@@ -135,7 +136,7 @@ def _watch_block(layer: nn.Module, place: str, observation: Observation, tap: "_
 
 
 class _AttentionTap(TorchFunctionMode):
-    """Sees every scaled_dot_product_attention with the queries, keys, mask and scale that the kernel gets."""
+    """Sees every attention, fused or written out, with the queries, keys, mask and scale that it gets."""
 
     def __init__(self, observation: Observation, stride: int) -> None:
         super().__init__()
@@ -145,10 +146,12 @@ class _AttentionTap(TorchFunctionMode):
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Measure attention, pass everything on."""
         if function is F.scaled_dot_product_attention:
-            self._measure(*args, **(kwargs or {}))
+            self._measure_fused(*args, **(kwargs or {}))
+        elif function is explicit_attention:
+            self._measure_explicit(*args)
         return function(*args, **(kwargs or {}))
 
-    def _measure(
+    def _measure_fused(
         self,
         query: Tensor,
         key: Tensor,
@@ -160,6 +163,20 @@ class _AttentionTap(TorchFunctionMode):
         **_options: Any,
     ) -> None:
         sums = statistics.attention_sums(query, key, attn_mask, is_causal, scale, self.stride)
+        self.observation.add("attn", self.place, sums)
+
+    def _measure_explicit(
+        self,
+        query: Tensor,
+        key: Tensor,
+        _value: Tensor,
+        mask: Tensor | None,
+        scale: float,
+        cap: float | None,
+        sinks: Tensor | None,
+        _dropout: float,
+    ) -> None:
+        sums = statistics.attention_sums(query, key, mask, mask is None, scale, self.stride, cap, sinks)
         self.observation.add("attn", self.place, sums)
 
 

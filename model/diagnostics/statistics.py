@@ -106,7 +106,14 @@ def gemm_statistics(sums: Sums) -> Statistics:
 
 
 def attention_sums(
-    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, stride: int
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    stride: int,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Sums:
     """Of one softmax attention, for every `stride`-th query.
 
@@ -117,18 +124,24 @@ def attention_sums(
         is_causal: query i may look at keys up to i.
         scale: of the logits; None: 1 / sqrt(head_dim).
         stride: at least 1; the last query of each stride counts, since the first ones have little to choose from.
+        cap: logits become cap * tanh(logits / cap).
+        sinks: [H], a logit for each head that joins the softmax: one key more to every query, except for "sink".
     """
     length, keys = query.size(2), key.size(2)
     chosen = torch.arange(min(stride, length) - 1, length, stride, device=query.device)
     key = key.float().repeat_interleave(query.size(1) // key.size(1), dim=1)
     with torch.autocast(query.device.type, enabled=False):
         logits = query[:, :, chosen].float() @ key.mT * (query.size(-1) ** -0.5 if scale is None else scale)
+    if cap is not None:
+        logits = cap * torch.tanh(logits / cap)
     if is_causal:
         logits = logits.masked_fill(torch.arange(keys, device=query.device) > chosen[:, None], -math.inf)
     if mask is not None:
         rows = mask.expand(*mask.shape[:-2], length, keys)[..., chosen, :]
         logits = logits.masked_fill(~rows, -math.inf) if mask.dtype == torch.bool else logits + rows
-    weights = logits.softmax(-1)  # (B, H, T / stride, S)
+    if sinks is not None:
+        logits = torch.cat((logits, sinks.float()[:, None, None].expand(*logits.shape[:-1], 1)), dim=-1)
+    weights = logits.softmax(-1)  # (B, H, T / stride, S), and the learned sink
     visible = logits.isfinite().sum(-1)
     free = visible > 1  # a query with one key has no choice: its entropy says nothing
     sees_first = free & logits[..., 0].isfinite()

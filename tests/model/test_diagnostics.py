@@ -110,7 +110,7 @@ def test_kurtosis_ahead_of_a_product() -> None:
     assert gemm_statistics(gemm_sums(torch.zeros(2, 3)))["kurt"] == 0
 
 
-@pytest.mark.parametrize("masked", ["causal", "documents", "window", "added"])
+@pytest.mark.parametrize("masked", ["causal", "documents", "window", "added", "capped"])
 @pytest.mark.parametrize("stride", [1, 3])
 def test_attention_statistics_are_their_definitions(masked: str, stride: int) -> None:
     """Four query heads over two key heads; the second document starts at 4; a window of 3."""
@@ -125,7 +125,8 @@ def test_attention_statistics_are_their_definitions(masked: str, stride: int) ->
     mask: Tensor | None = None if masked == "causal" else allowed[None, None]
     if masked == "added":
         mask = torch.zeros(length, length).masked_fill(~allowed, -math.inf)[None, None]
-    sums = attention_sums(query, key, mask, masked == "causal", scale, stride)
+    cap, learned = (2.0, torch.tensor([0.0, 1.0, -1.0, 3.0])) if masked == "capped" else (None, None)
+    sums = attention_sums(query, key, mask, masked == "causal", scale, stride, cap, learned)
 
     entropies: dict[int, list[float]] = {head: [] for head in range(4)}
     sinks: dict[int, list[float]] = {head: [] for head in range(4)}
@@ -135,10 +136,12 @@ def test_attention_statistics_are_their_definitions(masked: str, stride: int) ->
             for i in range(stride - 1, length, stride):
                 keys = [j for j in range(length) if allowed[i, j]]
                 logits = torch.stack([query[row, head, i] @ key[row, head // 2, j] * scale for j in keys]).double()
+                if cap is not None and learned is not None:
+                    logits = torch.cat((cap * torch.tanh(logits / cap), learned[head : head + 1]))
                 largest = max(largest, float(logits.max()))
-                if len(keys) > 1:
+                if len(logits) > 1:
                     weights = logits.softmax(0)
-                    entropies[head].append(float(-(weights * weights.log()).sum()) / math.log(len(keys)))
+                    entropies[head].append(float(-(weights * weights.log()).sum()) / math.log(len(logits)))
                     if keys[0] == 0:
                         sinks[head].append(float(weights[0]))
     entropy = [sum(values) / len(values) for values in entropies.values()]
@@ -273,8 +276,7 @@ def test_branches_of_every_block_are_what_arrives_in_the_stream(make_model: Make
     before, between, after = stream
     assert found["branch/ratio_attn/01"] == pytest.approx(rms(between - before) / rms(before), rel=1e-4)
     assert found["branch/ratio_mlp/01"] == pytest.approx(rms(after - between) / rms(between), rel=1e-4)
-    has_map = shape.get("family") != "mixit" and "attention_sink" not in shape
-    assert ("attn/entropy/01" in found) is has_map
+    assert ("attn/entropy/01" in found) is (shape.get("family") != "mixit")
     assert "gemm_in/kurt_qkv/01" in found
 
 

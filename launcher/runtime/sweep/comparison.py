@@ -1,7 +1,8 @@
-"""Which of several variants is best when each is tuned, and what else differs: outliers, int8 loss, speed.
+"""Which of several variants is best when each is tuned, and what else differs: exact match, outliers, int8 loss, speed.
 
-A variant is a label of one axis. The other axes are what it is tuned over: its row is that of the point with the lowest
-mean loss over seeds. A point counts only if all its seeds have finished.
+A variant is a label of one axis. Another axis may keep things apart that have losses of their own, such as tasks: each
+of its labels gets a table. The other axes are what a variant is tuned over: its row is that of the point with the
+lowest mean loss over seeds. A point counts only if all its seeds have finished.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from launcher.runtime.sweep.statistics import mean, standard_error
 
 COLUMNS = {
     "loss": "loss",
+    "exact_match": "exact match",
     "kurt": "kurtosis",
     "kurt_peak": "its peak",
     "mmr": "max/median",
@@ -27,7 +29,9 @@ class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     """How a comparison is read."""
 
     variants: str
-    """The axis whose labels are compared; all other axes are tuned."""
+    """The axis whose labels are compared."""
+    within: str | None = None
+    """An axis whose labels are kept apart, a table for each; all remaining axes are tuned."""
 
 
 def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
@@ -38,21 +42,32 @@ def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
     """
     if settings is None:
         raise ValueError("comparison: missing; a sweep of this kind says `comparison: {variants: AXIS}`")
+    wanted = {key: axis for key, axis in settings.model_dump().items() if axis is not None}
     for result in results:
-        if settings.variants not in result["labels"]:
-            axes = ", ".join(result["labels"])
-            raise ValueError(f"comparison: variants = {settings.variants!r}: a grid has no such axis, only {axes}")
+        for key, axis in wanted.items():
+            if axis not in result["labels"]:
+                axes = ", ".join(result["labels"])
+                raise ValueError(f"comparison: {key} = {axis!r}: a grid has no such axis, only {axes}")
+    if settings.within == settings.variants:
+        raise ValueError(f"comparison: within = {settings.within!r}: that axis is compared; name another, or none")
 
 
 def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> dict[str, Any]:
-    """Variant -> its points, and which of them is best; quantities are [mean, standard error] over seeds."""
-    variants: dict[str, dict[str, list[Result]]] = {}
+    """Table -> variant -> its points, and which of them is best; quantities are [mean, standard error] over seeds.
+
+    A table has the name of its label of `within`; there is one, "all", without it.
+    """
+    tables: dict[str, dict[str, dict[str, list[Result]]]] = {}
     for result in results:
         labels = dict(result["labels"])
+        table = "all" if settings.within is None else str(labels.pop(settings.within))
         variant = str(labels.pop(settings.variants))
         point = " ".join(f"{axis}={label}" for axis, label in labels.items())
-        variants.setdefault(variant, {}).setdefault(point, []).append(result)
-    return {variant: _variant(points) for variant, points in variants.items()}
+        tables.setdefault(table, {}).setdefault(variant, {}).setdefault(point, []).append(result)
+    return {
+        table: {variant: _variant(points) for variant, points in variants.items()}
+        for table, variants in tables.items()
+    }
 
 
 def _variant(points: dict[str, list[Result]]) -> dict[str, Any]:
@@ -66,21 +81,28 @@ def _point(cells: Sequence[Result]) -> dict[str, Any] | None:
     """Mean and standard error over seeds of everything that all of them have."""
     if any(cell["loss"] is None for cell in cells):
         return None
-    rows = [{"loss": cell["loss"], **(cell["outliers"] or {})} for cell in cells]
+    rows = [{**cell, **(cell["outliers"] or {})} for cell in cells]
     shared = [key for key in COLUMNS if all(row.get(key) is not None for row in rows)]
     return {key: [mean(values := [row[key] for row in rows]), standard_error(values)] for key in shared}
 
 
 def lines(summary: dict[str, Any]) -> Iterator[str]:
-    """One line for each variant at its best point, the best variant first."""
-    width = max(map(len, summary))
-    yield f"{'':<{width}}  " + " ".join(f"{title:>17}" for title in COLUMNS.values()) + "  at"
-    complete = {variant: facts for variant, facts in summary.items() if facts["best"] is not None}
-    for variant, facts in sorted(complete.items(), key=lambda item: item[1]["points"][item[1]["best"]]["loss"][0]):
-        point = facts["points"][facts["best"]]
-        cells = " ".join(f"{_text(point.get(key)):>17}" for key in COLUMNS)
-        yield f"{variant:<{width}}  {cells}  {facts['best']}"
-    for variant in summary.keys() - complete.keys():
+    """For each table, one line for each variant at its best point, the best variant first."""
+    for table, variants in summary.items():
+        if len(summary) > 1:
+            yield table
+        yield from _table(variants)
+
+
+def _table(variants: dict[str, Any]) -> Iterator[str]:
+    best = {name: facts["points"][facts["best"]] for name, facts in variants.items() if facts["best"] is not None}
+    columns = [key for key in COLUMNS if any(key in point for point in best.values())]
+    width = max(map(len, variants))
+    yield f"{'':<{width}}  " + " ".join(f"{COLUMNS[key]:>17}" for key in columns) + "  at"
+    for variant, point in sorted(best.items(), key=lambda item: item[1]["loss"][0]):
+        cells = " ".join(f"{_text(point.get(key)):>17}" for key in columns)
+        yield f"{variant:<{width}}  {cells}  {variants[variant]['best']}"
+    for variant in variants.keys() - best.keys():
         yield f"{variant:<{width}}  no point is complete"
 
 

@@ -40,6 +40,7 @@ def describe(cell: Cell) -> dict[str, Any]:
         "diverged": False,
         "loss": None,
         "train_loss": None,
+        "exact_match": None,
         "tokens": None,
         "seconds": None,
         "outliers": None,
@@ -74,11 +75,15 @@ def _read_run(cell: Cell) -> dict[str, Any]:
         return {**facts, "diverged": True}
     result = facts["result"] = json.loads((config.run.folder / RESULT).read_text(encoding="utf-8"))
     facts["outliers"] = _outliers(records, result)
-    loss = _mean([value for key, value in result.items() if key.startswith("eval/") and key.endswith("/loss")])
+    loss, exact_match = (_mean_of_corpora(metric, result) for metric in ("loss", "exact_match"))
     train_loss = _mean([record["loss"] for record in steps[-max(1, round(len(steps) * LAST)) :]])
     if not all(math.isfinite(value) for value in (loss, train_loss) if value is not None):
         return {**facts, "status": "diverged", "diverged": True}
-    return {**facts, "loss": loss, "train_loss": train_loss}
+    return {**facts, "loss": loss, "train_loss": train_loss, "exact_match": exact_match}
+
+
+def _mean_of_corpora(metric: str, result: dict[str, Any]) -> float | None:
+    return _mean([value for key, value in result.items() if key.startswith("eval/") and key.endswith(f"/{metric}")])
 
 
 def _outliers(records: Sequence[dict[str, Any]], result: dict[str, Any]) -> dict[str, float] | None:
@@ -95,14 +100,13 @@ def _outliers(records: Sequence[dict[str, Any]], result: dict[str, Any]) -> dict
         return [value for key, value in record.items() if key.startswith(f"stream/{quantity}/")]
 
     last = observations[-1]
-    deltas = [value for key, value in result.items() if key.endswith("/w8a8_delta")]
     speeds = sorted(record["tokens_per_second"] for record in records if "tokens_per_second" in record)
     found = {
         "kurt": _mean(stream("kurt", last)),
         "kurt_peak": max(value for record in observations for value in stream("kurt", record)),
         "mmr": _mean(stream("mmr", last)),
         "corr": last["stream/corr_mean/head"],
-        "w8a8_delta": _mean(deltas),
+        "w8a8_delta": _mean_of_corpora("w8a8_delta", result),
         "tokens_per_second": speeds[len(speeds) // 2],
     }
     return {key: value for key, value in found.items() if value is not None}
