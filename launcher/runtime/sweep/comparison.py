@@ -65,8 +65,7 @@ def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> dict[str
         point = " ".join(f"{axis}={label}" for axis, label in labels.items())
         tables.setdefault(table, {}).setdefault(variant, {}).setdefault(point, []).append(result)
     return {
-        table: {variant: _variant(points) for variant, points in variants.items()}
-        for table, variants in tables.items()
+        table: {variant: _variant(points) for variant, points in variants.items()} for table, variants in tables.items()
     }
 
 
