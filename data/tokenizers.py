@@ -177,7 +177,9 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save(str(folder / TOKENIZER))
     config = {
         "tokenizer_class": GENERIC_CLASSES[0],  # every version of transformers knows it
+        "bos_token": EOS,  # text begins where another has ended
         "eos_token": EOS,
+        "pad_token": EOS,  # runtimes and evaluation harnesses ask for one
         "clean_up_tokenization_spaces": False,
         "model_max_length": 10**9,  # the tokenizer sets no limit; the model does
     }

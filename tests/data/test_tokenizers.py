@@ -72,6 +72,7 @@ def test_transformers_loads_it_and_agrees(folders: dict[str, Path], spec: str) -
     for loader in (AutoTokenizer, PreTrainedTokenizerFast):
         tokenizer = loader.from_pretrained(folders[spec])
         assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|endoftext|>", encoder.eos_token_id)
+        assert tokenizer.bos_token_id == tokenizer.pad_token_id == encoder.eos_token_id
         assert len(tokenizer) == encoder.vocab_size
         for text in TRICKY:
             ids = encoder.encode(text)[:-1].tolist()
