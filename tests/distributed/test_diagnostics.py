@@ -25,6 +25,10 @@ REST = {
     **{f"bf16_{stage}": [f"deepspeed.zero_stage={stage}", BF16] for stage in range(4)},
     "offload_2": ["deepspeed.zero_stage=2", "deepspeed.offload_optimizer=true"],
     "dropout": [BF16, "model.dropout=0.1"],
+    "still": ["optimizer.lr=1e-12"],
+    "still_dropout": ["optimizer.lr=1e-12", "model.dropout=0.5"],
+    # One number each: at stage 3 one of two ranks holds nothing but padding
+    **{f"gains_{stage}": [f"deepspeed.zero_stage={stage}", "model.branch_gain=scalar"] for stage in (0, 3)},
 }
 STAGES = FP32 | REST
 ALONE = ("fp32_3", "dropout")
@@ -82,6 +86,20 @@ def test_observed_training_is_the_same_to_the_last_bit(runs: Callable[[str], Run
 @pytest.mark.parametrize("name", [*list(FP32)[1:], "offload_2"])
 def test_zero_stages_agree(runs: Callable[[str], Run], name: str) -> None:
     assert_close(diagnostics(runs(name)), diagnostics(runs("fp32_0")), 5e-4)
+
+
+def test_padding_is_no_gain(runs: Callable[[str], Run]) -> None:
+    found = diagnostics(runs("gains_3"))
+    assert any(key.startswith("gain/min_attn_residual") for key in found[2])
+    assert_close(found, diagnostics(runs("gains_0")), 5e-4)
+
+
+def test_activations_are_observed_without_dropout(runs: Callable[[str], Run]) -> None:
+    seen = [
+        {step: {key: value for key, value in record.items() if key.startswith("stream/")} for step, record in run}
+        for run in (diagnostics(runs(name)).items() for name in ("still_dropout", "still"))
+    ]
+    assert_close(*seen, 1e-4)
 
 
 @pytest.mark.parametrize("name", ["bf16_0", "bf16_1", "bf16_2", "bf16_3"])
