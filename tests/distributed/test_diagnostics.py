@@ -95,11 +95,11 @@ def test_padding_is_no_gain(runs: Callable[[str], Run]) -> None:
 
 
 def test_activations_are_observed_without_dropout(runs: Callable[[str], Run]) -> None:
-    seen = [
-        {step: {key: value for key, value in record.items() if key.startswith("stream/")} for step, record in run}
-        for run in (diagnostics(runs(name)).items() for name in ("still_dropout", "still"))
-    ]
-    assert_close(*seen, 1e-4)
+    def streams(name: str) -> dict[int, dict[str, float]]:
+        seen = diagnostics(runs(name)).items()
+        return {step: {k: v for k, v in record.items() if k.startswith("stream/")} for step, record in seen}
+
+    assert_close(streams("still_dropout"), streams("still"), 1e-4)
 
 
 @pytest.mark.parametrize("name", ["bf16_0", "bf16_1", "bf16_2", "bf16_3"])
