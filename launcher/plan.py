@@ -17,7 +17,7 @@ from launcher.runtime.horizon import describe_settings
 from launcher.runtime.optimizer import ZERO_STAGES
 from model.combinations import cautions
 from model.flops import training_flops_per_token
-from model.parameterization import multipliers, parameter_table, sizes
+from model.parameterization import multipliers, sizes
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def plan(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
     for name in ("devices", "peak_tflops", "mfu"):
         if getattr(arguments, name) <= 0:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be positive")
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    rows = config.parameter_rows
     count = totals(rows)
     stages = ZERO_STAGES[config.optimizer.name]
     memory = {stage: device_memory(config, count["total"], stage, arguments.devices) for stage in stages}

@@ -32,7 +32,7 @@ from launcher.runtime.inputs import Inputs, open_inputs
 from launcher.runtime.loop import TrainingError, train
 from launcher.runtime.run_folder import read_result
 from model.combinations import cautions
-from model.parameterization import parameter_table, sizes
+from model.parameterization import sizes
 
 BROKEN = 3  # exit code: the gradient is not finite
 
@@ -81,7 +81,7 @@ def parse_arguments() -> argparse.Namespace:
 def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:
     """What is about to happen, in a few lines; every derived number before it is used."""
     model, data, rule = config.model, config.data, config.parameterization
-    rows = parameter_table(model, rule, config.base_settings)
+    rows = config.parameter_rows
     size = sizes(model, rule)
     total = config.total_steps
     yield f"run      {config.run.folder}, seed {config.run.seed}"

@@ -60,28 +60,35 @@ class Decoder(nn.Module):
         if positions is None:
             positions = torch.arange(past, past + input_ids.size(1), device=input_ids.device)[None]  # (1, T)
 
-        x = self.embed_tokens(input_ids)  # (B, T, D)
+        x = self.embed(input_ids, positions)
+        context = replace(attention_context(self.config, positions, past, document_ids, x.dtype), kept=kept)
+        if self.config.value_residual:
+            context = self.with_first_values(context, x)
+        for i, layer in enumerate(self.layers):
+            if self.activation_checkpointing and self.training:
+                x = checkpoint(layer, x, context, use_reentrant=False)
+            else:
+                x = layer(x, context, cache[i] if cache else None)
+        return self.finish(x)
+
+    def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """What enters the first block, [B, T, D]; `positions` [B or 1, T] matter where they are learned."""
+        x = self.embed_tokens(input_ids)
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions)
         if self.embedding_multiplier != 1.0:
             x = x * self.embedding_multiplier
         if self.embed_projection is not None:
             x = self.embed_projection(x)
-        x = F.dropout(x, self.config.dropout, self.training)
+        return F.dropout(x, self.config.dropout, self.training)
 
-        context = replace(attention_context(self.config, positions, past, document_ids, x.dtype), kept=kept)
-        if self.config.value_residual:
-            context = self._with_first_values(context, x)
-        for i, layer in enumerate(self.layers):
-            if self.activation_checkpointing and self.training:
-                x = checkpoint(layer, x, context, use_reentrant=False)
-            else:
-                x = layer(x, context, cache[i] if cache else None)
-        x = self.norm(x)
-        return x if self.output_projection is None else self.output_projection(x)  # type: ignore[no-any-return]
+    def finish(self, x: Tensor) -> Tensor:
+        """What leaves the last block, made ready for the head."""
+        x = cast(Tensor, self.norm(x))
+        return x if self.output_projection is None else self.output_projection(x)
 
-    def _with_first_values(self, context: AttentionContext, x: Tensor) -> AttentionContext:
-        """The context with the first block's values, which the others mix into theirs."""
+    def with_first_values(self, context: AttentionContext, x: Tensor) -> AttentionContext:
+        """The context with the first block's values of x, which the others mix into theirs."""
         first = cast(Block, self.layers[0])
         attention = cast(SoftmaxAttention, first.self_attn)
         return replace(context, first_values=attention.values(first.attention_input(x)))

@@ -33,6 +33,8 @@ from model.config import ModelConfig
 from model.decoder import CausalLM
 from model.initialization import first_std, first_value, is_trainable
 from model.multipliers import Multipliers
+from model.objectives import ObjectiveConfig, make_objective
+from model.objectives.objective import TrainedLM
 from model.roles import Role, fans_of, role_of
 
 MatrixUpdate = Literal["elementwise", "orthogonal"]
@@ -231,10 +233,17 @@ class ParameterRow:
 
 
 @functools.lru_cache
-def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor (a tied head has none), in the order of `named_parameters()`."""
+def parameter_shapes(model: ModelConfig, objective: ObjectiveConfig | None = None) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor (a tied head has none), in the order of `named_parameters()`.
+
+    With an objective, also of the tensors that it adds.
+    """
     with torch.device("meta"):
-        skeleton = CausalLM(model, Multipliers(attention=1.0))
+        forward = Multipliers(attention=1.0)
+        if objective is None:
+            skeleton = CausalLM(model, forward)
+        else:
+            skeleton = TrainedLM(model, forward, make_objective(objective, model))
     return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
 
 
@@ -256,8 +265,15 @@ def matrix_lr_factor(shape: tuple[int, ...], fan_in: float, fan_out: float, upda
     return math.sqrt(fan_out / fan_in * max(rows / fan_out, columns / fan_in) / max(rows, columns))
 
 
-def parameter_table(model: ModelConfig, config: ParameterizationConfig, base: OptimizerSettings) -> list[ParameterRow]:
+def parameter_table(
+    model: ModelConfig,
+    config: ParameterizationConfig,
+    base: OptimizerSettings,
+    objective: ObjectiveConfig | None = None,
+) -> list[ParameterRow]:
     """One row per tensor of the model (a tied head has none), in the order of `named_parameters()`.
+
+    With an objective, also for the tensors that it adds.
 
     Raises:
         ValueError: a setting that a tied unembedding cannot have, or a key of lr_multipliers that matches no tensor.
@@ -273,7 +289,7 @@ def parameter_table(model: ModelConfig, config: ParameterizationConfig, base: Op
             "set model.tie_word_embeddings: false"
         )
     size, unmatched, rows = sizes(model, config), set(config.lr_multipliers), []
-    for name, shape in parameter_shapes(model).items():
+    for name, shape in parameter_shapes(model, objective).items():
         role = role_of(name)
         fan_in, fan_out = (getattr(size, fan) for fan in fans_of(name))
         matrix_lr = matrix_lr_factor(shape, fan_in, fan_out, base.matrix_update) if role == "hidden_matrix" else 1.0

@@ -39,6 +39,9 @@ ROLES: tuple[tuple[str, Role], ...] = (
     (r"model\.norm\.(weight|bias)", "final_norm"),
     (r"model\.norm\.scale", "final_scalar"),
     (r"lm_head\.weight", "unembedding"),
+    # Latent lookahead: slots start as embeddings do; the gain of states is one number behind the final norm
+    (r"objective\.thinker\.(role|waiting)", "embedding"),
+    (r"objective\.thinker\.gain", "final_scalar"),
 )
 
 # Fan-in and fan-out of every projection, as fields of parameterization.Sizes

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
 from pydantic import model_validator as validator
 from yaml import YAMLError
 
@@ -23,8 +23,9 @@ from launcher.runtime.initial_weights import section_of
 from launcher.runtime.optimizer import ZERO_STAGES, OptimizerConfig
 from launcher.runtime.schedule import Schedule, ScheduleConfig
 from model.config import ModelConfig
+from model.objectives.latent_lookahead import LatentLookaheadConfig
 from model.objectives.next_token import NextTokenConfig
-from model.parameterization import OptimizerSettings, ParameterizationConfig, parameter_table
+from model.parameterization import OptimizerSettings, ParameterizationConfig, ParameterRow, parameter_table
 
 
 class ConfigError(ValueError):
@@ -131,7 +132,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     run: RunConfig
     model: ModelConfig
     parameterization: ParameterizationConfig
-    objective: NextTokenConfig = NextTokenConfig()
+    objective: NextTokenConfig | LatentLookaheadConfig = Field(default=NextTokenConfig(), discriminator="name")
     data: DataConfig
     optimizer: OptimizerConfig
     horizon: HorizonConfig = HorizonConfig()
@@ -141,6 +142,11 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     checkpoint: CheckpointConfig = CheckpointConfig()
     metrics: MetricsConfig = MetricsConfig()
 
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _name_objective(cls, objective: Any) -> Any:
+        return {"name": "next_token", **objective} if isinstance(objective, dict) else objective
+
     @validator(mode="after")
     def _check_lengths(self) -> "Config":
         if self.data.sequence_length > self.model.max_position_embeddings:
@@ -148,7 +154,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
                 f"data.sequence_length = {self.data.sequence_length} exceeds "
                 f"model.max_position_embeddings = {self.model.max_position_embeddings}: raise it or shorten sequences"
             )
-        parameter_table(self.model, self.parameterization, self.base_settings)  # refuses what does not fit together
+        assert self.parameter_rows  # refuses what does not fit together
         return self
 
     @validator(mode="after")
@@ -163,7 +169,13 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
 
     @validator(mode="after")
     def _check_pruning(self) -> "Config":
-        if self.objective.pruning_weight and self.model.attention != "pruned":
+        if not isinstance(self.objective, NextTokenConfig):
+            if self.model.attention != "softmax":
+                raise ValueError(
+                    f"objective.name = {self.objective.name} needs model.attention: softmax; it is "
+                    f"{self.model.attention}, so train for next_token"
+                )
+        elif self.objective.pruning_weight and self.model.attention != "pruned":
             raise ValueError(
                 f"objective.pruning_weight = {self.objective.pruning_weight} prices the context that model.attention: "
                 f"pruned keeps, and it is {self.model.attention}: set it to 0"
@@ -184,6 +196,11 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
                 "deepspeed.offload_optimizer = true: optimizer.name = muon orthogonalises on the device: turn it off"
             )
         return self
+
+    @property
+    def parameter_rows(self) -> list[ParameterRow]:
+        """The parameterization's table of this run, its objective's tensors included."""
+        return parameter_table(self.model, self.parameterization, self.base_settings, self.objective)
 
     @property
     def tokens_per_step(self) -> int:

@@ -30,11 +30,12 @@ from launcher.runtime.optimizer import (
 from launcher.runtime.sharded_muon import ShardedMuon
 from launcher.runtime.updates import UpdateWatch
 from model.attention.pruned import set_alpha
-from model.decoder import CausalLM
 from model.diagnostics.observer import observing
 from model.initialization import initialize
-from model.objectives.next_token import next_token
-from model.parameterization import multipliers, parameter_table
+from model.objectives import make_objective
+from model.objectives.next_token import NextTokenConfig
+from model.objectives.objective import TrainedLM
+from model.parameterization import multipliers
 from model.quantization.fake_quant import quantized_linears
 
 Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
@@ -52,6 +53,8 @@ class StepResult:
     """Global gradient norm before clipping."""
     applied: bool
     """False when DeepSpeed skipped the update because of a non-finite gradient."""
+    reports: Tensor
+    """[reports, 2]: sums and counts of what the objective reports beside the loss."""
 
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
 
 
 class Engine:
-    """A CausalLM with its optimizer, sharded by DeepSpeed.
+    """A CausalLM with its objective and optimizer, sharded by DeepSpeed.
 
     Args:
         config: the run.
@@ -113,13 +116,15 @@ class Engine:
 
         self.config = config
         self.world = world
-        rows = parameter_table(config.model, config.parameterization, config.base_settings)
+        rows = config.parameter_rows
         self.settings = group_settings(rows, config.optimizer, config.base_settings.betas)
         self.requested = requested = deepspeed_config(config, world)
 
         sharded = config.deepspeed.zero_stage == 3
         with deepspeed.zero.Init(config_dict_or_path=requested, enabled=sharded):
-            model = CausalLM(config.model, multipliers(config.model, config.parameterization))
+            self.objective = make_objective(config.objective, config.model, config.run.seed)
+            forward = multipliers(config.model, config.parameterization)
+            model = TrainedLM(config.model, forward, self.objective)
 
         def gather(parameter: nn.Parameter) -> AbstractContextManager[object]:
             context: AbstractContextManager[object] = deepspeed.zero.GatheredParameters(parameter, modifier_rank=0)
@@ -207,19 +212,22 @@ class Engine:
         torch.manual_seed(hash((self.config.run.seed, step, self.world.rank)))
         set_learning_rates(self.groups, lr)
         if self.config.model.attention == "pruned":
+            assert isinstance(self.config.objective, NextTokenConfig), "the configuration checks that"
             set_alpha(self._engine.module, self.config.objective.pruning_alpha(step))
         batches = [self.to_device(batch) for batch in micro_batches]
-        # The loss is normalised by the valid tokens of the whole global batch: an ignored label weighs nothing, and
-        # accumulation or world size change nothing. DeepSpeed averages gradients over ranks, hence the world size.
-        valid = sum_over_ranks(torch.stack([(batch["labels"] >= 0).sum() for batch in batches]).sum().float())
+        # Each term of the loss is normalised by its targets in the whole global batch: an ignored label weighs nothing,
+        # and accumulation or world size change nothing. DeepSpeed averages gradients over ranks, hence the world size.
+        targets = sum_over_ranks(torch.stack([self.objective.targets(batch) for batch in batches]).sum(0).float())
+        weights = self.world.size / targets.clamp_min(1)
         total = torch.zeros((), device=self.world.device)
+        reports = torch.zeros(len(self.objective.reports), 2, device=self.world.device)
         self._adopt_batch_size(len(batches))
         for number, batch in enumerate(batches, start=1):
             # By itself DeepSpeed counts micro-batches since the process started, which is out of step with ours when
             # their number changes (data.batch_size_warmup) after a resume
             self._engine.set_gradient_accumulation_boundary(number == len(batches))
-            loss, cross_entropy = next_token(self._engine, batch, self.config.objective)
-            self._engine.backward(loss * (self.world.size / valid), scale_wrt_gas=False)
+            losses, cross_entropy, found = self._engine(batch, step=step)
+            self._engine.backward((losses * weights).sum(), scale_wrt_gas=False)
             if self.config.deepspeed.zero_stage == 0 and number == len(batches):
                 grad_norm = clip_grad_norm_(
                     self._engine.module.parameters(), self.config.optimizer.grad_clip or math.inf
@@ -228,6 +236,7 @@ class Engine:
                 watch.before()
             self._engine.step()
             total += cross_entropy
+            reports += found
         if watch is not None:
             watch.after()
         if self.config.deepspeed.zero_stage > 0:
@@ -235,7 +244,7 @@ class Engine:
         applied = bool(self._engine.was_step_applied())
         if self.ema is not None and applied:
             self.ema.update(self.world.size * sum(batch["input_ids"].numel() for batch in batches))
-        return StepResult(loss=sum_over_ranks(total) / valid, grad_norm=float(grad_norm), applied=applied)
+        return StepResult(sum_over_ranks(total) / targets[0], float(grad_norm), applied, sum_over_ranks(reports))
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, answers: bool = False) -> Tensor:
@@ -248,7 +257,8 @@ class Engine:
         if answers:
             logits = self._engine(batch["input_ids"], document_ids=batch["document_ids"], positions=batch["positions"])
             return answer_sums(logits, batch["labels"])
-        _, cross_entropy = next_token(self._engine, batch, self.config.objective)
+        context = {name: batch[name] for name in ("labels", "document_ids", "positions")}
+        _, cross_entropy = self._engine(batch["input_ids"], **context)
         return torch.stack((cross_entropy, (batch["labels"] >= 0).sum().float()))
 
     @torch.no_grad()

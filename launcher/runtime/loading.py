@@ -152,7 +152,8 @@ def _load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, ave
         module = CausalLM(config.model, multipliers(config.model, config.parameterization))
     if config.model.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    module.load_state_dict(weights, assign=True)
+    plain = {name: weight for name, weight in weights.items() if not name.startswith("objective.")}
+    module.load_state_dict(plain, assign=True)
     module.tie_weights()
     tokenizer = opened.folder.resolve().parent.parent / "tokenizer"
     return LoadedModel(

@@ -157,12 +157,18 @@ class Trainer:
             "lr": lr,
             "grad_norm": result.grad_norm,
             **meter.read(self.state.step),
+            **self._reports(result),
         }
         if not result.applied:
             record["skipped"] = True
         if self.log is not None:
             self.log.write(record)
             self.log.progress(record)
+
+    def _reports(self, result: StepResult) -> dict[str, float]:
+        """Means of what the objective reports; what had no target is left out."""
+        rows = zip(self.engine.objective.reports, result.reports.tolist(), strict=True)
+        return {name: total / count for name, (total, count) in rows if count}
 
     def _watch(self, batch: Batch) -> UpdateWatch | None:
         """Observe the step that comes, with its first micro-batch, if that is due."""

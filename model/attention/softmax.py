@@ -120,7 +120,7 @@ def explicit_attention(
         return handle_torch_function(explicit_attention, (query,), *arguments)
     groups = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    logits = (query @ key.transpose(-1, -2)).float() * scale
+    logits = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
     if mask is None:
@@ -128,7 +128,7 @@ def explicit_attention(
         mask = mask.tril(logits.size(-1) - logits.size(-2))
     logits = logits.masked_fill(~mask, -torch.inf)
     if sinks is not None:
-        sink = sinks.float()[None, :, None, None].expand(*logits.shape[:-1], 1)
+        sink = sinks.to(logits.dtype)[None, :, None, None].expand(*logits.shape[:-1], 1)
         logits = torch.cat((logits, sink), dim=-1)
     weights = logits.softmax(-1)[..., : key.size(2)].to(value.dtype)
     return F.dropout(weights, dropout) @ value

@@ -1,11 +1,13 @@
 """The ordinary objective: predict the next token."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, NonNegativeFloat, PositiveInt
 from torch import Tensor
+
+from model.decoder import CausalLM
+from model.objectives.objective import Batch, Objective
 
 LAST_ALPHA = 8.0
 
@@ -29,18 +31,29 @@ class NextTokenConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
         return 1 + (LAST_ALPHA - 1) * (1 - math.cos(math.pi * progress)) / 2
 
 
-def next_token(model: Callable[..., Any], batch: Mapping[str, Any], config: NextTokenConfig) -> tuple[Tensor, Tensor]:
-    """Summed loss to differentiate and summed cross-entropy to report, over the valid labels of one micro-batch, nats.
+class NextToken(Objective):
+    """The loss of CausalLM, as an objective."""
 
-    `model` is a CausalLM or an engine around one. Sums, not means: the training loop divides by the valid tokens of the
-    whole global batch, so that neither accumulation nor ignored labels change what a token weighs.
-    """
-    loss, cross_entropy = model(
-        batch["input_ids"],
-        labels=batch["labels"],
-        document_ids=batch["document_ids"],
-        positions=batch["positions"],
-        z_loss=config.z_loss,
-        pruning_weight=config.pruning_weight,
-    )
-    return loss, cross_entropy
+    terms = ("next_token",)
+
+    def __init__(self, config: NextTokenConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def targets(self, batch: Batch) -> Tensor:
+        """Valid labels."""
+        labels: Tensor = batch["labels"]
+        return (labels >= 0).sum()[None]
+
+    def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Cross-entropy + z-loss + the price of kept context."""
+        loss, cross_entropy = CausalLM.forward(
+            model,
+            batch["input_ids"],
+            labels=batch["labels"],
+            document_ids=batch["document_ids"],
+            positions=batch["positions"],
+            z_loss=self.config.z_loss,
+            pruning_weight=self.config.pruning_weight,
+        )
+        return loss[None], cross_entropy, loss.new_empty(0, 2)

@@ -22,7 +22,7 @@ from launcher.runtime.inputs import Inputs, open_inputs
 from launcher.runtime.loading import load_model
 from launcher.runtime.loop import Trainer
 from launcher.runtime.signals import StopRequest
-from model.objectives.next_token import next_token
+from model.objectives.next_token import NextToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -156,14 +156,16 @@ def test_a_skipped_update_does_not_enter(
     initial = weights_of(engine)
     assert equal(average_of(engine), initial)
 
-    def broken(*arguments: Any) -> tuple[Tensor, Tensor]:
-        loss, cross_entropy = next_token(*arguments)
-        return loss * torch.nan, cross_entropy
+    whole = NextToken.forward
 
-    for step, update in enumerate((broken, next_token, broken, next_token)):
-        monkeypatch.setattr("launcher.runtime.engine.next_token", update)
+    def broken(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        losses, nats, reports = whole(*arguments)
+        return losses * torch.nan, nats, reports
+
+    for step, update in enumerate((broken, whole, broken, whole)):
+        monkeypatch.setattr(NextToken, "forward", update)
         before = average_of(engine)
-        assert engine.train_step(inputs.train.micro_batches(step), step, 1e-3).applied == (update is next_token)
+        assert engine.train_step(inputs.train.micro_batches(step), step, 1e-3).applied == (update is whole)
         assert equal(average_of(engine), before) == (update is broken)
         if step == 1:
             assert equal(average_of(engine), weights_of(engine)), "the first that was applied is all there is"

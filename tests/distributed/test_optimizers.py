@@ -20,7 +20,7 @@ from data.loader import TrainBatches
 from launcher.runtime.config import Config, load_config
 from launcher.runtime.engine import Engine
 from launcher.runtime.soap import SOAP
-from model.objectives.next_token import next_token
+from model.objectives.next_token import NextToken, NextTokenConfig
 from model.parameterization import ParameterRow, parameter_table
 
 if TYPE_CHECKING:
@@ -105,7 +105,8 @@ def test_one_rank_equals_the_plain_loop_to_the_last_bit(
     config = load_config(tiny_config, [*CHOICE[name], "deepspeed.zero_stage=0", "data.micro_batch_size=8"])
 
     def loss(model: Any, batch: Any) -> Any:
-        return next_token(model, batch, config.objective)[0] * (1 / (batch["labels"] >= 0).sum().float())
+        assert isinstance(config.objective, NextTokenConfig)
+        return NextToken(config.objective)(model, batch, 0)[0].sum() * (1 / (batch["labels"] >= 0).sum().float())
 
     reference = plain_loop(config, by_hand(config), loss)
     engine, batches = Engine(config, world), TrainBatches(config.data, config.run.seed)

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from model.decoder import CausalLM
-from model.objectives.next_token import NextTokenConfig, next_token
+from model.objectives.next_token import NextToken, NextTokenConfig
 
 MakeModel = Callable[..., CausalLM]
 
@@ -25,7 +25,9 @@ def test_sums_over_the_valid_labels_of_packed_documents(make_model: MakeModel, z
         "document_ids": torch.tensor([[0] * 7 + [1] * 5]),
         "positions": torch.tensor([[*range(7), *range(5)]]),
     }
-    loss, nats = next_token(model, batch, NextTokenConfig(z_loss=z_loss))
+    objective = NextToken(NextTokenConfig(z_loss=z_loss))
+    (loss,), nats, _ = objective(model, batch, 0)
+    assert objective.targets(batch).tolist() == [10]
     logits = torch.cat([model(document)[0] for document in documents])
     torch.testing.assert_close(nats, cross_entropy(logits, labels[0], reduction="sum"))
     torch.testing.assert_close(loss - nats, z_loss * logits.logsumexp(-1)[labels[0] >= 0].square().sum())

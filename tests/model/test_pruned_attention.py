@@ -11,7 +11,7 @@ from torch import Tensor
 from model.attention.pruned import PrunedAttention, PrunedCache, SparseSigmoid, set_alpha
 from model.config import ModelConfig
 from model.decoder import CausalLM
-from model.objectives.next_token import NextTokenConfig, next_token
+from model.objectives.next_token import NextToken, NextTokenConfig
 
 MakeConfig = Callable[..., ModelConfig]
 MakeModel = Callable[..., CausalLM]
@@ -95,16 +95,16 @@ def test_the_loss_pays_for_what_is_kept(make_model: MakeModel) -> None:
         "positions": None,
     }
     batch["labels"][:, -3:] = -100
-    results = [next_token(model, batch, NextTokenConfig(pruning_weight=weight)) for weight in (0.0, 0.4)]
+    results = [NextToken(NextTokenConfig(pruning_weight=weight))(model, batch, 0) for weight in (0.0, 0.4)]
     shares = [layer.kept for layer in pruning_layers(model)]
     expected = 0.4 * 2 * 17 * torch.stack([share for share in shares if share is not None]).mean()
-    torch.testing.assert_close(results[1][0] - results[0][0], expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(results[1][0][0] - results[0][0][0], expected, rtol=1e-4, atol=1e-4)
     assert results[1][1] == results[0][1]
 
     def votes_move(weight: float) -> float:
         model.zero_grad()
-        loss, _ = next_token(model, batch, NextTokenConfig(pruning_weight=weight))
-        loss.backward()
+        losses, *_ = NextToken(NextTokenConfig(pruning_weight=weight))(model, batch, 0)
+        losses.sum().backward()
         gradient = pruning_layers(model)[0].keep_bias.grad
         assert gradient is not None
         return gradient.item()

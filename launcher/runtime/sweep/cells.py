@@ -21,7 +21,7 @@ from launcher.runtime.distributed import World
 from launcher.runtime.inputs import open_inputs
 from launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
 from model.flops import training_flops_per_token
-from model.parameterization import multipliers, parameter_table
+from model.parameterization import multipliers
 
 Label = str | int | float | bool | None | list[Any] | dict[str, Any]
 NOT_HASHED = {"run", "checkpoint", "metrics"}  # sections that do not change what is computed, the seed apart
@@ -120,7 +120,7 @@ def _check_overrides(overrides: list[str], grid: GridConfig) -> None:
 def _effect(config: Config) -> dict[str, Any]:
     """What the scaling rules decide: for the optimizer, for every tensor, and in the forward pass."""
     settings = config.base_settings
-    rows = parameter_table(config.model, config.parameterization, settings)
+    rows = config.parameter_rows
     forward = multipliers(config.model, config.parameterization)
     return {"optimizer": asdict(settings), "tensors": [asdict(row) for row in rows], "forward": asdict(forward)}
 

@@ -1,0 +1,120 @@
+"""At which tokens a thought begins: a choice among the tokens that have something to predict.
+
+A choice depends on the run's seed and the number of the sample in the training order alone, so it is the same on
+every number of ranks and after every interruption.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+AnchorPolicy = Literal["stratified", "response_start", "sequential", "random", "entropy"]
+
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """K tokens of each row."""
+
+    index: Tensor
+    """[B, K]: place in the row, ascending; 0 where the row has fewer than K."""
+    valid: Tensor
+    """[B, K]: whether there is one."""
+
+
+def choose_anchors(
+    policy: AnchorPolicy,
+    count: int,
+    labels: Tensor,
+    draws: Tensor,
+    probability: float = 1.0,
+    entropy: Tensor | None = None,
+) -> Anchors:
+    """Choose up to `count` anchors in each row.
+
+    Args:
+        policy: stratified: one in each of `count` stretches of equal length, any of its tokens alike. entropy: the
+            same, a token as likely as its entropy. response_start: the tokens at which the labels begin. sequential:
+            the first with labels. random: the first, and any others.
+        count: K.
+        labels: [B, T]; only a token whose label is not ignored can be an anchor.
+        draws: [B, T] in (0, 1), from `uniform`.
+        probability: of random: the chance of each token, before the first K in random order are taken.
+        entropy: [B, T] in nats, for the policy of that name.
+    """
+    length = labels.size(1)
+    has_target = labels >= 0
+    place = torch.arange(length, device=labels.device).expand_as(labels)
+    first = has_target & (has_target.cumsum(1) == 1)
+    if policy in ("stratified", "entropy"):
+        # The largest of u^(1/w) is as likely as its weight w
+        score = draws if entropy is None else draws.log() / entropy.double().clamp_min(1e-9)
+        stretch = place * count // length
+        return _best_of_each(score.double().masked_fill(~has_target, -torch.inf), stretch, count)
+    if policy == "random":
+        chosen = has_target & (draws < probability)
+        score = torch.where(first, 2.0, draws.double()).masked_fill(~(chosen | first), -torch.inf)
+    else:
+        starts = has_target & ~has_target.roll(1, 1).logical_and(place > 0)
+        wanted = starts if policy == "response_start" else has_target
+        score = (-place).double().masked_fill(~wanted, -torch.inf)
+    best = score.topk(min(count, length), dim=1)
+    return _ascending(best.indices, best.values > -torch.inf)
+
+
+def _best_of_each(score: Tensor, stretch: Tensor, count: int) -> Anchors:
+    """The best of each stretch of each row."""
+    rows = score.new_full((score.size(0), count, score.size(1)), -torch.inf)
+    best = rows.scatter(1, stretch[:, None], score[:, None]).max(dim=2)
+    return _ascending(best.indices, best.values > -torch.inf)
+
+
+def _ascending(index: Tensor, valid: Tensor) -> Anchors:
+    last = torch.iinfo(index.dtype).max
+    index = index.masked_fill(~valid, last).sort(dim=1).values
+    return Anchors(index.masked_fill(index == last, 0), index < last)
+
+
+def slot_labels(anchors: Anchors, labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
+    """[B, K, horizon]: what slot j of a thought predicts, the j-th token after its anchor; -100 beyond the document.
+
+    Args:
+        anchors: of the rows.
+        labels: [B, T], already shifted: labels[i] is the token after token i.
+        document_ids: [B, T].
+        horizon: slots of a thought.
+    """
+    steps = torch.arange(horizon, device=labels.device)
+    place = anchors.index[:, :, None] + steps  # [B, K, horizon]: slot j looks from token i + j - 1
+    inside = place < labels.size(1)
+    flat = place.clamp_max(labels.size(1) - 1).flatten(1)
+    targets, documents = (x.gather(1, flat).view_as(place) for x in (labels, document_ids))
+    same = documents == document_ids.gather(1, anchors.index)[:, :, None]
+    return targets.masked_fill(~(inside & same & anchors.valid[:, :, None]), -100)
+
+
+def uniform(seed: int, sample_index: Tensor, length: int) -> Tensor:
+    """Random numbers in (0, 1), [B, length] fp64, a pure function of the seed and of each row's number [B]."""
+    rows = _mix(sample_index.long() + _signed(seed * _GOLDEN))
+    columns = torch.arange(1, length + 1, device=sample_index.device) * _signed(_GOLDEN)
+    return ((_mix(rows[:, None] + columns) >> 12 & (2**52 - 1)).double() + 0.5) / 2**52
+
+
+def _mix(words: Tensor) -> Tensor:
+    """SplitMix64 of each word; int64 wraps around as uint64 does."""
+    words = (words ^ _shift(words, 30)) * _signed(_MIX_1)
+    words = (words ^ _shift(words, 27)) * _signed(_MIX_2)
+    return words ^ _shift(words, 31)
+
+
+def _shift(words: Tensor, bits: int) -> Tensor:
+    """To the right, filling up with zeros."""
+    return words >> bits & (1 << 64 - bits) - 1
+
+
+def _signed(word: int) -> int:
+    word %= 1 << 64
+    return word - (1 << 64) if word >= 1 << 63 else word

@@ -1,0 +1,262 @@
+"""The passes that think: text once, then every thought of a batch in parallel, slot by slot.
+
+A thought at token i has slots 1 to tau. Slot j stands at the position of token i + j - 1 and its final state predicts
+token i + j. Its input is a state: slot 1 takes that of token i, slot j + 1 what slot j ended in. Thoughts read the
+keys and values that the text pass left in every layer and never write there, so all thoughts of a batch grow at once
+and are what each would be alone (arXiv 2603.20219 lets text read thoughts and thoughts read that text; then only one
+thought for each sequence is exact).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from model.attention.context import AttentionContext, attention_context
+from model.decoder import Decoder
+from model.lookahead.anchors import Anchors
+from model.lookahead.masks import (
+    Text,
+    slots,
+    slots_see_slots,
+    slots_see_text,
+    text_sees_slots,
+    text_sees_text,
+)
+
+Growth = Literal["grow", "fixed"]
+Memory = tuple[tuple[Tensor, Tensor], ...]
+"""Keys and values of each layer, [B, num_key_value_heads, tokens, head_dim] each."""
+
+
+@dataclass(frozen=True)
+class ThoughtSettings:
+    """How thoughts grow."""
+
+    horizon: int
+    """tau: slots of a thought."""
+    growth: Growth
+    """grow: one slot more in each pass. fixed: all slots in each of `passes` passes."""
+    passes: int
+    """Of growth fixed."""
+    bidirectional: bool
+    """Whether a slot sees the later ones of its thought. If not, what a grown slot computed stays, and a pass computes
+    the new slot alone."""
+    detach_states: bool = False
+    """Stop gradients where a state becomes an input."""
+    detach_text: bool = False
+    """Stop gradients from thoughts into the text pass."""
+
+
+class Retained:
+    """In the place of a layer's cache: keeps what the layer makes of its tokens, and shows it earlier ones."""
+
+    length = 0  # of what a decoder counts positions from; ours are given
+
+    def __init__(self, earlier: tuple[Tensor, Tensor] | None) -> None:
+        self.earlier = earlier
+        self.own: tuple[Tensor, Tensor] | None = None
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values; return them behind the earlier ones."""
+        self.own = keys, values
+        if self.earlier is None:
+            return keys, values
+        return torch.cat((self.earlier[0], keys), dim=2), torch.cat((self.earlier[1], values), dim=2)
+
+
+def run_blocks(
+    decoder: Decoder, x: Tensor, context: AttentionContext, earlier: Memory | None = None
+) -> tuple[Tensor, Memory]:
+    """All blocks on x [B, N, D], with `earlier` keys and values ahead of its own; the state and the keys and values.
+
+    They are arguments and results of what activation checkpointing recomputes, so gradients flow through them.
+    """
+    if decoder.config.value_residual:
+        context = decoder.with_first_values(context, x)
+    memory = []
+    for number, layer in enumerate(decoder.layers):
+        arguments = (layer, x, context, *(earlier[number] if earlier is not None else (None, None)))
+        if decoder.activation_checkpointing and decoder.training:
+            x, keys, values = checkpoint(_run_block, *arguments, use_reentrant=False)
+        else:
+            x, keys, values = _run_block(*arguments)
+        memory.append((keys, values))
+    return x, tuple(memory)
+
+
+def _run_block(
+    layer: nn.Module, x: Tensor, context: AttentionContext, keys: Tensor | None, values: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    retained = Retained(None if keys is None or values is None else (keys, values))
+    x = layer(x, context, retained)
+    assert retained.own is not None, "every softmax attention appends"
+    return x, *retained.own
+
+
+class Thinker(nn.Module):
+    """What thinking adds to a decoder: how a state becomes an input, and inputs for slots that have none yet."""
+
+    def __init__(self, settings: ThoughtSettings, width: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.gain = nn.Parameter(torch.empty(1))  # of states, which are of size 1 where embeddings are not
+        self.role = nn.Parameter(torch.empty(width))  # tells a slot from a token
+        waiting = settings.growth == "fixed" and settings.horizon > 1
+        self.waiting = nn.Parameter(torch.empty(settings.horizon - 1, width)) if waiting else None
+
+    def forward(
+        self, decoder: Decoder, states: Tensor, memory: Memory, text: Text, anchors: Anchors
+    ) -> tuple[Tensor, Memory]:
+        """Think at every anchor.
+
+        Args:
+            decoder: whose blocks think.
+            states: final states of the text, [B, T, D].
+            memory: its keys and values.
+            text: where it stands.
+            anchors: K of each row.
+
+        Returns:
+            The final states of all slots, [B, K, tau, D], and the keys and values of the slots in the last pass,
+            thought by thought: [B, num_key_value_heads, K * tau, head_dim] for each layer.
+        """
+        if self.settings.detach_text:
+            states, memory = states.detach(), tuple((keys.detach(), values.detach()) for keys, values in memory)
+        index = anchors.index[:, :, None].expand(-1, -1, states.size(2))
+        thinking = _Thinking(self, decoder, memory, text, anchors)
+        start = self._feed(decoder, states.gather(1, index)[:, :, None])  # (B, K, 1, D)
+        if self.settings.growth == "fixed":
+            return self._refine(thinking, start)
+        if self.settings.bidirectional:
+            return self._grow(thinking, start)
+        return self._append(thinking, start)
+
+    def _grow(self, thinking: "_Thinking", inputs: Tensor) -> tuple[Tensor, Memory]:
+        """Slots 1 to s in pass s: what earlier slots compute changes as later ones join."""
+        for length in range(1, self.settings.horizon + 1):
+            states, memory = thinking.run(inputs, range(length))
+            if length < self.settings.horizon:
+                inputs = torch.cat((inputs, self._feed(thinking.decoder, states[:, :, -1:])), dim=2)
+        return states, memory
+
+    def _append(self, thinking: "_Thinking", inputs: Tensor) -> tuple[Tensor, Memory]:
+        """Slot s alone in pass s: earlier slots do not see it, so they stay as they are."""
+        ends: list[Tensor] = []
+        parts: list[Memory] = []
+        for number in range(self.settings.horizon):
+            states, own = thinking.run(inputs, range(number, number + 1), tuple(parts))
+            ends.append(states)
+            parts.append(own)
+            inputs = self._feed(thinking.decoder, states)
+        return torch.cat(ends, dim=2), _by_thought(parts)
+
+    def _refine(self, thinking: "_Thinking", start: Tensor) -> tuple[Tensor, Memory]:
+        """All slots in each pass; slot j + 1 takes what slot j ended in, and waits for it in the first pass."""
+        inputs = start
+        if self.waiting is not None:
+            waiting = (self.waiting + self.role) * thinking.decoder.embedding_multiplier
+            inputs = torch.cat((start, waiting.to(start.dtype).expand(*start.shape[:2], -1, -1)), dim=2)
+        for remaining in reversed(range(self.settings.passes)):
+            states, memory = thinking.run(inputs, range(self.settings.horizon))
+            if remaining:
+                inputs = torch.cat((start, self._feed(thinking.decoder, states[:, :, :-1])), dim=2)
+        return states, memory
+
+    def _feed(self, decoder: Decoder, states: Tensor) -> Tensor:
+        """Final states as inputs: of the size of an embedding, and marked."""
+        if self.settings.detach_states:
+            states = states.detach()
+        if not decoder.config.final_norm:  # nothing else keeps a recursion from growing
+            states = F.rms_norm(states, states.shape[-1:])
+        size = decoder.config.initializer_range * self.gain
+        return (states * size + self.role).to(states.dtype) * decoder.embedding_multiplier
+
+
+@dataclass(frozen=True)
+class _Thinking:
+    """What all passes over one batch have in common."""
+
+    thinker: Thinker
+    decoder: Decoder
+    memory: Memory
+    text: Text
+    anchors: Anchors
+
+    def run(self, inputs: Tensor, numbers: range, parts: tuple[Memory, ...] = ()) -> tuple[Tensor, Memory]:
+        """One pass of the slots `numbers` [B, K, s, D], with earlier single slots in `parts`."""
+        thoughts, device = inputs.size(1), inputs.device
+        query = slots(thoughts, numbers, device)
+        seen = [slots_see_text(query, self.text, self.anchors)]
+        earlier = self.memory
+        for number, part in enumerate(parts):
+            key = slots(thoughts, range(number, number + 1), device)
+            seen.append(slots_see_slots(query, key, self.text, self.anchors, bidirectional=False))
+            earlier = join(earlier, part)
+        bidirectional = self.thinker.settings.bidirectional
+        seen.append(slots_see_slots(query, query, self.text, self.anchors, bidirectional))
+        # Slots that stand beyond the last position predict nothing that counts
+        last = self.decoder.config.max_position_embeddings - 1
+        positions = query.positions(self.text, self.anchors).clamp_max(last)
+        x = _at_positions(self.decoder, inputs.flatten(1, 2), positions)
+        x, own = run_blocks(self.decoder, x, _context(self.decoder, positions, torch.cat(seen, -1), x), earlier)
+        return self.decoder.finish(x).unflatten(1, inputs.shape[1:3]), own
+
+
+def join(first: Memory, second: Memory) -> Memory:
+    """Keys and values of the first, then of the second."""
+    return tuple(
+        (torch.cat((keys, more_keys), 2), torch.cat((values, more_values), 2))
+        for (keys, values), (more_keys, more_values) in zip(first, second, strict=True)
+    )
+
+
+def _by_thought(parts: list[Memory]) -> Memory:
+    """From the single slots of all thoughts to one thought after the other."""
+
+    def ordered(tensors: list[Tensor]) -> Tensor:
+        return torch.stack(tensors, dim=3).flatten(2, 3)  # each [B, H, K, head_dim]
+
+    layers = zip(*parts, strict=True)
+    return tuple((ordered([keys for keys, _ in layer]), ordered([values for _, values in layer])) for layer in layers)
+
+
+def run_text(decoder: Decoder, input_ids: Tensor, text: Text) -> tuple[Tensor, Memory]:
+    """The text pass: final states [B, T, D] as of a plain decoder, and keys and values."""
+    x = decoder.embed(input_ids, text.positions)
+    context = attention_context(decoder.config, text.positions, 0, text.document_ids, x.dtype)
+    x, memory = run_blocks(decoder, x, context)
+    return decoder.finish(x), memory
+
+
+def run_text_with_thoughts(
+    decoder: Decoder, input_ids: Tensor, text: Text, anchors: Anchors, thoughts: Memory, horizon: int
+) -> Tensor:
+    """A second text pass in which tokens see the thoughts before them: final states [B, T, D].
+
+    With one anchor per row this is the paper's model; with more, every thought still comes from the first text pass.
+    """
+    x = decoder.embed(input_ids, text.positions)
+    key = slots(anchors.index.size(1), range(horizon), x.device)
+    own = text_sees_text(text).expand(x.size(0), -1, -1, -1)
+    mask = torch.cat((text_sees_slots(key, text, anchors), own), dim=-1)
+    x, _ = run_blocks(decoder, x, _context(decoder, text.positions, mask, x), thoughts)
+    return decoder.finish(x)
+
+
+def _context(decoder: Decoder, positions: Tensor, mask: Tensor, x: Tensor) -> AttentionContext:
+    """Of tokens or slots x at positions [B, N], with a mask of our own."""
+    return replace(attention_context(decoder.config, positions, 0, None, x.dtype), mask=mask)
+
+
+def _at_positions(decoder: Decoder, x: Tensor, positions: Tensor) -> Tensor:
+    """Slot inputs with what learned positions add to an embedding."""
+    if decoder.embed_positions is None:
+        return x
+    learned: Tensor = decoder.embed_positions(positions) * decoder.embedding_multiplier
+    if decoder.embed_projection is not None:
+        learned = decoder.embed_projection(learned)
+    return x + learned

@@ -1,0 +1,140 @@
+"""Latent lookahead (arXiv 2603.20219): beside the next token, thoughts predict the tokens to come.
+
+    loss = mean CE(next token) + lambda mean CE(slot j of a thought at i -> token i + j)
+
+Where the paper leaves a choice open, docs/lookahead.md says what was chosen and why.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import model_validator as validator
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.decoder import CausalLM
+from model.lookahead.anchors import AnchorPolicy, Anchors, choose_anchors, slot_labels, uniform
+from model.lookahead.masks import Text
+from model.lookahead.thoughts import Growth, Thinker, ThoughtSettings, run_text, run_text_with_thoughts
+from model.objectives.objective import Batch, Objective
+
+
+class LatentLookaheadConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Thoughts of `horizon` slots at some tokens of each sequence, trained on the tokens that follow."""
+
+    name: Literal["latent_lookahead"] = "latent_lookahead"
+    """Which objective."""
+    horizon: PositiveInt = 4
+    """tau: slots of a thought, and how many tokens it looks ahead."""
+    anchors: PositiveInt | None = None
+    """K: thoughts per sequence. None: one for every 32 tokens."""
+    anchor_policy: AnchorPolicy = "stratified"
+    """stratified: a random token of each K-th of the sequence; entropy: the same, tokens as likely as the entropy of
+    their prediction; response_start: where labels begin; sequential: the first K tokens with labels; random: the
+    first, and others by chance."""
+    anchor_probability: float = Field(default=1.0, gt=0, le=1)
+    """anchor_policy random: chance of each token; the first K are taken, in random order."""
+    growth: Growth = "grow"
+    """grow: pass s runs slots 1 to s and gives slot s + 1 its input. fixed: all slots in each of `passes` passes."""
+    passes: PositiveInt = 3
+    """growth fixed: how often the slots are refined; 1 is prediction in one pass."""
+    within: Literal["bidirectional", "causal"] = "bidirectional"
+    """Whether a slot sees later ones of its thought. Causal and growing costs one slot per pass, not all of them."""
+    commit: Literal["none", "thoughts"] = "none"
+    """none: thoughts are dropped after use. thoughts: a second text pass predicts the next tokens seeing the thoughts
+    before them; with one anchor that is the paper's model."""
+    weight: NonNegativeFloat = 0.3
+    """lambda: of the mean loss of slots, beside that of the next token. The paper has 1."""
+    weight_warmup_steps: NonNegativeInt = 0
+    """Steps over which lambda grows from 0."""
+    detach_states: bool = False
+    """Stop gradients where a slot's state becomes the next slot's input."""
+    detach_text: bool = False
+    """Stop gradients from thoughts into the text pass: what they read, they no longer shape."""
+    z_loss: NonNegativeFloat = 0.0
+    """Coefficient of logsumexp(logits)^2, of text and slots."""
+
+    @validator(mode="after")
+    def _check(self) -> "LatentLookaheadConfig":
+        if self.anchor_probability != 1.0 and self.anchor_policy != "random":
+            raise ValueError(
+                f"anchor_probability = {self.anchor_probability} belongs to anchor_policy: random; "
+                f"it is {self.anchor_policy}"
+            )
+        return self
+
+    def weight_at(self, step: int) -> float:
+        """Lambda after so many steps."""
+        return self.weight * min(1.0, (step + 1) / (self.weight_warmup_steps + 1))
+
+    def anchors_in(self, length: int) -> int:
+        """K for sequences of `length` tokens."""
+        return min(length, self.anchors or max(1, length // 32))
+
+    @property
+    def thoughts(self) -> ThoughtSettings:
+        """How they grow."""
+        return ThoughtSettings(
+            self.horizon,
+            self.growth,
+            self.passes,
+            self.within == "bidirectional",
+            self.detach_states,
+            self.detach_text,
+        )
+
+
+class LatentLookahead(Objective):
+    """One text pass, the passes of all thoughts, one more text pass if thoughts are committed; then the losses."""
+
+    terms = ("next_token", "lookahead")
+
+    def __init__(self, config: LatentLookaheadConfig, model: ModelConfig, seed: int) -> None:
+        super().__init__()
+        self.config, self.seed = config, seed
+        self.reports = tuple(f"lookahead/loss_{number}" for number in range(1, config.horizon + 1))
+        self.masks_documents, self.window = model.document_mask, model.sliding_window
+        self.thinker = Thinker(config.thoughts, model.hidden_size)
+
+    def targets(self, batch: Batch) -> Tensor:
+        """Valid labels of the text, and those of all slots."""
+        labels = batch["labels"]
+        slots = slot_labels(self._anchors(batch), labels, batch["document_ids"], self.config.horizon)
+        return torch.stack(((labels >= 0).sum(), (slots >= 0).sum()))
+
+    def forward(self, model: CausalLM, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Objective`."""
+        labels, decoder = batch["labels"], model.model
+        text = self.text(batch)
+        states, memory = run_text(decoder, batch["input_ids"], text)
+        anchors = self._anchors(batch)
+        thoughts, thought_memory = self.thinker(decoder, states, memory, text, anchors)
+        if self.config.commit == "thoughts":
+            states = run_text_with_thoughts(
+                decoder, batch["input_ids"], text, anchors, thought_memory, self.config.horizon
+            )
+        loss, cross_entropy = model.lm_head(states, labels, self.config.z_loss)
+        targets = slot_labels(anchors, labels, batch["document_ids"], self.config.horizon)
+        slots = [
+            model.lm_head(thoughts[:, :, number], targets[:, :, number], self.config.z_loss)
+            for number in range(self.config.horizon)
+        ]
+        slot_loss = torch.stack([each for each, _ in slots]).sum()
+        counts = (targets >= 0).sum((0, 1))
+        reports = torch.stack((torch.stack([nats for _, nats in slots]), counts), dim=1)
+        return torch.stack((loss, self.config.weight_at(step) * slot_loss)), cross_entropy, reports
+
+    def text(self, batch: Batch) -> Text:
+        """Where the batch's tokens stand."""
+        if self.masks_documents:
+            return Text(batch["positions"], batch["document_ids"], self.window)
+        rows, length = batch["input_ids"].shape
+        places = torch.arange(length, device=batch["input_ids"].device).expand(rows, -1)
+        return Text(places, None, self.window)
+
+    def _anchors(self, batch: Batch) -> Anchors:
+        labels = batch["labels"]
+        draws = uniform(self.seed, batch["sample_index"], labels.size(1))
+        count = self.config.anchors_in(labels.size(1))
+        return choose_anchors(self.config.anchor_policy, count, labels, draws, self.config.anchor_probability)

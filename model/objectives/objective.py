@@ -1,0 +1,58 @@
+"""What an objective is: a module that turns a model and a batch into sums of losses, in one forward pass.
+
+Sums, not means: the training loop divides each term by its targets in the whole global batch, so that neither
+accumulation nor ignored labels nor the number of ranks change what a target weighs.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from model.config import ModelConfig
+from model.decoder import CausalLM
+from model.multipliers import Multipliers
+
+Batch = Mapping[str, Any]  # data.windows.Batch on a device: tensors by name
+
+
+class Objective(nn.Module):
+    """Holds what training needs beyond the model, if anything; its parameters are named `objective.*`."""
+
+    terms: tuple[str, ...]
+    """Names of the means whose sum is minimised; the first is the cross-entropy of the next token."""
+    reports: tuple[str, ...] = ()
+    """Further means to log."""
+
+    @abstractmethod
+    def targets(self, batch: Batch) -> Tensor:
+        """[terms]: how many targets each term sums over in this batch, by the batch alone."""
+
+    @abstractmethod
+    def forward(self, model: CausalLM, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the model, in training or evaluation mode.
+
+        Args:
+            model: the whole one; what it calls itself, ZeRO-3 gathers.
+            batch: one micro-batch.
+            step: completed optimizer steps.
+
+        Returns:
+            Losses to differentiate, [terms], each a sum over its targets in nats times its weight; the summed
+            cross-entropy of the next token, to report; and sums and counts of the reports, [reports, 2].
+        """
+
+
+class TrainedLM(CausalLM):
+    """A CausalLM with its objective: one module, since an engine wants one forward for each backward."""
+
+    def __init__(self, config: ModelConfig, multipliers: Multipliers, objective: Objective) -> None:
+        super().__init__(config, multipliers)
+        self.objective = objective
+
+    def forward(self, *inputs: Any, step: int | None = None, **named: Any) -> Any:
+        """With `step`, what the objective makes of the batch `inputs[0]`; without, what a CausalLM returns."""
+        if step is None:
+            return super().forward(*inputs, **named)
+        return self.objective(self, inputs[0], step)

@@ -1,0 +1,76 @@
+"""Latent lookahead through the engine: every ZeRO stage and world size trains the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Run, Start
+
+LOOKAHEAD = [
+    "objective.name=latent_lookahead",
+    "objective.horizon=3",
+    "objective.anchors=4",
+    "objective.weight=1.0",
+    "model.document_mask=true",
+    "train.eval_interval=null",
+    "metrics.diagnostics_interval=4",
+    "train.steps=8",
+]
+STAGES = {f"stage_{stage}": [f"deepspeed.zero_stage={stage}"] for stage in range(4)}
+REST = {
+    "bf16_0": ["deepspeed.precision=bf16", "deepspeed.zero_stage=0"],
+    "bf16_3": ["deepspeed.precision=bf16", "deepspeed.zero_stage=3"],
+    "checkpointed": ["deepspeed.zero_stage=3", "train.activation_checkpointing=true"],
+    "commit": ["objective.commit=thoughts", "deepspeed.zero_stage=1"],
+    "commit_3": ["objective.commit=thoughts", "deepspeed.zero_stage=3"],
+    "append_3": ["objective.within=causal", "deepspeed.zero_stage=3"],
+    "append_1": ["objective.within=causal", "deepspeed.zero_stage=1"],
+    "detached_3": ["objective.detach_states=true", "objective.commit=thoughts", "deepspeed.zero_stage=3"],
+    "detached_1": ["objective.detach_states=true", "objective.commit=thoughts", "deepspeed.zero_stage=1"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+    """The finished runs by two ranks, and of one by a single rank."""
+    worker, folder = Path(__file__).with_name("train_matrix.py"), tiny_config.parent / "runs"
+    two = {f"look_{name}": [*LOOKAHEAD, *overrides] for name, overrides in (STAGES | REST).items()}
+    one = {"look_single": [*LOOKAHEAD, *STAGES["stage_1"]]}
+    for ranks, settings in ((2, two), (1, one)):
+        outcome = start(worker, [tiny_config, json.dumps(settings), "once"], folder, ranks=ranks).wait(400)
+        assert outcome.code == 0, outcome.stderr
+    return lambda name: type(outcome.run)(folder / f"look_{name}")
+
+
+def curves(run: Run) -> dict[str, list[float]]:
+    steps = [record for record in run.records if "loss" in record]
+    names = ["loss", "grad_norm", *(f"lookahead/loss_{number}" for number in (1, 2, 3))]
+    return {name: [record[name] for record in steps] for name in names}
+
+
+@pytest.mark.parametrize("name", [*list(STAGES)[1:], "checkpointed", "single"])
+def test_stages_and_world_sizes_agree(runs: Callable[[str], Run], name: str) -> None:
+    found, expected = curves(runs(name)), curves(runs("stage_0"))
+    for curve, values in expected.items():
+        assert found[curve] == pytest.approx(values, rel=2e-5), curve
+
+
+@pytest.mark.parametrize("kind", ["commit", "append", "detached"])
+def test_stage_3_agrees_on_every_kind_of_thought(runs: Callable[[str], Run], kind: str) -> None:
+    other = {"commit": "commit", "append": "append_1", "detached": "detached_1"}[kind]
+    found, expected = curves(runs(f"{kind}_3")), curves(runs(other))
+    for curve, values in expected.items():
+        assert found[curve] == pytest.approx(values, rel=2e-5), curve
+    assert expected["loss"] != pytest.approx(curves(runs("stage_0"))["loss"], rel=1e-4), "the kinds differ"
+
+
+@pytest.mark.parametrize("name", ["bf16_0", "bf16_3"])
+def test_bf16_is_close(runs: Callable[[str], Run], name: str) -> None:
+    assert curves(runs(name))["loss"] == pytest.approx(curves(runs("stage_0"))["loss"], rel=5e-3)
