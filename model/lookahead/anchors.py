@@ -96,6 +96,14 @@ def slot_labels(anchors: Anchors, labels: Tensor, document_ids: Tensor, horizon:
     return targets.masked_fill(~(inside & same & anchors.valid[:, :, None]), -100)
 
 
+def whole_thoughts(labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
+    """[B, T]: the labels of tokens at which a thought would have a target in every slot; -100 elsewhere."""
+    place = torch.arange(labels.size(1), device=labels.device).expand_as(labels)
+    everywhere = Anchors(place, torch.ones_like(place, dtype=torch.bool))
+    whole = (slot_labels(everywhere, labels, document_ids, horizon) >= 0).all(-1)
+    return labels.masked_fill(~whole, -100)
+
+
 def uniform(seed: int, sample_index: Tensor, length: int) -> Tensor:
     """Random numbers in (0, 1), [B, length] fp64, a pure function of the seed and of each row's number [B]."""
     rows = _mix(sample_index.long() + _signed(seed * _GOLDEN))

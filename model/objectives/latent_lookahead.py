@@ -14,10 +14,12 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.decoder import CausalLM
-from model.lookahead.anchors import AnchorPolicy, Anchors, choose_anchors, slot_labels, uniform
+from model.lookahead.anchors import AnchorPolicy, Anchors, choose_anchors, slot_labels, uniform, whole_thoughts
 from model.lookahead.masks import Text
 from model.lookahead.thoughts import Growth, Thinker, ThoughtSettings, run_text, run_text_with_thoughts
 from model.objectives.objective import Batch, Objective
+
+LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of anchor_policy entropy
 
 
 class LatentLookaheadConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -108,7 +110,7 @@ class LatentLookahead(Objective):
         labels, decoder = batch["labels"], model.model
         text = self.text(batch)
         states, memory = run_text(decoder, batch["input_ids"], text)
-        anchors = self._anchors(batch)
+        anchors = self._anchors(batch, self._entropy(model, states))
         thoughts, thought_memory = self.thinker(decoder, states, memory, text, anchors)
         if self.config.commit == "thoughts":
             states = run_text_with_thoughts(
@@ -133,8 +135,19 @@ class LatentLookahead(Objective):
         places = torch.arange(length, device=batch["input_ids"].device).expand(rows, -1)
         return Text(places, None, self.window)
 
-    def _anchors(self, batch: Batch) -> Anchors:
-        labels = batch["labels"]
+    def _anchors(self, batch: Batch, entropy: Tensor | None = None) -> Anchors:
+        config, labels = self.config, batch["labels"]
+        if config.anchor_policy == "entropy":  # whose choices must not change how many targets there are
+            labels = whole_thoughts(labels, batch["document_ids"], config.horizon)
         draws = uniform(self.seed, batch["sample_index"], labels.size(1))
-        count = self.config.anchors_in(labels.size(1))
-        return choose_anchors(self.config.anchor_policy, count, labels, draws, self.config.anchor_probability)
+        count = config.anchors_in(labels.size(1))
+        return choose_anchors(config.anchor_policy, count, labels, draws, config.anchor_probability, entropy)
+
+    @torch.no_grad()
+    def _entropy(self, model: CausalLM, states: Tensor) -> Tensor | None:
+        """[B, T], nats, of the next token's prediction; None where no choice depends on it."""
+        if self.config.anchor_policy != "entropy":
+            return None
+        chunks = states.flatten(0, 1).split(max(1, LOGITS_AT_ONCE // model.config.vocab_size))
+        logs = (model.lm_head(chunk, None, 0.0).log_softmax(-1) for chunk in chunks)
+        return torch.cat([-(log.exp() * log).sum(-1) for log in logs]).view(states.shape[:2])
