@@ -247,13 +247,16 @@ class Engine:
         return StepResult(sum_over_ranks(total) / targets[0], float(grad_norm), applied, sum_over_ranks(reports))
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch, answers: bool = False) -> Tensor:
+    def evaluate(self, batch: Batch, answers: bool = False, thinking: bool = False) -> Tensor:
         """Summed cross-entropy (nats) and number of valid tokens of this rank's batch: [2], fp32.
 
-        With `answers`, the sums of `answer_sums` instead: [5], from logits [B, T, vocab_size] that are held at once.
+        With `answers`, the sums of `answer_sums` instead: [5], from logits [B, T, vocab_size] that are held at once;
+        with `thinking`, these of an objective that thinks.
         """
         self._engine.eval()
         batch = self.to_device(batch)
+        if thinking:
+            return answer_sums(self._engine(batch, thinking=True), batch["labels"])
         if answers:
             logits = self._engine(batch["input_ids"], document_ids=batch["document_ids"], positions=batch["positions"])
             return answer_sums(logits, batch["labels"])

@@ -9,9 +9,10 @@ numbers, to the last bit, as one that was never interrupted.
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,12 @@ class Trainer:
                 return False
             record |= scores.metrics(name)
             self._say(f"step {self.state.step}: held-out loss of {name} {scores.describe()}")
+            if self.engine.objective.thinks and self.inputs.validation[name][0].has_answers:
+                scores = self._score(name, evaluate=partial(self.engine.evaluate, thinking=True))
+                if scores is None:
+                    return False
+                record |= {f"eval/{name}/thinking_{key}": getattr(scores, key) for key in ("exact_match", "accuracy")}
+                self._say(f"step {self.state.step}: held-out loss of {name} {scores.describe()}, thinking")
             if self.config.metrics.diagnostics_interval is not None:
                 delta = self._int8_delta(name)
                 if delta is None:
@@ -221,11 +228,13 @@ class Trainer:
             rounded = self._score(name, INT8_BATCHES)
         return None if exact is None or rounded is None else rounded.loss - exact.loss
 
-    def _score(self, name: str, limit: int | None = None) -> HeldOutLoss | None:
+    def _score(
+        self, name: str, limit: int | None = None, evaluate: Callable[[Batch, bool], Tensor] | None = None
+    ) -> HeldOutLoss | None:
         """What the engine scores on the held-out part of one source; None when asked to stop meanwhile."""
         split, batches = self.inputs.validation[name]
         return held_out_loss(
-            self.engine.evaluate,
+            evaluate or self.engine.evaluate,
             islice(batches, limit),
             split,
             total=lambda sums: sum_over_ranks(sums.to(self.world.device)).cpu(),

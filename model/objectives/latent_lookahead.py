@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic import model_validator as validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.decoder import CausalLM
@@ -91,6 +91,7 @@ class LatentLookahead(Objective):
     """One text pass, the passes of all thoughts, one more text pass if thoughts are committed; then the losses."""
 
     terms = ("next_token", "lookahead")
+    thinks = True
 
     def __init__(self, config: LatentLookaheadConfig, model: ModelConfig, seed: int) -> None:
         super().__init__()
@@ -107,15 +108,8 @@ class LatentLookahead(Objective):
 
     def forward(self, model: CausalLM, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `Objective`."""
-        labels, decoder = batch["labels"], model.model
-        text = self.text(batch)
-        states, memory = run_text(decoder, batch["input_ids"], text)
-        anchors = self._anchors(batch, self._entropy(model, states))
-        thoughts, thought_memory = self.thinker(decoder, states, memory, text, anchors)
-        if self.config.commit == "thoughts":
-            states = run_text_with_thoughts(
-                decoder, batch["input_ids"], text, anchors, thought_memory, self.config.horizon
-            )
+        labels = batch["labels"]
+        states, thoughts, anchors = self._run(model, batch)
         loss, cross_entropy = model.lm_head(states, labels, self.config.z_loss)
         targets = slot_labels(anchors, labels, batch["document_ids"], self.config.horizon)
         slots = [
@@ -126,6 +120,25 @@ class LatentLookahead(Objective):
         counts = (targets >= 0).sum((0, 1))
         reports = torch.stack((torch.stack([nats for _, nats in slots]), counts), dim=1)
         return torch.stack((loss, self.config.weight_at(step) * slot_loss)), cross_entropy, reports
+
+    def thinking_logits(self, model: CausalLM, batch: Batch) -> Tensor:
+        """The token after an anchor is predicted by its thought's first slot, as the paper decodes."""
+        states, thoughts, anchors = self._run(model, batch)
+        place = anchors.index.masked_fill(~anchors.valid, states.size(1))  # one place more, for what is not there
+        place = place[:, :, None].expand(-1, -1, states.size(2))
+        states = nn.functional.pad(states, (0, 0, 0, 1)).scatter(1, place, thoughts[:, :, 0].to(states.dtype))
+        return model.lm_head(states[:, :-1], None, 0.0)  # type: ignore[no-any-return]
+
+    def _run(self, model: CausalLM, batch: Batch) -> tuple[Tensor, Tensor, Anchors]:
+        """Final states of the text [B, T, D] and of the slots [B, K, tau, D], and the anchors."""
+        decoder, text = model.model, self.text(batch)
+        states, memory = run_text(decoder, batch["input_ids"], text)
+        anchors = self._anchors(batch, self._entropy(model, states))
+        thoughts, thought_memory = self.thinker(decoder, states, memory, text, anchors)
+        if self.config.commit == "thoughts":
+            horizon = self.config.horizon
+            states = run_text_with_thoughts(decoder, batch["input_ids"], text, anchors, thought_memory, horizon)
+        return states, thoughts, anchors
 
     def text(self, batch: Batch) -> Text:
         """Where the batch's tokens stand."""

@@ -24,6 +24,8 @@ class Objective(nn.Module):
     """Names of the means whose sum is minimised; the first is the cross-entropy of the next token."""
     reports: tuple[str, ...] = ()
     """Further means to log."""
+    thinks: bool = False
+    """Whether there is another way to predict than that of the plain model: `thinking_logits`."""
 
     @abstractmethod
     def targets(self, batch: Batch) -> Tensor:
@@ -43,6 +45,10 @@ class Objective(nn.Module):
             cross-entropy of the next token, to report; and sums and counts of the reports, [reports, 2].
         """
 
+    def thinking_logits(self, model: CausalLM, batch: Batch) -> Tensor:
+        """[B, T, V] in fp32: what is predicted after each token, given the true ones before, if the model thinks."""
+        raise NotImplementedError(f"{type(self).__name__} does not think")
+
 
 class TrainedLM(CausalLM):
     """A CausalLM with its objective: one module, since an engine wants one forward for each backward."""
@@ -51,8 +57,10 @@ class TrainedLM(CausalLM):
         super().__init__(config, multipliers)
         self.objective = objective
 
-    def forward(self, *inputs: Any, step: int | None = None, **named: Any) -> Any:
-        """With `step`, what the objective makes of the batch `inputs[0]`; without, what a CausalLM returns."""
+    def forward(self, *inputs: Any, step: int | None = None, thinking: bool = False, **named: Any) -> Any:
+        """With `step` or `thinking`, what the objective makes of the batch `inputs[0]`; else as a CausalLM."""
+        if thinking:
+            return self.objective.thinking_logits(self, inputs[0])
         if step is None:
             return super().forward(*inputs, **named)
         return self.objective(self, inputs[0], step)

@@ -149,7 +149,7 @@ def test_slot_j_learns_what_comes_j_tokens_later(make_config: MakeConfig, growth
             "input_ids": tokens[:, :-1],
             "labels": tokens[:, 1:],
             "document_ids": torch.zeros(16, 12),
-            "positions": None,
+            "positions": torch.zeros(16, 12),
             "sample_index": torch.arange(16) + 16 * step,
         }
         losses, _, reports = model(batch, step=step)
