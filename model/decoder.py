@@ -65,11 +65,16 @@ class Decoder(nn.Module):
         if self.config.value_residual:
             context = self.with_first_values(context, x)
         for i, layer in enumerate(self.layers):
-            if self.activation_checkpointing and self.training:
-                x = checkpoint(layer, x, context, use_reentrant=False)
-            else:
-                x = layer(x, context, cache[i] if cache else None)
+            x = self.run(layer, x, context, cache[i] if cache else None)
         return self.finish(x)
+
+    def run(
+        self, layer: nn.Module, x: Tensor, context: AttentionContext, cache: LayerCache | PrunedCache | None = None
+    ) -> Tensor:
+        """One block, with activation checkpointing if that is on."""
+        if self.activation_checkpointing and self.training:
+            return checkpoint(layer, x, context, use_reentrant=False)  # type: ignore[no-any-return]
+        return layer(x, context, cache)  # type: ignore[no-any-return]
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """What enters the first block, [B, T, D]; `positions` [B or 1, T] matter where they are learned."""

@@ -243,7 +243,7 @@ def parameter_shapes(model: ModelConfig, objective: ObjectiveConfig | None = Non
         if objective is None:
             skeleton = CausalLM(model, forward)
         else:
-            skeleton = TrainedLM(model, forward, make_objective(objective, model))
+            skeleton = TrainedLM(model, forward, make_objective(objective, model, forward))
     return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
 
 

@@ -20,11 +20,12 @@ Role = Literal[
     "unembedding",
 ]
 
-_LAYER = r"model\.layers\.\d+\."
+# Blocks of the model, and what objectives add of the kind
+_LAYER = r"(model\.layers\.\d+|objective\.heads\.\d+|objective\.links\.\d+(\.block)?)\."
 ROLES: tuple[tuple[str, Role], ...] = (
     (r"model\.embed_(tokens|positions)\.weight", "embedding"),
     (r"model\.(embed|output)_projection\.weight", "projection"),
-    (_LAYER + r"(self_attn|mlp)\.\w+_proj\.weight", "hidden_matrix"),
+    (_LAYER + r"((self_attn|mlp)\.)?\w+_proj\.weight", "hidden_matrix"),
     (_LAYER + r"(self_attn|mlp)\.\w+_proj\.bias", "hidden_bias"),
     # One number for each channel or head: its gradient shrinks with width
     (_LAYER + r"\w+_layernorm\.(weight|bias)", "hidden_norm"),
@@ -40,7 +41,7 @@ ROLES: tuple[tuple[str, Role], ...] = (
     (r"model\.norm\.scale", "final_scalar"),
     (r"lm_head\.weight", "unembedding"),
     # Latent lookahead: slots start as embeddings do; the gain of states is one number behind the final norm
-    (r"objective\.thinker\.(role|waiting)", "embedding"),
+    (r"objective\.(thinker\.role|thinker\.waiting|register)", "embedding"),
     (r"objective\.thinker\.gain", "final_scalar"),
 )
 

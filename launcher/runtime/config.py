@@ -23,7 +23,7 @@ from launcher.runtime.initial_weights import section_of
 from launcher.runtime.optimizer import ZERO_STAGES, OptimizerConfig
 from launcher.runtime.schedule import Schedule, ScheduleConfig
 from model.config import ModelConfig
-from model.objectives.latent_lookahead import LatentLookaheadConfig
+from model.objectives import ObjectiveConfig
 from model.objectives.next_token import NextTokenConfig
 from model.parameterization import OptimizerSettings, ParameterizationConfig, ParameterRow, parameter_table
 
@@ -132,7 +132,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     run: RunConfig
     model: ModelConfig
     parameterization: ParameterizationConfig
-    objective: NextTokenConfig | LatentLookaheadConfig = Field(default=NextTokenConfig(), discriminator="name")
+    objective: ObjectiveConfig = Field(default=NextTokenConfig(), discriminator="name")
     data: DataConfig
     optimizer: OptimizerConfig
     horizon: HorizonConfig = HorizonConfig()

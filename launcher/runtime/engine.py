@@ -122,8 +122,8 @@ class Engine:
 
         sharded = config.deepspeed.zero_stage == 3
         with deepspeed.zero.Init(config_dict_or_path=requested, enabled=sharded):
-            self.objective = make_objective(config.objective, config.model, config.run.seed)
             forward = multipliers(config.model, config.parameterization)
+            self.objective = make_objective(config.objective, config.model, forward, config.run.seed)
             model = TrainedLM(config.model, forward, self.objective)
 
         def gather(parameter: nn.Parameter) -> AbstractContextManager[object]:

@@ -98,10 +98,15 @@ def slot_labels(anchors: Anchors, labels: Tensor, document_ids: Tensor, horizon:
 
 def whole_thoughts(labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
     """[B, T]: the labels of tokens at which a thought would have a target in every slot; -100 elsewhere."""
+    whole = (labels_ahead(labels, document_ids, horizon) >= 0).all(-1)
+    return labels.masked_fill(~whole, -100)
+
+
+def labels_ahead(labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
+    """[B, T, horizon]: the 1st, 2nd, ... token after each token; -100 beyond its document."""
     place = torch.arange(labels.size(1), device=labels.device).expand_as(labels)
     everywhere = Anchors(place, torch.ones_like(place, dtype=torch.bool))
-    whole = (slot_labels(everywhere, labels, document_ids, horizon) >= 0).all(-1)
-    return labels.masked_fill(~whole, -100)
+    return slot_labels(everywhere, labels, document_ids, horizon)
 
 
 def uniform(seed: int, sample_index: Tensor, length: int) -> Tensor:

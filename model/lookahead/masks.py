@@ -10,11 +10,13 @@ The second stream of text is there only when thoughts are committed. "As ever" m
 and within the document if the configuration masks documents; the window counts positions, and the same holds for slots.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from model.config import ModelConfig
 from model.lookahead.anchors import Anchors
 
 
@@ -36,6 +38,15 @@ class Text:
     def in_window(self, query: Tensor, key: Tensor) -> Tensor | bool:
         """[..., queries, keys] from positions of queries [..., queries] and keys [..., keys]."""
         return True if self.window is None else query[..., :, None] - key[..., None, :] < self.window
+
+
+def text_of(config: ModelConfig, batch: Mapping[str, Tensor]) -> Text:
+    """Where the tokens of a batch stand for this model."""
+    if config.document_mask:
+        return Text(batch["positions"], batch["document_ids"], config.sliding_window)
+    rows, length = batch["input_ids"].shape
+    places = torch.arange(length, device=batch["input_ids"].device)
+    return Text(places.expand(rows, -1), None, config.sliding_window)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from model.lookahead.masks import (
     text_sees_text,
 )
 
-Growth = Literal["grow", "fixed"]
+Growth = Literal["grow", "fixed", "pause"]
 Memory = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values of each layer, [B, num_key_value_heads, tokens, head_dim] each."""
 
@@ -39,7 +39,8 @@ class ThoughtSettings:
     horizon: int
     """tau: slots of a thought."""
     growth: Growth
-    """grow: one slot more in each pass. fixed: all slots in each of `passes` passes."""
+    """grow: one slot more in each pass. fixed: all slots in each of `passes` passes. pause: all slots in one pass, and
+    no state enters them."""
     passes: int
     """Of growth fixed."""
     bidirectional: bool
@@ -103,10 +104,11 @@ class Thinker(nn.Module):
     def __init__(self, settings: ThoughtSettings, width: int) -> None:
         super().__init__()
         self.settings = settings
-        self.gain = nn.Parameter(torch.empty(1))  # of states, which are of size 1 where embeddings are not
         self.role = nn.Parameter(torch.empty(width))  # tells a slot from a token
-        waiting = settings.growth == "fixed" and settings.horizon > 1
-        self.waiting = nn.Parameter(torch.empty(settings.horizon - 1, width)) if waiting else None
+        waiting = {"grow": 0, "fixed": settings.horizon - 1, "pause": settings.horizon}[settings.growth]
+        self.waiting = nn.Parameter(torch.empty(waiting, width)) if waiting else None
+        has_states = settings.growth != "pause"
+        self.gain = nn.Parameter(torch.empty(1)) if has_states else None  # of states, which are larger than embeddings
 
     def forward(
         self, decoder: Decoder, states: Tensor, memory: Memory, text: Text, anchors: Anchors
@@ -128,7 +130,10 @@ class Thinker(nn.Module):
             states, memory = states.detach(), tuple((keys.detach(), values.detach()) for keys, values in memory)
         index = anchors.index[:, :, None].expand(-1, -1, states.size(2))
         thinking = _Thinking(self, decoder, memory, text, anchors)
-        start = self._feed(decoder, states.gather(1, index)[:, :, None])  # (B, K, 1, D)
+        start = states.gather(1, index)[:, :, None]  # (B, K, 1, D)
+        if self.settings.growth == "pause":
+            return thinking.run(self._wait(decoder, start), range(self.settings.horizon))
+        start = self._feed(decoder, start)
         if self.settings.growth == "fixed":
             return self._refine(thinking, start)
         if self.settings.bidirectional:
@@ -158,13 +163,18 @@ class Thinker(nn.Module):
         """All slots in each pass; slot j + 1 takes what slot j ended in, and waits for it in the first pass."""
         inputs = start
         if self.waiting is not None:
-            waiting = (self.waiting + self.role) * thinking.decoder.embedding_multiplier
-            inputs = torch.cat((start, waiting.to(start.dtype).expand(*start.shape[:2], -1, -1)), dim=2)
+            inputs = torch.cat((start, self._wait(thinking.decoder, start)), dim=2)
         for remaining in reversed(range(self.settings.passes)):
             states, memory = thinking.run(inputs, range(self.settings.horizon))
             if remaining:
                 inputs = torch.cat((start, self._feed(thinking.decoder, states[:, :, :-1])), dim=2)
         return states, memory
+
+    def _wait(self, decoder: Decoder, like: Tensor) -> Tensor:
+        """Inputs of slots that no state enters, [B, K, slots, D], of the rows and thoughts of `like`."""
+        assert self.waiting is not None, "there are such slots"
+        waiting = (self.waiting + self.role) * decoder.embedding_multiplier
+        return waiting.to(like.dtype).expand(*like.shape[:2], -1, -1)
 
     def _feed(self, decoder: Decoder, states: Tensor) -> Tensor:
         """Final states as inputs: of the size of an embedding, and marked."""
@@ -172,6 +182,7 @@ class Thinker(nn.Module):
             states = states.detach()
         if not decoder.config.final_norm:  # nothing else keeps a recursion from growing
             states = F.rms_norm(states, states.shape[-1:])
+        assert self.gain is not None, "states enter these slots"
         size = decoder.config.initializer_range * self.gain
         return (states * size + self.role).to(states.dtype) * decoder.embedding_multiplier
 
@@ -201,9 +212,16 @@ class _Thinking:
         # Slots that stand beyond the last position predict nothing that counts
         last = self.decoder.config.max_position_embeddings - 1
         positions = query.positions(self.text, self.anchors).clamp_max(last)
-        x = _at_positions(self.decoder, inputs.flatten(1, 2), positions)
+        x = at_positions(self.decoder, inputs.flatten(1, 2), positions)
         x, own = run_blocks(self.decoder, x, _context(self.decoder, positions, torch.cat(seen, -1), x), earlier)
         return self.decoder.finish(x).unflatten(1, inputs.shape[1:3]), own
+
+
+def speak(states: Tensor, slots: Tensor, anchors: Anchors) -> Tensor:
+    """States of the text [B, T, D], with those of one slot of each thought [B, K, D] in place of the anchors'."""
+    place = anchors.index.masked_fill(~anchors.valid, states.size(1))  # one place more, for what is not there
+    place = place[:, :, None].expand(-1, -1, states.size(2))
+    return F.pad(states, (0, 0, 0, 1)).scatter(1, place, slots.to(states.dtype))[:, :-1]
 
 
 def join(first: Memory, second: Memory) -> Memory:
@@ -252,8 +270,8 @@ def _context(decoder: Decoder, positions: Tensor, mask: Tensor, x: Tensor) -> At
     return replace(attention_context(decoder.config, positions, 0, None, x.dtype), mask=mask)
 
 
-def _at_positions(decoder: Decoder, x: Tensor, positions: Tensor) -> Tensor:
-    """Slot inputs with what learned positions add to an embedding."""
+def at_positions(decoder: Decoder, x: Tensor, positions: Tensor) -> Tensor:
+    """Inputs that are no tokens' embeddings, with what learned positions [B, N] add to an embedding."""
     if decoder.embed_positions is None:
         return x
     learned: Tensor = decoder.embed_positions(positions) * decoder.embedding_multiplier

@@ -4,21 +4,44 @@ A new one is a configuration and a subclass of `objective.Objective` in a file h
 """
 
 from model.config import ModelConfig
+from model.multipliers import Multipliers
 from model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
+from model.objectives.multi_token import MultiToken, MultiTokenConfig
 from model.objectives.next_token import NextToken, NextTokenConfig
 from model.objectives.objective import Objective
+from model.objectives.registers import Registers, RegistersConfig
+from model.objectives.sequential_mtp import SequentialMTP, SequentialMTPConfig
+from model.objectives.silent_thoughts import SilentThoughts, SilentThoughtsConfig
 
-ObjectiveConfig = NextTokenConfig | LatentLookaheadConfig
+ObjectiveConfig = (
+    NextTokenConfig
+    | LatentLookaheadConfig
+    | SilentThoughtsConfig
+    | MultiTokenConfig
+    | SequentialMTPConfig
+    | RegistersConfig
+)
 
 
-def make_objective(config: ObjectiveConfig, model: ModelConfig, seed: int = 0) -> Objective:
+def make_objective(config: ObjectiveConfig, model: ModelConfig, multipliers: Multipliers, seed: int = 0) -> Objective:
     """The objective of a run; its parameters are uninitialised.
 
     Args:
         config: which, and how.
         model: the model that it trains.
+        multipliers: of that model.
         seed: of what it draws at random.
     """
-    if isinstance(config, LatentLookaheadConfig):
-        return LatentLookahead(config, model, seed)
-    return NextToken(config)
+    match config:
+        case NextTokenConfig():
+            return NextToken(config)
+        case LatentLookaheadConfig():
+            return LatentLookahead(config, model, seed)
+        case SilentThoughtsConfig():
+            return SilentThoughts(config, model, seed)
+        case MultiTokenConfig():
+            return MultiToken(config, model, multipliers)
+        case SequentialMTPConfig():
+            return SequentialMTP(config, model, multipliers)
+        case RegistersConfig():
+            return Registers(config, model, seed)

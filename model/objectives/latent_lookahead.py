@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic import model_validator as validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.config import ModelConfig
 from model.decoder import CausalLM
 from model.lookahead.anchors import AnchorPolicy, Anchors, choose_anchors, slot_labels, uniform, whole_thoughts
-from model.lookahead.masks import Text
-from model.lookahead.thoughts import Growth, Thinker, ThoughtSettings, run_text, run_text_with_thoughts
+from model.lookahead.masks import text_of
+from model.lookahead.thoughts import Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
 from model.objectives.objective import Batch, Objective
 
 LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of anchor_policy entropy
@@ -37,7 +37,7 @@ class LatentLookaheadConfig(BaseModel, extra="forbid", frozen=True, strict=True,
     first, and others by chance."""
     anchor_probability: float = Field(default=1.0, gt=0, le=1)
     """anchor_policy random: chance of each token; the first K are taken, in random order."""
-    growth: Growth = "grow"
+    growth: Literal["grow", "fixed"] = "grow"
     """grow: pass s runs slots 1 to s and gives slot s + 1 its input. fixed: all slots in each of `passes` passes."""
     passes: PositiveInt = 3
     """growth fixed: how often the slots are refined; 1 is prediction in one pass."""
@@ -97,7 +97,6 @@ class LatentLookahead(Objective):
         super().__init__()
         self.config, self.seed = config, seed
         self.reports = tuple(f"lookahead/loss_{number}" for number in range(1, config.horizon + 1))
-        self.masks_documents, self.window = model.document_mask, model.sliding_window
         self.thinker = Thinker(config.thoughts, model.hidden_size)
 
     def targets(self, batch: Batch) -> Tensor:
@@ -124,14 +123,11 @@ class LatentLookahead(Objective):
     def thinking_logits(self, model: CausalLM, batch: Batch) -> Tensor:
         """The token after an anchor is predicted by its thought's first slot, as the paper decodes."""
         states, thoughts, anchors = self._run(model, batch)
-        place = anchors.index.masked_fill(~anchors.valid, states.size(1))  # one place more, for what is not there
-        place = place[:, :, None].expand(-1, -1, states.size(2))
-        states = nn.functional.pad(states, (0, 0, 0, 1)).scatter(1, place, thoughts[:, :, 0].to(states.dtype))
-        return model.lm_head(states[:, :-1], None, 0.0)  # type: ignore[no-any-return]
+        return model.lm_head(speak(states, thoughts[:, :, 0], anchors), None, 0.0)  # type: ignore[no-any-return]
 
     def _run(self, model: CausalLM, batch: Batch) -> tuple[Tensor, Tensor, Anchors]:
         """Final states of the text [B, T, D] and of the slots [B, K, tau, D], and the anchors."""
-        decoder, text = model.model, self.text(batch)
+        decoder, text = model.model, text_of(model.config, batch)
         states, memory = run_text(decoder, batch["input_ids"], text)
         anchors = self._anchors(batch, self._entropy(model, states))
         thoughts, thought_memory = self.thinker(decoder, states, memory, text, anchors)
@@ -139,14 +135,6 @@ class LatentLookahead(Objective):
             horizon = self.config.horizon
             states = run_text_with_thoughts(decoder, batch["input_ids"], text, anchors, thought_memory, horizon)
         return states, thoughts, anchors
-
-    def text(self, batch: Batch) -> Text:
-        """Where the batch's tokens stand."""
-        if self.masks_documents:
-            return Text(batch["positions"], batch["document_ids"], self.window)
-        rows, length = batch["input_ids"].shape
-        places = torch.arange(length, device=batch["input_ids"].device).expand(rows, -1)
-        return Text(places, None, self.window)
 
     def _anchors(self, batch: Batch, entropy: Tensor | None = None) -> Anchors:
         config, labels = self.config, batch["labels"]

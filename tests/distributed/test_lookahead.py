@@ -24,6 +24,13 @@ LOOKAHEAD = [
     "train.steps=8",
 ]
 STAGES = {f"stage_{stage}": [f"deepspeed.zero_stage={stage}"] for stage in range(4)}
+BASELINES = {
+    "multi_token": ["objective.name=multi_token", "objective.horizon=3"],
+    "sequential_mtp": ["objective.name=sequential_mtp", "objective.horizon=3"],
+    "registers": ["objective.name=registers"],
+    "pause": ["objective.name=pause", "objective.horizon=3"],
+    "coconut": ["objective.name=coconut", "objective.horizon=3"],
+}
 REST = {
     "bf16_0": ["deepspeed.precision=bf16", "deepspeed.zero_stage=0"],
     "bf16_3": ["deepspeed.precision=bf16", "deepspeed.zero_stage=3"],
@@ -42,6 +49,9 @@ def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
     """The finished runs by two ranks, and of one by a single rank."""
     worker, folder = Path(__file__).with_name("train_matrix.py"), tiny_config.parent / "runs"
     two = {f"look_{name}": [*LOOKAHEAD, *overrides] for name, overrides in (STAGES | REST).items()}
+    plain = [override for override in LOOKAHEAD if not override.startswith("objective.")]
+    for name, overrides in BASELINES.items():
+        two |= {f"look_{name}_{stage}": [*plain, *overrides, f"deepspeed.zero_stage={stage}"] for stage in (1, 3)}
     one = {"look_single": [*LOOKAHEAD, *STAGES["stage_1"]]}
     for ranks, settings in ((2, two), (1, one)):
         outcome = start(worker, [tiny_config, json.dumps(settings), "once"], folder, ranks=ranks).wait(400)
@@ -51,7 +61,7 @@ def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
 
 def curves(run: Run) -> dict[str, list[float]]:
     steps = [record for record in run.records if "loss" in record]
-    names = ["loss", "grad_norm", *(f"lookahead/loss_{number}" for number in (1, 2, 3))]
+    names = [name for name in steps[0] if "loss" in name or name == "grad_norm"]
     return {name: [record[name] for record in steps] for name in names}
 
 
@@ -69,6 +79,15 @@ def test_stage_3_agrees_on_every_kind_of_thought(runs: Callable[[str], Run], kin
     for curve, values in expected.items():
         assert found[curve] == pytest.approx(values, rel=2e-5), curve
     assert expected["loss"] != pytest.approx(curves(runs("stage_0"))["loss"], rel=1e-4), "the kinds differ"
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_stages_agree_on_the_baselines(runs: Callable[[str], Run], name: str) -> None:
+    found, expected = curves(runs(f"{name}_3")), curves(runs(f"{name}_1"))
+    reports = {"registers": 1, "multi_token": 2, "sequential_mtp": 2}.get(name, 0)
+    assert len(expected) == 2 + reports
+    for curve, values in expected.items():
+        assert found[curve] == pytest.approx(values, rel=2e-5), curve
 
 
 @pytest.mark.parametrize("name", ["bf16_0", "bf16_3"])

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from model.decoder import CausalLM
 from model.initialization import initialize
+from model.lookahead.masks import text_of
 from model.lookahead.thoughts import run_text
 from model.objectives import make_objective
 from model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
@@ -38,7 +39,7 @@ def batch_of(**changes: Tensor) -> dict[str, Tensor]:
 
 def objective_of(model: CausalLM, enliven: Enliven, **keys: Any) -> LatentLookahead:
     config = LatentLookaheadConfig.model_validate({"anchors": 4, "horizon": 3, **keys})
-    objective = make_objective(config, model.config, seed=7)
+    objective = make_objective(config, model.config, model.multipliers, seed=7)
     enliven(objective, 1)
     assert isinstance(objective, LatentLookahead)
     return objective
@@ -50,7 +51,7 @@ def gradients(model: CausalLM, loss: Tensor) -> list[Tensor]:
 
 def thoughts_of(model: CausalLM, objective: LatentLookahead, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Final states of the slots [B, K, tau, D], and the anchors [B, K]."""
-    text, anchors = objective.text(batch), objective._anchors(batch)
+    text, anchors = text_of(model.config, batch), objective._anchors(batch)
     states, memory = run_text(model.model, batch["input_ids"], text)
     return objective.thinker(model.model, states, memory, text, anchors)[0], anchors.index
 
@@ -139,7 +140,8 @@ def test_slot_j_learns_what_comes_j_tokens_later(make_config: MakeConfig, growth
     """On a sequence that counts by two, from anywhere."""
     config, rule = make_config(num_hidden_layers=2, vocab_size=31), ParameterizationConfig(rule="sp")
     look = LatentLookaheadConfig.model_validate({"horizon": 3, "anchors": 4, "weight": 1.0, "growth": growth})
-    model = TrainedLM(config, multipliers(config, rule), make_objective(look, config))
+    forward = multipliers(config, rule)
+    model = TrainedLM(config, forward, make_objective(look, config, forward))
     initialize(model, parameter_table(config, rule, OptimizerSettings(1e-2, 0.0, 1e-8), look), seed=0)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     generator = torch.Generator().manual_seed(0)

@@ -42,8 +42,13 @@ def thinking_model(make_model: MakeModel, settings: ThoughtSettings, **shape: An
     with torch.no_grad():
         for parameter in thinker.parameters():
             parameter.normal_(generator=generator)
-        thinker.gain.fill_(30.0)
+        gain_of(thinker).fill_(30.0)
     return model, thinker
+
+
+def gain_of(thinker: Thinker) -> Tensor:
+    assert thinker.gain is not None
+    return thinker.gain
 
 
 def text_of(model: CausalLM) -> Text:
@@ -99,7 +104,9 @@ def alone(model: CausalLM, thinker: Thinker, tokens: Tensor, row: int, anchor: i
     def feed(state: Tensor) -> Tensor:
         if not decoder.config.final_norm:
             state = state / (state.square().mean(-1, keepdim=True) + torch.finfo(state.dtype).eps).sqrt()
-        return (state * decoder.config.initializer_range * thinker.gain + thinker.role) * decoder.embedding_multiplier
+        return (
+            state * decoder.config.initializer_range * gain_of(thinker) + thinker.role
+        ) * decoder.embedding_multiplier
 
     start = feed(run(visible[:, :0])[:, -1:])
     if settings.growth == "grow":
@@ -210,7 +217,7 @@ def test_one_committed_thought_is_the_papers_sequence(make_model: MakeModel, sha
         shorter.load_state_dict(thinker.state_dict())
         newest.append(think(model, shorter, tokens, torch.tensor([[anchor]] * 2))[:, 0, -1])
     fed = torch.stack(newest, dim=1)
-    slots = (fed * decoder.config.initializer_range * thinker.gain + thinker.role) * decoder.embedding_multiplier
+    slots = (fed * decoder.config.initializer_range * gain_of(thinker) + thinker.role) * decoder.embedding_multiplier
     where = torch.arange(anchor, anchor + HORIZON).expand(2, -1)
     if decoder.embed_positions is not None:
         slots = slots + decoder.embed_positions(where) * decoder.embedding_multiplier

@@ -1,0 +1,82 @@
+"""Register tokens (MuToR, arXiv 2505.10518): beside each token a register predicts one of the next few.
+
+A register at token i stands at position i + d - 1, sees the text up to its token and no other register, and predicts
+token i + d; d is drawn for each sequence. Text never sees registers, so they vanish after training.
+
+    loss = (1 - a) mean CE(next token) + a mean CE(registers)
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveInt
+from torch import Tensor, nn
+
+from model.attention.context import attention_context
+from model.config import ModelConfig
+from model.decoder import CausalLM
+from model.lookahead.anchors import Anchors, labels_ahead, uniform
+from model.lookahead.masks import slots, slots_see_slots, slots_see_text, text_of
+from model.lookahead.thoughts import at_positions, run_blocks, run_text
+from model.objectives.objective import Batch, Objective
+
+
+class RegistersConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """A register for every token."""
+
+    name: Literal["registers"] = "registers"
+    """Which objective."""
+    horizon: PositiveInt = 4
+    """Largest distance d at which a register predicts."""
+    weight: float = Field(default=0.3, ge=0, le=1)
+    """a: share of the registers' loss."""
+    z_loss: NonNegativeFloat = 0.0
+    """Coefficient of logsumexp(logits)^2, of text and registers."""
+
+
+class Registers(Objective):
+    """The text pass, and one pass of all registers."""
+
+    terms = ("next_token", "registers")
+    reports = ("registers/loss",)
+
+    def __init__(self, config: RegistersConfig, model: ModelConfig, seed: int) -> None:
+        super().__init__()
+        self.config, self.seed = config, seed
+        self.register = nn.Parameter(torch.empty(model.hidden_size))
+
+    def _distance(self, batch: Batch) -> Tensor:
+        """[B]: d of each sequence, 1 to `horizon`."""
+        draws = uniform(self.seed, batch["sample_index"], 1)[:, 0]
+        return 1 + (draws * self.config.horizon).long()
+
+    def _labels(self, batch: Batch) -> Tensor:
+        """[B, T]: what each register predicts."""
+        ahead = labels_ahead(batch["labels"], batch["document_ids"], self.config.horizon)
+        place = (self._distance(batch) - 1)[:, None, None].expand(-1, ahead.size(1), 1)
+        return ahead.gather(2, place)[:, :, 0]
+
+    def targets(self, batch: Batch) -> Tensor:
+        """Valid labels of the text, and of the registers."""
+        return torch.stack(((batch["labels"] >= 0).sum(), (self._labels(batch) >= 0).sum()))
+
+    def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Objective`."""
+        decoder, text, weight = model.model, text_of(model.config, batch), self.config.weight
+        states, memory = run_text(decoder, batch["input_ids"], text)
+        loss, cross_entropy = model.lm_head(states, batch["labels"], self.config.z_loss)
+        place = torch.arange(states.size(1), device=states.device).expand(states.shape[:2])
+        everywhere = Anchors(place, torch.ones_like(place, dtype=torch.bool))
+        query = slots(states.size(1), range(1), states.device)
+        positions = text.positions + self._distance(batch)[:, None] - 1
+        positions = positions.clamp_max(model.config.max_position_embeddings - 1)
+        seen = slots_see_text(query, text, everywhere), slots_see_slots(query, query, text, everywhere, True)
+        x = (self.register * decoder.embedding_multiplier).to(states.dtype).expand_as(states)
+        x = at_positions(decoder, x, positions)
+        context = replace(attention_context(model.config, positions, 0, None, x.dtype), mask=torch.cat(seen, -1))
+        x, _ = run_blocks(decoder, x, context, memory)
+        labels = self._labels(batch)
+        ahead, nats = model.lm_head(decoder.finish(x), labels, self.config.z_loss)
+        reports = torch.stack((nats, (labels >= 0).sum()))[None]
+        return torch.stack(((1 - weight) * loss, weight * ahead)), cross_entropy, reports

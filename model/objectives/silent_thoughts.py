@@ -1,0 +1,78 @@
+"""Thoughts that nothing supervises: the token after a thought is predicted by its last slot, the rest sees the slots.
+
+pause     slots are learned vectors and one pass runs them (pause tokens, arXiv 2310.02226, as many as latent lookahead
+          has slots)
+coconut   a slot's input is the state of the one before (Coconut, arXiv 2412.06769, without its curriculum)
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, NonNegativeFloat, PositiveInt
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.decoder import CausalLM
+from model.lookahead.anchors import choose_anchors, uniform
+from model.lookahead.masks import text_of
+from model.lookahead.thoughts import (
+    Growth,
+    Thinker,
+    ThoughtSettings,
+    run_text,
+    run_text_with_thoughts,
+    speak,
+)
+from model.objectives.objective import Batch, Objective
+
+
+class SilentThoughtsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Thoughts of `horizon` slots, trained by the tokens that see them alone."""
+
+    name: Literal["pause", "coconut"]
+    """Which objective."""
+    horizon: PositiveInt = 4
+    """Slots of a thought."""
+    anchors: PositiveInt = 1
+    """K: thoughts per sequence."""
+    anchor_policy: Literal["response_start", "sequential", "random", "stratified"] = "response_start"
+    """At which tokens, as in latent_lookahead."""
+    z_loss: NonNegativeFloat = 0.0
+    """Coefficient of logsumexp(logits)^2."""
+
+
+class SilentThoughts(Objective):
+    """The text pass, the thoughts, and a text pass that sees them."""
+
+    terms = ("next_token",)
+    thinks = True
+
+    def __init__(self, config: SilentThoughtsConfig, model: ModelConfig, seed: int) -> None:
+        super().__init__()
+        self.config, self.seed = config, seed
+        growth: Growth = "pause" if config.name == "pause" else "grow"
+        settings = ThoughtSettings(config.horizon, growth, passes=1, bidirectional=False)
+        self.thinker = Thinker(settings, model.hidden_size)
+
+    def targets(self, batch: Batch) -> Tensor:
+        """Valid labels."""
+        labels: Tensor = batch["labels"]
+        return (labels >= 0).sum()[None]
+
+    def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Objective`."""
+        loss, cross_entropy = model.lm_head(self._states(model, batch), batch["labels"], self.config.z_loss)
+        return loss[None], cross_entropy, loss.new_empty(0, 2)
+
+    def thinking_logits(self, model: CausalLM, batch: Batch) -> Tensor:
+        """As in training."""
+        return model.lm_head(self._states(model, batch), None, 0.0)  # type: ignore[no-any-return]
+
+    def _states(self, model: CausalLM, batch: Batch) -> Tensor:
+        """[B, T, D]: what predicts the token after each."""
+        decoder, text, labels = model.model, text_of(model.config, batch), batch["labels"]
+        states, memory = run_text(decoder, batch["input_ids"], text)
+        draws = uniform(self.seed, batch["sample_index"], labels.size(1))
+        anchors = choose_anchors(self.config.anchor_policy, min(self.config.anchors, labels.size(1)), labels, draws)
+        thoughts, thought_memory = self.thinker(decoder, states, memory, text, anchors)
+        states = run_text_with_thoughts(decoder, batch["input_ids"], text, anchors, thought_memory, self.config.horizon)
+        return speak(states, thoughts[:, :, -1], anchors)
