@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from model.config import ModelConfig
 from model.decoder import CausalLM
 
 
@@ -40,10 +41,34 @@ def generate(
     """Yield the continuation of prompt [B, T] one token at a time, each [B]; the caller decides when to stop.
 
     Raises:
+        ValueError: see `check_request`.
+    """
+    check_request(model.config, prompt, max_new_tokens, temperature, top_k, top_p)
+    model.eval()
+    cache = model.new_cache(prompt.size(0), prompt.size(1) + max_new_tokens)
+    tokens = prompt
+    for _ in range(max_new_tokens):
+        logits = model(tokens, cache=cache)[:, -1]
+        token = sample_token(logits, temperature, top_k, top_p, generator)
+        yield token
+        tokens = token[:, None]
+
+
+def check_request(
+    config: ModelConfig,
+    prompt: Tensor,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> None:
+    """Refuse what cannot be continued.
+
+    Raises:
         ValueError: the prompt is empty, prompt and continuation exceed the model's max_position_embeddings, or a
             sampling option is outside its range.
     """
-    longest, end = model.config.max_position_embeddings, prompt.size(1) + max_new_tokens
+    longest, end = config.max_position_embeddings, prompt.size(1) + max_new_tokens
     if prompt.size(1) == 0:
         raise ValueError("the prompt has no tokens: give at least one (the end-of-text token starts a fresh document)")
     if end > longest:
@@ -57,11 +82,3 @@ def generate(
         raise ValueError(f"top_k = {top_k}: keep at least 1 token, or leave it out to keep all")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p = {top_p}: lies in (0, 1]; leave it out to keep all tokens")
-    model.eval()
-    cache = model.new_cache(prompt.size(0), end)
-    tokens = prompt
-    for _ in range(max_new_tokens):
-        logits = model(tokens, cache=cache)[:, -1]
-        token = sample_token(logits, temperature, top_k, top_p, generator)
-        yield token
-        tokens = token[:, None]

@@ -126,11 +126,17 @@ class Thinker(nn.Module):
             The final states of all slots, [B, K, tau, D], and the keys and values of the slots in the last pass,
             thought by thought: [B, num_key_value_heads, K * tau, head_dim] for each layer.
         """
+        index = anchors.index[:, :, None].expand(-1, -1, states.size(2))
+        return self.think(decoder, states.gather(1, index), memory, text, anchors)
+
+    def think(
+        self, decoder: Decoder, states: Tensor, memory: Memory, text: Text, anchors: Anchors
+    ) -> tuple[Tensor, Memory]:
+        """As `forward`, with the states of the anchors alone, [B, K, D]."""
         if self.settings.detach_text:
             states, memory = states.detach(), tuple((keys.detach(), values.detach()) for keys, values in memory)
-        index = anchors.index[:, :, None].expand(-1, -1, states.size(2))
         thinking = _Thinking(self, decoder, memory, text, anchors)
-        start = states.gather(1, index)[:, :, None]  # (B, K, 1, D)
+        start = states[:, :, None]  # (B, K, 1, D)
         if self.settings.growth == "pause":
             return thinking.run(self._wait(decoder, start), range(self.settings.horizon))
         start = self._feed(decoder, start)
@@ -257,12 +263,19 @@ def run_text_with_thoughts(
 
     With one anchor per row this is the paper's model; with more, every thought still comes from the first text pass.
     """
-    x = decoder.embed(input_ids, text.positions)
-    key = slots(anchors.index.size(1), range(horizon), x.device)
-    own = text_sees_text(text).expand(x.size(0), -1, -1, -1)
+    key = slots(anchors.index.size(1), range(horizon), input_ids.device)
+    own = text_sees_text(text).expand(input_ids.size(0), -1, -1, -1)
     mask = torch.cat((text_sees_slots(key, text, anchors), own), dim=-1)
-    x, _ = run_blocks(decoder, x, _context(decoder, text.positions, mask, x), thoughts)
-    return decoder.finish(x)
+    return run_text_behind(decoder, input_ids, text.positions, mask, thoughts)[0]
+
+
+def run_text_behind(
+    decoder: Decoder, input_ids: Tensor, positions: Tensor, mask: Tensor, earlier: Memory | None
+) -> tuple[Tensor, Memory]:
+    """Tokens [B, T] behind earlier keys and values: final states, and the tokens' own keys and values."""
+    x = decoder.embed(input_ids, positions)
+    x, memory = run_blocks(decoder, x, _context(decoder, positions, mask, x), earlier)
+    return decoder.finish(x), memory
 
 
 def _context(decoder: Decoder, positions: Tensor, mask: Tensor, x: Tensor) -> AttentionContext:

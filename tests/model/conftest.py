@@ -4,20 +4,26 @@
 values and, by default, its parameterization is away from the base: no bias is zero, no gain and no multiplier is one.
 """
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from model.config import ModelConfig
 from model.decoder import CausalLM
-from model.parameterization import ParameterizationConfig, multipliers
+from model.initialization import initialize
+from model.objectives import make_objective
+from model.objectives.latent_lookahead import LatentLookaheadConfig
+from model.objectives.objective import TrainedLM
+from model.parameterization import OptimizerSettings, ParameterizationConfig, multipliers, parameter_table
 
 MakeConfig = Callable[..., ModelConfig]
 MakeModel = Callable[..., CausalLM]
 Enliven = Callable[..., None]
+Counting = Callable[[str], TrainedLM]
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 61,
@@ -84,3 +90,39 @@ def make_model(make_config: MakeConfig, enliven: Enliven) -> MakeModel:
         return model.eval()
 
     return make
+
+
+def count_by_two(generator: torch.Generator) -> dict[str, Tensor]:
+    """A batch of 16 sequences of 12 tokens, each two more than the one before, modulo 31."""
+    tokens = (torch.randint(31, (16, 1), generator=generator) + 2 * torch.arange(13)) % 31
+    return {
+        "input_ids": tokens[:, :-1],
+        "labels": tokens[:, 1:],
+        "document_ids": torch.zeros(16, 12),
+        "positions": torch.zeros(16, 12),
+        "sample_index": torch.randint(2**40, (16,), generator=generator),
+    }
+
+
+@pytest.fixture(scope="session")
+def counting(make_config: MakeConfig) -> Counting:
+    """A model that has learned to count, with thoughts of three slots; keyword: how they grow."""
+
+    @functools.cache
+    def train(growth: str) -> TrainedLM:
+        config, rule = make_config(num_hidden_layers=2, vocab_size=31), ParameterizationConfig(rule="sp")
+        keys = {"horizon": 3, "anchors": 4, "weight": 1.0, "growth": growth}
+        look, forward = LatentLookaheadConfig.model_validate(keys), multipliers(config, rule)
+        model = TrainedLM(config, forward, make_objective(look, config, forward))
+        initialize(model, parameter_table(config, rule, OptimizerSettings(1e-2, 0.0, 1e-8), look), seed=0)
+        optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+        generator = torch.Generator().manual_seed(0)
+        for step in range(150):
+            batch = count_by_two(generator)
+            losses, _, _ = model(batch, step=step)
+            optimizer.zero_grad()
+            (losses / model.objective.targets(batch)).sum().backward()
+            optimizer.step()
+        return model.eval()
+
+    return train

@@ -8,15 +8,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from model.decoder import CausalLM
-from model.initialization import initialize
 from model.lookahead.masks import text_of
 from model.lookahead.thoughts import run_text
 from model.objectives import make_objective
 from model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
 from model.objectives.next_token import NextToken, NextTokenConfig
-from model.objectives.objective import TrainedLM
-from model.parameterization import OptimizerSettings, ParameterizationConfig, multipliers, parameter_table
-from tests.model.conftest import Enliven, MakeConfig, MakeModel
+from tests.model.conftest import Counting, Enliven, MakeModel, count_by_two
 
 ROWS, LENGTH, VOCABULARY = 3, 16, 61
 DOCUMENTS = torch.tensor([[0] * 16, [0] * 9 + [1] * 7, [0] * 4 + [1] * 12])
@@ -136,32 +133,14 @@ def test_the_uncertain_tokens_get_thoughts(make_model: MakeModel, enliven: Enliv
 
 
 @pytest.mark.parametrize("growth", ["grow", "fixed"])
-def test_slot_j_learns_what_comes_j_tokens_later(make_config: MakeConfig, growth: str) -> None:
+def test_slot_j_learns_what_comes_j_tokens_later(counting: Counting, growth: str) -> None:
     """On a sequence that counts by two, from anywhere."""
-    config, rule = make_config(num_hidden_layers=2, vocab_size=31), ParameterizationConfig(rule="sp")
-    look = LatentLookaheadConfig.model_validate({"horizon": 3, "anchors": 4, "weight": 1.0, "growth": growth})
-    forward = multipliers(config, rule)
-    model = TrainedLM(config, forward, make_objective(look, config, forward))
-    initialize(model, parameter_table(config, rule, OptimizerSettings(1e-2, 0.0, 1e-8), look), seed=0)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    generator = torch.Generator().manual_seed(0)
-    for step in range(150):
-        tokens = (torch.randint(31, (16, 1), generator=generator) + 2 * torch.arange(13)) % 31
-        batch = {
-            "input_ids": tokens[:, :-1],
-            "labels": tokens[:, 1:],
-            "document_ids": torch.zeros(16, 12),
-            "positions": torch.zeros(16, 12),
-            "sample_index": torch.arange(16) + 16 * step,
-        }
-        losses, _, reports = model(batch, step=step)
-        optimizer.zero_grad()
-        (losses / model.objective.targets(batch)).sum().backward()
-        optimizer.step()
-    assert (reports[:, 0] / reports[:, 1] < 0.5).all(), "chance is log 31"
+    model, batch = counting(growth), count_by_two(torch.Generator().manual_seed(1))
     assert isinstance(model.objective, LatentLookahead)
+    _, _, reports = model(batch, step=0)
+    assert (reports[:, 0] / reports[:, 1] < 0.5).all(), "chance is log 31"
     thoughts, anchors = thoughts_of(model, model.objective, batch)
     logits: Any = model.lm_head(thoughts.flatten(1, 2), None, 0.0)
     found = logits.argmax(-1).unflatten(1, (4, 3))
-    expected = (tokens.gather(1, anchors)[:, :, None] + 2 * torch.arange(1, 4)) % 31
+    expected = (batch["input_ids"].gather(1, anchors)[:, :, None] + 2 * torch.arange(1, 4)) % 31
     assert (found == expected).float().mean() > 0.9

@@ -1,0 +1,210 @@
+"""Decoding with thoughts: the first slot speaks, or the later slots draft what the plain model then checks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from model.attention.context import LayerCache
+from model.decoder import CausalLM
+from model.generation import check_request, sample_token
+from model.lookahead.anchors import Anchors
+from model.lookahead.masks import Text
+from model.lookahead.thoughts import Memory, Thinker, join, run_text_behind
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """When to think."""
+
+    kind: Literal["first", "every", "probability", "entropy"]
+    """first: at the prompt's last token only. every: there, and at each `value`-th token after it. probability: at each
+    token with that chance. entropy: where the prediction is less certain than `value` nats."""
+    value: float = 1.0
+
+    def fires(self, number: int, logits: Tensor, generator: torch.Generator | None) -> bool:
+        """Whether to think before new token `number` (from 0), for which the plain model gives logits [V]."""
+        if self.kind == "first":
+            return number == 0
+        if self.kind == "every":
+            return number % int(self.value) == 0
+        if self.kind == "probability":
+            return bool(torch.rand((), generator=generator, device=logits.device) < self.value)
+        return bool(torch.distributions.Categorical(logits=logits).entropy() > self.value)
+
+
+@torch.no_grad()
+def generate_thinking(
+    model: CausalLM,
+    thinker: Thinker,
+    commits: bool,
+    prompt: Tensor,
+    max_new_tokens: int,
+    trigger: Trigger,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    generator: torch.Generator | None = None,
+) -> Iterator[Tensor]:
+    """Yield the continuation of prompt [1, T] token by token, each [1]; after a thought its first slot speaks.
+
+    Args:
+        model: trained with latent lookahead.
+        thinker: of that objective.
+        commits: tokens see the thoughts before them, as with `commit: thoughts`.
+        prompt: what to continue.
+        max_new_tokens: at most.
+        trigger: when to think.
+        temperature: as in `model.generation.generate`, with the rest.
+        top_k: see there.
+        top_p: see there.
+        generator: of random numbers.
+
+    Raises:
+        ValueError: as `generate`; or several sequences, which would think at different tokens.
+    """
+    check_request(model.config, prompt, max_new_tokens, temperature, top_k, top_p)
+    if prompt.size(0) != 1:
+        raise ValueError(f"{prompt.size(0)} prompts: thoughts are for one sequence at a time")
+    model.eval()
+    cache = cast(list[LayerCache], model.new_cache(1, prompt.size(1) + max_new_tokens))
+    committed = _Committed(model) if commits else None
+    tokens = prompt
+    for number in range(max_new_tokens):
+        states = model.model(tokens, cache=[*cache])[:, -1:]
+        speaking = states if committed is None else committed.read(tokens)
+        logits = _logits(model, speaking)
+        if trigger.fires(number, logits[0], generator):
+            slots, own = think(model, thinker, states, cache)
+            logits = _logits(model, slots[:, 0, :1])
+            if committed is not None:
+                committed.add(own, cache[0].length)
+        token = sample_token(logits, temperature, top_k, top_p, generator)
+        yield token
+        tokens = token[:, None]
+
+
+def think(model: CausalLM, thinker: Thinker, state: Tensor, cache: list[LayerCache]) -> tuple[Tensor, Memory]:
+    """A thought at the last token in the cache, whose final state is given, [1, 1, D]; see `Thinker`."""
+    places = torch.arange(cache[0].length, device=state.device)[None]
+    anchors = Anchors(places[:, -1:], torch.ones_like(places[:, -1:], dtype=torch.bool))
+    text = Text(places, None, model.config.sliding_window)
+    return thinker.think(model.model, state, _memory(cache), text, anchors)
+
+
+class _Committed:
+    """The second stream of text, which sees thoughts: its keys and values, and where they stand."""
+
+    def __init__(self, model: CausalLM) -> None:
+        self.model = model
+        self.memory: Memory | None = None
+        self.positions = torch.empty(1, 0, dtype=torch.int64)
+        self.length = 0  # tokens of text
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """New tokens [1, n]; the final state of the last one, [1, 1, D]."""
+        end = self.length + tokens.size(1)
+        places = torch.arange(self.length, end, device=tokens.device)[None]
+        window, earlier = self.model.config.sliding_window, self.positions.to(tokens.device)
+        seen = torch.ones(tokens.size(1), earlier.size(1), dtype=torch.bool, device=tokens.device)
+        own = places[0] <= places[0][:, None]
+        mask = torch.cat((seen, own), dim=1)
+        self.positions = torch.cat((earlier, places), dim=1)
+        if window is not None:
+            mask = mask & (places[0][:, None] - self.positions < window)
+        states, own_memory = run_text_behind(self.model.model, tokens, places, mask[None, None], self.memory)
+        self.memory = own_memory if self.memory is None else join(self.memory, own_memory)
+        self.length = end
+        return states[:, -1:]
+
+    def add(self, thought: Memory, length: int) -> None:
+        """A thought at token `length` - 1, which all later tokens see."""
+        assert self.memory is not None, "text has been read"
+        count = thought[0][0].size(2)
+        places = torch.arange(length - 1, length - 1 + count, device=self.positions.device)[None]
+        self.positions = torch.cat((self.positions, places), dim=1)
+        self.memory = join(self.memory, thought)
+
+
+@dataclass
+class Drafts:
+    """What became of drafts."""
+
+    drafted: int = 0
+    """Tokens that slots proposed."""
+    accepted: int = 0
+    """Of these, tokens that the plain model would have chosen."""
+    text_passes: int = 0
+    """Passes of the plain model, each over a draft."""
+    thoughts: int = 0
+    """Thoughts."""
+
+
+@torch.no_grad()
+def generate_verified(
+    model: CausalLM, thinker: Thinker, prompt: Tensor, max_new_tokens: int, drafts: Drafts
+) -> Iterator[Tensor]:
+    """Yield the greedy continuation of prompt [1, T], the one that the plain model gives, in fewer text passes.
+
+    Slots 2 to tau propose the tokens after the next one; one pass of the plain model over the proposal says how much of
+    it was right.
+
+    Args:
+        model: trained with latent lookahead.
+        thinker: of that objective.
+        prompt: what to continue.
+        max_new_tokens: at most.
+        drafts: counts what happens.
+
+    Raises:
+        ValueError: as `generate_thinking`.
+    """
+    check_request(model.config, prompt, max_new_tokens, 0.0, None, None)
+    if prompt.size(0) != 1:
+        raise ValueError(f"{prompt.size(0)} prompts: thoughts are for one sequence at a time")
+    model.eval()
+    cache = cast(list[LayerCache], model.new_cache(1, prompt.size(1) + max_new_tokens))
+    states = model.model(prompt, cache=[*cache])[:, -1:]
+    drafts.text_passes += 1
+    made = 0
+    while True:
+        token = _logits(model, states).argmax(-1)  # [1]
+        yield token
+        made += 1
+        if made == max_new_tokens:
+            return
+        proposal = token[:, None]
+        room = min(thinker.settings.horizon, max_new_tokens - made) - 1
+        if room > 0:
+            slots, _ = think(model, thinker, states, cache)
+            drafted = _logits(model, slots[0, 0, 1 : 1 + room, None]).argmax(-1)[None]
+            proposal = torch.cat((proposal, drafted), dim=1)
+            drafts.thoughts += 1
+            drafts.drafted += drafted.size(1)
+        before = cache[0].length
+        read = model.model(proposal, cache=[*cache])
+        drafts.text_passes += 1
+        right = 0
+        while right + 1 < proposal.size(1):
+            if _logits(model, read[:, right : right + 1]).argmax(-1) != proposal[:, right + 1]:
+                break
+            right += 1
+            yield proposal[:, right]
+        drafts.accepted += right
+        made += right
+        for layer in cache:  # forget what was wrong
+            layer.length = before + 1 + right
+        states = read[:, right : right + 1]
+
+
+def _logits(model: CausalLM, states: Tensor) -> Tensor:
+    """States [N, 1, D] -> logits [N, V]."""
+    logits: Tensor = model.lm_head(states, None, 0.0)[:, -1]
+    return logits
+
+
+def _memory(cache: list[LayerCache]) -> Memory:
+    return tuple((layer.keys[:, :, : layer.length], layer.values[:, :, : layer.length]) for layer in cache)
