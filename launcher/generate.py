@@ -2,15 +2,19 @@
 
 python launcher/generate.py --model runs/quickstart --prompt "def main("
 python launcher/generate.py --model exports/quickstart --prompt "import " --temperature 0     # greedy
+python launcher/generate.py --model runs/lookahead --prompt "def " --think every:8     # docs/lookahead.md
 """
 
 import argparse
+import re
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from launcher.runtime import averages, cli
 from launcher.runtime.loading import DTYPES, load_model, load_tokenizer
+from model.lookahead.generation import Drafts, Trigger
 
 
 def main() -> None:
@@ -18,7 +22,16 @@ def main() -> None:
     arguments = parse_arguments()
     if arguments.temperature < 0:
         raise ValueError(f"--temperature {arguments.temperature}: 0 is greedy, larger is more random")
-    model = load_model(arguments.model, torch.device(arguments.device), DTYPES[arguments.dtype], arguments.average)
+    think = read_think(arguments.think, arguments.temperature)
+    model = load_model(
+        arguments.model,
+        torch.device(arguments.device),
+        DTYPES[arguments.dtype],
+        arguments.average,
+        with_objective=think is not None,
+    )
+    if think is not None:
+        assert model.lookahead  # or says that the model cannot think
     if model.tokenizer_path is None:
         raise ValueError(f"{model.source}: has no tokenizer, so text cannot be turned into tokens")
     tokenizer = load_tokenizer(model.tokenizer_path)
@@ -28,6 +41,7 @@ def main() -> None:
         stream = model.continuation(
             prompt,
             arguments.max_new_tokens,
+            think=think,
             temperature=arguments.temperature,
             top_k=arguments.top_k,
             top_p=arguments.top_p,
@@ -49,7 +63,36 @@ def main() -> None:
             print("\n" if number + 1 < arguments.samples else "")
     if arguments.json:
         facts = {"model": str(model.source), "average": model.average}
+        if isinstance(think, Drafts):
+            facts |= asdict(think)
         cli.print_json({**facts, "prompt": arguments.prompt, "samples": samples})
+    elif isinstance(think, Drafts):
+        print(f"\n{think.accepted} of {think.drafted} drafted tokens right, {think.text_passes} text passes")
+
+
+def read_think(text: str, temperature: float) -> Trigger | Drafts | None:
+    """What `--think` says.
+
+    Raises:
+        ValueError: it is none of the known forms.
+    """
+    if text == "never":
+        return None
+    if text == "verify":
+        if temperature:
+            raise ValueError(f"--think verify checks greedy drafts: add --temperature 0 (it is {temperature})")
+        return Drafts()
+    if text == "first":
+        return Trigger("first")
+    form = re.fullmatch(r"(every|probability|entropy):(\d+|\d*\.\d+)", text)
+    kind, value = (form[1], float(form[2])) if form else ("", 0.0)
+    if kind == "every" and value >= 1 and value.is_integer():
+        return Trigger("every", value)
+    if kind == "probability" and value <= 1:
+        return Trigger("probability", value)
+    if kind == "entropy":
+        return Trigger("entropy", value)
+    raise ValueError(f"--think {text}: it is never, first, every:TOKENS, probability:P, entropy:NATS or verify")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -62,6 +105,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
     parser.add_argument("--top-k", type=int, help="draw from the k likeliest tokens only")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
+    parser.add_argument(
+        "--think",
+        default="never",
+        help="of a model trained with latent lookahead, when to think: never, first, every:TOKENS, probability:P, "
+        "entropy:NATS; verify: greedy, with drafts of thoughts that the model checks",
+    )
     parser.add_argument("--samples", type=int, default=1, help="number of continuations")
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same text")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="arithmetic")

@@ -20,6 +20,10 @@ from launcher.runtime.evaluate import answer_sums
 from model.decoder import CausalLM
 from model.export.native import MODEL_TYPE
 from model.generation import generate
+from model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
+from model.objectives import make_objective
+from model.objectives.latent_lookahead import LatentLookahead
+from model.objectives.objective import TrainedLM
 from model.parameterization import multipliers
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -75,23 +79,56 @@ class LoadedModel:
             )
         return torch.stack((nats.double(), (labels >= 0).sum().double()))
 
+    @property
+    def lookahead(self) -> LatentLookahead:
+        """The objective that thinks.
+
+        Raises:
+            ValueError: the model was trained without latent lookahead.
+        """
+        objective = self.module.objective if isinstance(self.module, TrainedLM) else None
+        if not isinstance(objective, LatentLookahead):
+            raise ValueError(
+                f"{self.source}: was not trained with objective.name: latent_lookahead, so it cannot think"
+            )
+        return objective
+
     def continuation(
         self,
         prompt: list[int],
         max_new_tokens: int,
         *,
+        think: Trigger | Drafts | None = None,
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
         stop_at: int | None = None,
     ) -> Iterator[int]:
-        """Token ids that follow the prompt, until `stop_at` or max_new_tokens."""
+        """Token ids that follow the prompt, until `stop_at` or max_new_tokens.
+
+        Args:
+            prompt: token ids.
+            max_new_tokens: at most.
+            think: when; or what counts verified drafts, which are greedy.
+            temperature: see `model.generation.generate`, with the rest.
+            top_k: see there.
+            top_p: see there.
+            seed: of what is drawn.
+            stop_at: the last token.
+        """
         tokens = torch.tensor([prompt], dtype=torch.int64, device=self.device)
         if isinstance(self.module, CausalLM):
             generator = torch.Generator(self.device).manual_seed(seed)
             options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-            stream = generate(self.module, tokens, max_new_tokens, generator=generator, **options)
+            if isinstance(think, Drafts):
+                stream = generate_verified(self.module, self.lookahead.thinker, tokens, max_new_tokens, think)
+            elif think is not None:
+                thinker, commits = self.lookahead.thinker, self.lookahead.config.commit == "thoughts"
+                options["generator"] = generator
+                stream = generate_thinking(self.module, thinker, commits, tokens, max_new_tokens, think, **options)
+            else:
+                stream = generate(self.module, tokens, max_new_tokens, generator=generator, **options)
             new_tokens = (int(token.item()) for token in stream)
         else:
             torch.manual_seed(seed)
@@ -109,7 +146,11 @@ class LoadedModel:
 
 
 def load_model(
-    path: Path, device: torch.device, dtype: torch.dtype = torch.float32, average: str | None = None
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    average: str | None = None,
+    with_objective: bool = False,
 ) -> LoadedModel:
     """Open a run folder (its newest whole checkpoint), a checkpoint folder, or a Hugging Face folder.
 
@@ -118,14 +159,15 @@ def load_model(
         device: where the weights go.
         dtype: what they are rounded to.
         average: weights to take instead of the checkpoint's own; see averages.py.
+        with_objective: also what its training objective added, for decoding with thoughts.
 
     Raises:
         ValueError: nothing that can be opened is there, or a checkpoint is damaged.
     """
     if (path / checkpoint.MANIFEST).is_file():
-        return _load_checkpoint(path, device, dtype, average)
+        return _load_checkpoint(path, device, dtype, average, with_objective)
     if (path / "checkpoints").is_dir():
-        return _load_newest(path / "checkpoints", device, dtype, average)
+        return _load_newest(path / "checkpoints", device, dtype, average, with_objective)
     if (path / "config.json").is_file():
         if average is not None:
             raise ValueError(f"--average {average}: {path} is a Hugging Face folder; give a run or a checkpoint")
@@ -136,24 +178,33 @@ def load_model(
     )
 
 
-def _load_newest(root: Path, device: torch.device, dtype: torch.dtype, average: str | None) -> LoadedModel:
+def _load_newest(
+    root: Path, device: torch.device, dtype: torch.dtype, average: str | None, with_objective: bool
+) -> LoadedModel:
     for folder in checkpoint.checkpoints(root):
         try:
-            return _load_checkpoint(folder, device, dtype, average)
+            return _load_checkpoint(folder, device, dtype, average, with_objective)
         except checkpoint.CheckpointError as error:
             print(f"warning: passed over: {error}", file=sys.stderr)
     raise ValueError(f"{root}: holds no whole checkpoint; the first is written at checkpoint.interval or at the end")
 
 
-def _load_checkpoint(folder: Path, device: torch.device, dtype: torch.dtype, average: str | None) -> LoadedModel:
+def _load_checkpoint(
+    folder: Path, device: torch.device, dtype: torch.dtype, average: str | None, with_objective: bool
+) -> LoadedModel:
     opened = open_weights(folder, average)
     config, weights, manifest = opened.config, opened.weights, checkpoint.read_manifest(opened.folder)
     with torch.device("meta"):
-        module = CausalLM(config.model, multipliers(config.model, config.parameterization))
+        forward = multipliers(config.model, config.parameterization)
+        if with_objective:
+            objective = make_objective(config.objective, config.model, forward, config.run.seed)
+            module: CausalLM = TrainedLM(config.model, forward, objective)
+        else:
+            module = CausalLM(config.model, forward)
+            weights = {name: weight for name, weight in weights.items() if not name.startswith("objective.")}
     if config.model.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    plain = {name: weight for name, weight in weights.items() if not name.startswith("objective.")}
-    module.load_state_dict(plain, assign=True)
+    module.load_state_dict(weights, assign=True)
     module.tie_weights()
     tokenizer = opened.folder.resolve().parent.parent / "tokenizer"
     return LoadedModel(
