@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+from safetensors import safe_open
+
+import launcher.generate
+from launcher.runtime.hf_export import export
+from launcher.runtime.loading import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,3 +100,44 @@ def test_stages_agree_on_the_baselines(runs: Callable[[str], Run], name: str) ->
 @pytest.mark.parametrize("name", ["bf16_0", "bf16_3"])
 def test_bf16_is_close(runs: Callable[[str], Run], name: str) -> None:
     assert curves(runs(name))["loss"] == pytest.approx(curves(runs("stage_0"))["loss"], rel=5e-3)
+
+
+@pytest.mark.parametrize("think", ["never", "first", "every:2", "probability:0.5", "entropy:0.5", "verify"])
+def test_a_run_decodes_with_and_without_thoughts(
+    runs: Callable[[str], Run], think: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(*options: str) -> dict[str, Any]:
+        arguments = ["--prompt", "def ", "--max-new-tokens", "12", "--temperature", "0", "--json", *options]
+        monkeypatch.setattr(sys, "argv", ["generate.py", "--model", str(runs("stage_1").folder), *arguments])
+        launcher.generate.main()
+        facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return facts
+
+    facts, plain = said("--think", think), said()
+    assert len(facts["samples"][0]["tokens"]) == len(plain["samples"][0]["tokens"])
+    if think in ("never", "verify"):
+        assert facts["samples"] == plain["samples"]
+    assert ("accepted" in facts) == (think == "verify")
+
+
+@pytest.mark.parametrize("think", ["verify:2", "often", "every:0", "every:1.5", "probability:2", "entropy:-1"])
+def test_an_unknown_way_to_think_is_refused(think: str) -> None:
+    with pytest.raises(ValueError, match=f"--think {think}: it is never, first, every:TOKENS"):
+        launcher.generate.read_think(think, 0.0)
+    with pytest.raises(ValueError, match="add --temperature 0"):
+        launcher.generate.read_think("verify", 0.8)
+
+
+def test_a_plain_model_cannot_think(runs: Callable[[str], Run]) -> None:
+    model = load_model(runs("multi_token_1").folder, torch.device("cpu"), with_objective=True)
+    with pytest.raises(ValueError, match="cannot think"):
+        assert model.lookahead
+
+
+def test_an_export_is_the_plain_model(runs: Callable[[str], Run], tmp_path: Path) -> None:
+    """Of a stock class, proven by reloading; the objective's tensors are not in it."""
+    folder = tmp_path / "export"
+    report = export(load_model(runs("stage_3").folder, torch.device("cpu")), folder, "auto")
+    assert report.architecture == "Qwen3ForCausalLM"
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert not [name for name in file.keys() if "objective" in name]  # noqa: SIM118 - safe_open is no dict
