@@ -9,11 +9,11 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic import model_validator as validator
 from yaml import YAMLError
 
@@ -22,6 +22,7 @@ from launcher.runtime.horizon import HorizonConfig, scale_settings
 from launcher.runtime.initial_weights import section_of
 from launcher.runtime.optimizer import ZERO_STAGES, OptimizerConfig
 from launcher.runtime.schedule import Schedule, ScheduleConfig
+from launcher.runtime.sections import CheckpointConfig, DeepSpeedConfig, MetricsConfig, RunConfig, TrainConfig
 from model.config import ModelConfig
 from model.objectives import ObjectiveConfig
 from model.objectives.next_token import NextTokenConfig
@@ -30,100 +31,6 @@ from model.parameterization import OptimizerSettings, ParameterizationConfig, Pa
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message lists every problem, one per line."""
-
-
-class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Where a run lives and what makes it repeatable."""
-
-    name: str = Field(min_length=1, pattern=r"^[\w.+-]+$")
-    """Name of the run and of its folder."""
-    root: str = "runs"
-    """Folder that holds run folders."""
-    seed: NonNegativeInt = 1
-    """Seed of the initial weights, the order of the data and dropout."""
-
-    @property
-    def folder(self) -> Path:
-        """The run folder, root/name."""
-        return Path(self.root) / self.name
-
-
-class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """How long to train and how often to look."""
-
-    steps: PositiveInt | None = None
-    """Optimizer steps. Give this or tokens."""
-    tokens: PositiveInt | None = None
-    """Training tokens, rounded up to whole steps. Give this or steps."""
-    log_interval: PositiveInt = 1
-    """Steps between lines of metrics.jsonl."""
-    eval_interval: PositiveInt | None = None
-    """Steps between evaluations on held-out text. None: only at the end."""
-    eval_batches: PositiveInt | None = 16
-    """Held-out micro-batches of one evaluation, over all ranks. None: all of the held-out text."""
-    initialize_from: str | None = None
-    """Start from the weights of a stock Llama, Qwen3, GPT-2 or Granite: a Hugging Face folder, or hf:NAME. The model
-    section may then be left out. None: weights are drawn."""
-    sample_prompts: list[str] = []
-    """Prompts continued at the end of the run, into samples.txt."""
-    ema_half_life_tokens: PositiveInt | None = None
-    """Also keep an exponential moving average of the weights, in which a state's share halves in this many tokens."""
-    activation_checkpointing: bool = False
-    """Recompute each block in the backward pass instead of keeping its activations."""
-    compile: bool = False
-    """torch.compile every block."""
-
-    @validator(mode="after")
-    def _check(self) -> "TrainConfig":
-        if (self.steps is None) == (self.tokens is None):
-            raise ValueError(f"steps = {self.steps}, tokens = {self.tokens}: give exactly one of the two")
-        return self
-
-
-class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """What DeepSpeed is asked to do. Everything else in its configuration is generated, with every key explicit."""
-
-    zero_stage: int = Field(default=1, ge=0, le=3)
-    """0: replicate everything; 1: shard optimizer states; 2: and gradients; 3: and parameters."""
-    precision: Literal["bf16", "fp32"] = "bf16"
-    """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: everything."""
-    offload_optimizer: bool = False
-    """Keep optimizer states in CPU memory and update there (stages 1 to 3)."""
-    bucket_size: PositiveInt = 500_000_000
-    """Elements per reduction and gather bucket: fewer, larger messages against memory."""
-    timeout_minutes: PositiveFloat = 30.0
-    """How long a collective may wait for a slow rank before the job fails."""
-
-    @validator(mode="after")
-    def _check(self) -> "DeepSpeedConfig":
-        if self.offload_optimizer and self.zero_stage == 0:
-            raise ValueError("offload_optimizer = true needs zero_stage 1, 2 or 3")
-        return self
-
-
-class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """When to save and what to keep. The last step is always saved."""
-
-    interval: PositiveInt | None = None
-    """Steps between checkpoints. None: only at the end (and when the job is asked to stop)."""
-    keep_last: PositiveInt = 2
-    """How many of the newest checkpoints stay."""
-    keep_every: PositiveInt | None = None
-    """Checkpoints at multiples of this many steps stay for ever."""
-
-
-class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Where numbers go. metrics.jsonl is always written."""
-
-    tensorboard: bool = True
-    """Also write TensorBoard event files."""
-    peak_tflops: PositiveFloat | None = None
-    """Peak of one device for MFU, in TFLOP/s. None: known GPUs by name, others measured (a matrix product)."""
-    diagnostics_interval: PositiveInt | None = 100
-    """Steps between observations of activations, gradients and updates (docs/diagnostics.md). None: never, and no
-    int8 loss at evaluations."""
-    diagnostics_tokens: int = Field(default=8192, ge=2)
-    """Tokens per rank that an observation looks at, at most."""
 
 
 class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

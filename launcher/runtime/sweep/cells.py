@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from launcher.runtime.config import Config, ConfigError, RunConfig, load_config
+from launcher.runtime.config import Config, ConfigError, load_config
 from launcher.runtime.distributed import World
 from launcher.runtime.inputs import open_inputs
+from launcher.runtime.sections import RunConfig
 from launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
 from model.flops import training_flops_per_token
 from model.parameterization import multipliers
