@@ -136,7 +136,8 @@ def test_a_saved_plan_is_the_plan(plan: Plan, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_sweep_in_the_repository_makes_a_plan(path: Path, corpus: Path) -> None:
-    plan = make_plan(path, [f"data.train=[{{path: {corpus}}}]"])
+    on_text = "corpora/" in path.read_text(encoding="utf-8")
+    plan = make_plan(path, [f"data.train=[{{path: {corpus}}}]"] if on_text else [])
     assert len(plan.runs) > 1
     plan.sweep.how.check(plan.sweep.settings, [describe(cell) for cell in plan.cells])
     assert load_config(path.parent / plan.sweep.base, ["model.vocab_size=257"]).run.name
