@@ -4,9 +4,11 @@ python launcher/eval.py --model runs/quickstart --data corpora/stdlib
 python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib --average last:2   # mean of two checkpoints
 python launcher/eval.py --model runs/addition --task '{name: addition, digits: 3, seed: 1}'     # exact match
+python launcher/eval.py --model runs/maze --task '{name: maze}' --shuffle-questions     # what is right without reading?
 """
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +20,8 @@ from yaml import YAMLError
 
 from data.config import SourceConfig
 from data.loader import ValidationBatches, open_source
-from data.streams import SampleSource
+from data.streams import SampleSource, WindowStream
+from data.tasks.source import TaskStream
 from data.tokenizers import tokenizer_sha256
 from launcher.runtime import averages, cli
 from launcher.runtime.config import ConfigError, explain
@@ -37,7 +40,7 @@ def main() -> None:
     )
     if length > model.context_length:
         raise ValueError(f"--sequence-length {length} exceeds the model's {model.context_length} positions")
-    split = corpus.held_out
+    split = held_out(corpus, arguments.shuffle_questions)
     batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches)
     scores = held_out_loss(model.score, tqdm(batches, unit="batch", disable=None), split)
     assert scores is not None, "only a training run interrupts an evaluation"
@@ -52,6 +55,11 @@ def parse_arguments() -> argparse.Namespace:
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--data", help="corpus; its held-out split is scored")
     data.add_argument("--task", help="task as YAML, in the place of a corpus: '{name: addition, digits: 3}'")
+    parser.add_argument(
+        "--shuffle-questions",
+        action="store_true",
+        help="of a task: ask something else than what the labels answer; a model that reads the question fails",
+    )
     parser.add_argument("--sequence-length", type=int, help="tokens per window (default: as in training)")
     parser.add_argument("--batch-size", type=int, default=8, help="windows per forward pass")
     parser.add_argument("--max-batches", type=int, help="score an evenly spread part only (default: everything)")
@@ -73,6 +81,19 @@ def read_task(text: str) -> SourceConfig:
         raise ConfigError(f"--task {text}: cannot be read as YAML: {error}") from error
     except ValidationError as error:
         raise ConfigError(f"--task: {'; '.join(explain(error, SourceConfig))}") from error
+
+
+def held_out(corpus: SampleSource, shuffle_questions: bool) -> WindowStream:
+    """What to score on.
+
+    Raises:
+        ValueError: there are no questions to shuffle.
+    """
+    if not shuffle_questions:
+        return corpus.held_out
+    if not isinstance(corpus.held_out, TaskStream):
+        raise ValueError(f"--shuffle-questions: {corpus} is text and asks nothing; give --task or leave it out")
+    return replace(corpus.held_out, another_question=True)
 
 
 def check_tokenizer(model: LoadedModel, corpus: SampleSource) -> None:
@@ -113,12 +134,24 @@ def report(
         "tokens": scores.tokens,
     }
     if scores.exact_match is not None:
-        facts |= {"exact_match": scores.exact_match, "accuracy": scores.accuracy}
+        facts |= {
+            "shuffled_questions": arguments.shuffle_questions,
+            "exact_match": scores.exact_match,
+            "exact_match_interval": scores.exact_match_interval,
+            "accuracy": scores.accuracy,
+        }
     if arguments.json:
         cli.print_json(facts)
         return
     for name, value in facts.items():
-        print(f"{name:<16} {value:.4f}" if isinstance(value, float) else f"{name:<16} {value}")
+        print(f"{name:<20} {in_words(value)}")
+
+
+def in_words(value: object) -> str:
+    """Four decimals for numbers that have any, and brackets around an interval."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(in_words(end) for end in value)}]"
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt
 
+from data.indexed import Int64s
 from data.tasks.draws import Draws
 from data.tasks.task import DrawnTaskConfig, Example, answering
 
@@ -50,3 +51,10 @@ class AdditionConfig(DrawnTaskConfig):
         left, right, answer = (FIRST_DIGIT + np.array(number, np.int64) for number in numbers)
         sequence = np.concatenate((left, [PLUS], right, [EQUALS], answer))
         return answering(sequence, np.arange(len(sequence)) >= len(sequence) - len(answer))
+
+    def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
+        """Two other summands."""
+        asked = tokens.copy()
+        places = np.delete(np.arange(2 * self.digits + 1), self.digits)
+        asked[places] = FIRST_DIGIT + draws.integers(2 * self.digits, 10)
+        return asked

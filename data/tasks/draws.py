@@ -19,6 +19,11 @@ class Draws:
         numbers: Int64s = (self._words(count) % np.uint64(bound)).astype(np.int64)
         return numbers
 
+    def numbers(self, count: int) -> list[int]:
+        """`count` integers below 2^62, for loops that take each modulo what they choose from."""
+        numbers: list[int] = self.integers(count, 2**62).tolist()
+        return numbers
+
     def distinct(self, count: int, bound: int) -> Int64s:
         """[count]: different integers in [0, bound), in random order."""
         order: Int64s = np.argsort(self._words(bound), kind="stable")

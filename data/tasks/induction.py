@@ -48,6 +48,10 @@ class InductionConfig(DrawnTaskConfig):
             places = np.where(places >= 0, found[places], -1)
         return Example(tokens, np.where(places >= 0, tokens[places], IGNORED))
 
+    def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
+        """Other symbols throughout: the text is the question."""
+        return FIRST_SYMBOL + draws.integers(len(tokens), self.symbols)
+
 
 def after_last_occurrence(tokens: Int64s) -> Int64s:
     """[n]: for each place, the place after the last earlier occurrence of its token; -1 where there is none."""

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 from pydantic import model_validator as validator
 
+from data.indexed import Int64s
 from data.order import derive_key
 from data.tasks.draws import Draws
 from data.tasks.task import Example, SplitName, TaskConfig, answering
@@ -60,3 +61,10 @@ class MemorizationConfig(TaskConfig):
         first, second = divmod(number, self.symbols)
         sequence = FIRST_SYMBOL + np.array([first, second, self.symbols + value], np.int64)
         return answering(sequence, np.array([False, False, True]))
+
+    def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
+        """Another key."""
+        first, second = (tokens - FIRST_SYMBOL).tolist()
+        step = 1 + int(draws.integers(1, max(1, self.entries - 1))[0])
+        other = divmod((first * self.symbols + second + step) % self.entries, self.symbols)
+        return FIRST_SYMBOL + np.array(other, np.int64)

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 from pydantic import model_validator as validator
 
+from data.indexed import Int64s
 from data.tasks.draws import Draws
 from data.tasks.task import DrawnTaskConfig, Example, answering
 
@@ -61,3 +62,13 @@ class RetrievalConfig(DrawnTaskConfig):
         is_answer = np.zeros(len(sequence), np.bool_)
         is_answer[pairs.size + 2 :: 2] = True
         return answering(sequence, is_answer)
+
+    def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
+        """Other keys of the same pairs; of a single pair there is none."""
+        asked = tokens.copy()
+        end = int(np.argmax(tokens == QUERY))
+        keys, queries = tokens[:end:2], tokens[end + 1 :: 2]
+        places = np.argmax(keys == queries[:, None], axis=1)  # of the keys asked for, in the pairs
+        step = 1 + draws.integers(1, max(1, len(keys) - 1))
+        asked[end + 1 :: 2] = keys[(places + step) % len(keys)]
+        return asked

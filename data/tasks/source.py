@@ -1,14 +1,17 @@
 """A task where the loader expects a source of samples: one example is one window."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from data.streams import Window
-from data.tasks.task import SplitName, TaskConfig
+from data.tasks.task import Example, SplitName, TaskConfig
+
+KEPT = 2**14
+"""A split of no more examples than this is computed once and kept: held-out examples and fixed sets are read often."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,10 @@ class TaskStream:
 
     task: TaskConfig
     name: SplitName
+    another_question: bool = False
+    """Ask something else than what the labels answer, see `TaskConfig.with_another_question`."""
     has_answers: ClassVar[bool] = True
+    _kept: dict[int, Example] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def training_windows(self, length: int) -> int:
         """Examples.
@@ -41,8 +47,17 @@ class TaskStream:
 
     def read(self, number: int, length: int) -> Window:
         """Example `number`."""
-        tokens, labels = self.task.example(self.name, number)
+        tokens, labels = self._example(number)
         return Window(tokens, labels, begins=np.arange(len(tokens), min(len(tokens) + 1, length)))
+
+    def _example(self, number: int) -> Example:
+        if number in self._kept:
+            return self._kept[number]
+        make = self.task.with_another_question if self.another_question else self.task.example
+        example = make(self.name, number)
+        if self.task.num_examples(self.name) <= KEPT:
+            self._kept[number] = example
+        return example
 
     def bits_per_byte(self, loss: float) -> None:
         """None: there is no text."""

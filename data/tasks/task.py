@@ -5,11 +5,12 @@ fixed by its configuration, its seed included, as a corpus is by its files; `run
 """
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, NonNegativeInt
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
 from data.indexed import Int64s
 from data.order import derive_key
@@ -66,10 +67,26 @@ class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     def example(self, split: SplitName, number: int) -> Example:
         """Example `number` of a split. Raises ValueError when the task has no example for this split."""
 
+    @abstractmethod
+    def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
+        """[n]: the tokens of an example, asked another random question about the same things.
+
+        Answers that are read stay what they are. Where there is nothing else to ask, the question stays, too.
+        """
+
+    def with_another_question(self, split: SplitName, number: int) -> Example:
+        """Example `number` with its own labels and another question: what is right then was not read from it."""
+        tokens, labels = self.example(split, number)
+        draws = Draws(derive_key("another question", self.name, self.seed, split, number))
+        return Example(self.ask_otherwise(tokens, draws), labels)
+
     @property
     def fingerprint(self) -> str:
-        """Sixteen hex digits: a hash of the configuration, and so of every example."""
-        return f"{derive_key(self.model_dump()):016x}"
+        """Sixteen hex digits: a hash of the configuration, and so of every example.
+
+        Keys that are None are left out, so that a task keeps its hash when it gets one more of them.
+        """
+        return f"{derive_key(self.model_dump(exclude_none=True)):016x}"
 
 
 class DrawnTaskConfig(TaskConfig):
@@ -79,13 +96,21 @@ class DrawnTaskConfig(TaskConfig):
     drawn again, so no example is ever in both.
     """
 
+    examples: PositiveInt | None = None
+    """Training examples, all of which are read once an epoch; null: new ones without end."""
+
     @abstractmethod
     def draw(self, draws: Draws) -> Example:
         """One random example."""
 
     def num_examples(self, split: SplitName) -> int:
         """Examples of a split, numbered from 0."""
-        return HELD_OUT_EXAMPLES if split == "validation" else TRAIN_EXAMPLES
+        return HELD_OUT_EXAMPLES if split == "validation" else self.examples or TRAIN_EXAMPLES
+
+    def candidates(self, split: SplitName, number: int) -> Iterator[Example]:
+        """Draws for example `number`, of which the first that belongs to the split is taken."""
+        for attempt in range(ATTEMPTS):
+            yield self.draw(Draws(derive_key(self.name, self.seed, split, number, attempt)))
 
     def example(self, split: SplitName, number: int) -> Example:
         """Example `number` of a split.
@@ -93,8 +118,7 @@ class DrawnTaskConfig(TaskConfig):
         Raises:
             ValueError: no draw gave an example of this split that has an answer.
         """
-        for attempt in range(ATTEMPTS):
-            example = self.draw(Draws(derive_key(self.name, self.seed, split, number, attempt)))
+        for example in self.candidates(split, number):
             has_answer = bool((example.labels != IGNORED).any())
             if has_answer and is_held_out(example) == (split == "validation"):
                 return example

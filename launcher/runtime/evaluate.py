@@ -26,20 +26,23 @@ class HeldOutLoss:
     """Predicted tokens."""
     exact_match: float | None = None
     """Of a task: share of the examples whose every answer token is the likeliest one."""
+    exact_match_interval: tuple[float, float] | None = None
+    """Where exact_match lies for examples without number, at 95 % (Wilson)."""
     accuracy: float | None = None
     """Of a task: share of the answer tokens that are the likeliest ones."""
 
     def metrics(self, name: str) -> dict[str, float | int]:
-        """Entries for metrics.jsonl: eval/NAME/loss and so on."""
-        return {f"eval/{name}/{key}": value for key, value in asdict(self).items() if value is not None}
+        """Entries for metrics.jsonl: eval/NAME/loss and so on; single numbers only."""
+        return {f"eval/{name}/{key}": value for key, value in asdict(self).items() if isinstance(value, (int, float))}
 
     def describe(self) -> str:
         """In words, for a line of output."""
         per_byte = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
-        exact = (
-            "" if self.exact_match is None else f", exact match {self.exact_match:.2%}, accuracy {self.accuracy:.2%}"
-        )
-        return f"{self.loss:.4f}{per_byte}{exact}"
+        if self.exact_match is None or self.exact_match_interval is None:
+            return f"{self.loss:.4f}{per_byte}"
+        low, high = self.exact_match_interval
+        exact = f"exact match {self.exact_match:.2%} [{low:.2%}, {high:.2%}], accuracy {self.accuracy:.2%}"
+        return f"{self.loss:.4f}{per_byte}, {exact}"
 
 
 def held_out_loss(
@@ -73,7 +76,20 @@ def held_out_loss(
     if not answers:
         return scores
     right, examples, exact = answers
-    return replace(scores, exact_match=exact / examples, accuracy=right / tokens)
+    interval = wilson_interval(exact, examples)
+    return replace(scores, exact_match=exact / examples, exact_match_interval=interval, accuracy=right / tokens)
+
+
+def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
+    """The shares of which `successes` out of `trials` are no surprise, at 95 % (Wilson 1927, the score interval).
+
+    Unlike the share with its standard error, it stays within 0 and 1 and does not shrink to a point at either end.
+    """
+    z = 1.959964  # of the normal distribution, 95 % lie within so many standard deviations
+    share, penalty = successes / trials, z**2 / trials
+    middle = share + penalty / 2
+    half = math.sqrt(share * (1 - share) * penalty + penalty**2 / 4)
+    return max(0.0, (middle - half) / (1 + penalty)), min(1.0, (middle + half) / (1 + penalty))
 
 
 def answer_sums(logits: Tensor, labels: Tensor) -> Tensor:

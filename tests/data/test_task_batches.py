@@ -11,7 +11,7 @@ from data.corpus import Corpus
 from data.loader import TrainBatches, ValidationBatches, open_corpora, validation_splits
 from data.tasks.addition import AdditionConfig
 from data.tasks.retrieval import RetrievalConfig
-from data.tasks.source import TaskSource
+from data.tasks.source import TaskSource, TaskStream
 
 MakePair = Callable[..., Corpus]
 
@@ -109,6 +109,40 @@ def test_memorization_is_tested_on_what_it_is_trained_on() -> None:
     for epoch in range(2):
         assert sorted(batches.micro_batches(epoch)[0]["input_ids"].tolist()) == sorted(tested)
     assert batches.epochs(2) == {"memorization": 2.0}
+
+
+FIXED: dict[str, Any] = {"task": TASK.model_dump() | {"examples": 12}}
+
+
+def test_a_fixed_set_of_examples_is_read_whole_in_every_epoch_and_in_another_order() -> None:
+    batches = TrainBatches(data(FIXED, batch=6, micro=3), seed=0)
+    whole = [TASK.example("train", number) for number in range(12)]
+    orders = []
+    for epoch in range(3):
+        read = [part for step in (2 * epoch, 2 * epoch + 1) for part in batches.micro_batches(step)]
+        rows = [row.tolist() for part in read for row in part["input_ids"]]
+        assert sorted(rows) == sorted([*tokens.tolist(), *[0] * (8 - len(tokens))] for tokens, _ in whole)
+        orders.append(str(rows))
+    assert len(set(orders)) == 3
+    assert batches.epochs(6) == {"retrieval": 3.0}
+    (split,) = validation_splits(data(FIXED)).values()
+    assert split.evaluation_windows(8) == 4096, "held out are as many as ever"
+
+
+@pytest.mark.parametrize("another_question", [False, True])
+def test_what_is_read_often_is_computed_once(monkeypatch: pytest.MonkeyPatch, another_question: bool) -> None:
+    drawn = []
+    draw = RetrievalConfig.draw
+    monkeypatch.setattr(RetrievalConfig, "draw", lambda *arguments: drawn.append(1) or draw(*arguments))
+    fixed = TASK.model_copy(update={"examples": 12})
+    streams = [TaskStream(fixed, "train", another_question), TaskStream(TASK, "train", another_question)]
+    for stream, again in zip(streams, (False, True), strict=True):
+        first = stream.read(5, 8)
+        before = len(drawn)
+        second = stream.read(5, 8)
+        assert (len(drawn) > before) == again, "of endless examples none is kept"
+        assert [part.tolist() for part in first] == [part.tolist() for part in second]
+        assert stream.read(6, 8).inputs.tolist() != first.inputs.tolist()
 
 
 def test_a_sequence_that_is_too_short_is_refused_with_the_length_that_is_needed() -> None:

@@ -10,9 +10,13 @@ from data.config import SourceConfig
 from data.tasks.addition import AdditionConfig
 from data.tasks.induction import InductionConfig
 from data.tasks.kinds import AnyTaskConfig
+from data.tasks.maze import MazeConfig
 from data.tasks.memorization import MemorizationConfig
+from data.tasks.reachability import ReachabilityConfig
 from data.tasks.retrieval import RetrievalConfig
 from data.tasks.source import TaskSource
+from data.tasks.star_graph import StarGraphConfig
+from data.tasks.sudoku import SudokuConfig
 from data.tasks.task import Example, SplitName
 
 SPLITS: tuple[SplitName, SplitName] = ("train", "validation")
@@ -22,7 +26,15 @@ ADDITION = AdditionConfig(digits=3)
 BACKWARDS = AdditionConfig(digits=20, order="most_first")
 MEMORIZATION = MemorizationConfig(entries=50, symbols=8, values=5)
 DRAWN: list[AnyTaskConfig] = [RETRIEVAL, INDUCTION, InductionConfig(length=4, symbols=20), ADDITION, BACKWARDS]
-TASKS = [*DRAWN, MEMORIZATION]
+PLANNING: list[AnyTaskConfig] = [
+    StarGraphConfig(arms=2, path_length=4, nodes=12, edge_order="child_first"),
+    SudokuConfig(),
+    MazeConfig(side=2),
+    ReachabilityConfig(nodes=20),
+    ReachabilityConfig(nodes=20, form="words", answer="chain"),
+]
+"""Solved in test_planning_tasks.py."""
+TASKS = [*DRAWN, *PLANNING, MEMORIZATION]
 
 
 def examples(task: AnyTaskConfig, count: int = 100) -> Iterator[Example]:
@@ -95,7 +107,10 @@ def test_the_documented_layout_is_used_in_full_and_no_example_is_longer_than_the
     drawn = list(examples(task))
     used = {int(token) for tokens, labels in drawn for token in [*tokens, *labels[labels >= 0]]}
     assert used == set(range(1, task.vocab_size))
-    assert max(len(tokens) for tokens, _ in drawn) == task.longest
+    longest = max(len(tokens) for tokens, _ in drawn)
+    assert longest <= task.longest
+    if not isinstance(task, ReachabilityConfig):  # whose longest example is a rare one
+        assert longest == task.longest
     assert all(tokens.dtype == labels.dtype == np.int64 for tokens, labels in drawn)
 
 
@@ -146,7 +161,7 @@ def test_nothing_that_is_trained_on_is_held_out() -> None:
     assert len(train | held_out) == 100
 
 
-@pytest.mark.parametrize("task", DRAWN, ids=lambda task: task.name)
+@pytest.mark.parametrize("task", [*DRAWN, *PLANNING], ids=lambda task: task.name)
 def test_one_example_in_sixteen_is_held_out(task: AnyTaskConfig) -> None:
     """So the training examples lack few of those that a plain stream would hold."""
     held_out = {tuple(task.example("validation", number).tokens.tolist()) for number in range(200)}
@@ -154,8 +169,53 @@ def test_one_example_in_sixteen_is_held_out(task: AnyTaskConfig) -> None:
     assert not held_out & {tuple(task.example("train", number).tokens.tolist()) for number in range(1000)}
 
 
+@pytest.mark.parametrize("task", [*DRAWN, MEMORIZATION], ids=lambda task: task.name)
+def test_another_question_leaves_the_labels_and_the_answers_that_are_read(task: AnyTaskConfig) -> None:
+    changed = 0
+    for number in range(50):
+        example, other = task.example("validation", number), task.with_another_question("validation", number)
+        assert other.labels.tolist() == example.labels.tolist()
+        if not isinstance(task, InductionConfig):  # which reads no answers
+            answers = np.flatnonzero(example.labels[:-1] >= 0) + 1
+            assert other.tokens[answers].tolist() == example.tokens[answers].tolist()
+        changed += other.tokens.tolist() != example.tokens.tolist()
+    assert changed >= (35 if isinstance(task, RetrievalConfig) else 49), "a single pair leaves nothing else to ask for"
+
+
+def test_other_questions_are_questions_of_the_task() -> None:
+    """Other keys of the same pairs, other numbers around the same signs, another key of the same map."""
+    for number in range(50):
+        (tokens, _), (other, labels) = (
+            make("train", number) for make in (RETRIEVAL.example, RETRIEVAL.with_another_question)
+        )
+        end = tokens.tolist().index(1)
+        answers = retrieved(other.tolist())
+        assert other[: end + 1].tolist() == tokens[: end + 1].tolist()
+        assert [answer < 0 for answer in answers] == [label < 0 for label in labels]
+        assert end == 2 or all(other[end + 1 :: 2] != tokens[end + 1 :: 2])
+
+        other, _ = ADDITION.with_another_question("train", number)
+        assert [place for place, token in enumerate(other) if token in (1, 2)] == [3, 7]
+        assert all(3 <= token < 13 for token in np.delete(other, [3, 7]))
+
+        keys = [MEMORIZATION.example("train", entry).tokens.tolist() for entry in range(50)]
+        other, _ = MEMORIZATION.with_another_question("train", number)
+        assert keys.index(other.tolist()) != number
+
+
+def test_a_fingerprint_is_that_of_runs_made_before_examples_could_be_limited() -> None:
+    kinds = (RetrievalConfig, InductionConfig, AdditionConfig, MemorizationConfig)
+    assert [kind().fingerprint for kind in kinds] == [
+        "9c81892f4295ebd4",
+        "97254d2acf26e1a5",
+        "1849e059f4a4dac3",
+        "c502077d1dc570bb",
+    ]
+
+
 def test_a_fingerprint_covers_every_key() -> None:
-    tasks = [RETRIEVAL, RETRIEVAL.model_copy(update={"queries": 1}), ADDITION, BACKWARDS, MEMORIZATION]
+    changes: list[dict[str, int]] = [{"queries": 1}, {"examples": 5}]
+    tasks = [RETRIEVAL, *(RETRIEVAL.model_copy(update=change) for change in changes), ADDITION, BACKWARDS, MEMORIZATION]
     assert len({task.fingerprint for task in tasks}) == len(tasks)
     assert RetrievalConfig(pairs=5, queries=2, keys=7, values=3).fingerprint == RETRIEVAL.fingerprint
 
@@ -176,7 +236,10 @@ def test_a_task_without_examples_to_hold_out_is_refused(task: AnyTaskConfig) -> 
         ({"task": {"name": "retrieval", "pairs": 65}}, r"pairs = 65 exceeds keys = 64"),
         ({"task": {"name": "retrieval", "pairs": 2, "queries": 3}}, r"queries = 3 exceeds pairs = 2"),
         ({"task": {"name": "memorization", "entries": 5, "symbols": 2}}, r"entries = 5: 2 symbols spell 4 keys of two"),
-        ({"task": {"name": "sorting"}}, r"'retrieval', 'induction', 'addition', 'memorization'"),
+        (
+            {"task": {"name": "sorting"}},
+            r"'retrieval', 'induction', 'addition', 'memorization', 'star_graph', 'sudoku', 'maze', 'reachab",
+        ),
     ],
 )
 def test_a_source_that_makes_no_sense_is_refused(source: dict[str, object], message: str) -> None:

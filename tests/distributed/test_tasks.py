@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import launcher.eval
-from data.loader import TrainBatches, ValidationBatches, validation_splits
+from data.config import SourceConfig
+from data.loader import TrainBatches, ValidationBatches, open_source, validation_splits
 from launcher.runtime.checkpoint import CheckpointError, check_resume
 from launcher.runtime.config import Config, ConfigError, load_config
 from launcher.runtime.engine import Engine
@@ -162,6 +164,23 @@ def test_eval_scores_a_run_on_its_task(
     assert found["exact_match"] == result["eval/retrieval/exact_match"]
     assert found["accuracy"] == result["eval/retrieval/accuracy"]
     assert found["loss"] == pytest.approx(result["eval/retrieval/loss"], rel=1e-5)
+    low, high = found["exact_match_interval"]
+    assert 0 <= low < found["exact_match"] < high <= 1
+    assert found["shuffled_questions"] is False
+    assert "eval/retrieval/exact_match_interval" not in result
+
+    monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", TASK, *sizes, "--shuffle-q"])
+    launcher.eval.main()
+    shuffled = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert shuffled["shuffled_questions"] == "True"
+    assert shuffled["tokens"] == str(found["tokens"])
+    assert shuffled["loss"] != f"{found['loss']:.4f}"
+    assert re.fullmatch(r"\[0\.\d{4}, 0\.\d{4}\]", shuffled["exact_match_interval"])
+
+
+def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
+    with pytest.raises(ValueError, match=r"--shuffle-questions: .*email is text and asks nothing; give --task"):
+        launcher.eval.held_out(open_source(SourceConfig(path=str(corpus))), shuffle_questions=True)
 
 
 @pytest.mark.parametrize(

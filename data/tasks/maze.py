@@ -1,0 +1,103 @@
+"""Mazes: the way from one cell of a lattice to another.
+
+    a b | c b | d c / a d = [a b c d]
+
+Perfect mazes, in which there is one way between any two cells, carved by depth-first search as in maze-dataset
+(arXiv 2309.10498): long corridors with few forks. A cell is one token.
+"""
+
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from data.indexed import Int64s
+from data.tasks.draws import Draws
+from data.tasks.graphs import FIRST_NODE, prompt_length, spell
+from data.tasks.task import DrawnTaskConfig, Example
+
+
+class MazeConfig(DrawnTaskConfig):
+    """Path finding in a maze. Token 1 is |, 2 is /, 3 is =, then the cells, row by row.
+
+    Two cells are written side by side where there is no wall between them, in random order. Origin and target are any
+    two different cells.
+    """
+
+    name: Literal["maze"] = "maze"
+    """Which task."""
+    side: int = Field(default=7, ge=2)
+    """Cells along each side of the square."""
+
+    @property
+    def _cells(self) -> int:
+        return self.side**2
+
+    @property
+    def vocab_size(self) -> int:
+        """Padding, three signs, cells."""
+        return FIRST_NODE + self._cells
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a maze whose way leads through every cell; the last answer is not read."""
+        return prompt_length(self._cells - 1, 2) + self._cells - 1
+
+    def draw(self, draws: Draws) -> Example:
+        """One random example."""
+        entered_from = carve(self.side, draws.numbers(self._cells))
+        edges = np.array([(cell, before) for cell, before in entered_from.items() if before >= 0], np.int64)
+        turned = draws.integers(len(edges), 2) == 1
+        edges[turned] = edges[turned, ::-1]
+        edges = edges[draws.distinct(len(edges), len(edges))]
+        origin, target = draws.distinct(2, self._cells).tolist()
+        return spell(edges, (origin, target), FIRST_NODE + np.array(way(entered_from, origin, target), np.int64))
+
+    def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
+        """Another cell is the target."""
+        asked = tokens.copy()
+        target = prompt_length(self._cells - 1, 2) - 2
+        others = np.setdiff1d(FIRST_NODE + np.arange(self._cells), tokens[target - 1 : target + 1])
+        asked[target] = others[draws.integers(1, len(others))[0]]
+        return asked
+
+
+def carve(side: int, numbers: list[int]) -> dict[int, int]:
+    """Each cell of a random maze -> the cell that it was entered from; -1 for the first.
+
+    Args:
+        side: cells along each side.
+        numbers: a random number for each cell.
+    """
+    neighbours = lattice(side)
+    first, *rest = numbers
+    trail = [first % side**2]
+    entered_from = {trail[0]: -1}
+    for number in rest:
+        while not (fresh := [cell for cell in neighbours[trail[-1]] if cell not in entered_from]):
+            trail.pop()
+        cell = fresh[number % len(fresh)]
+        entered_from[cell] = trail[-1]
+        trail.append(cell)
+    return entered_from
+
+
+@lru_cache
+def lattice(side: int) -> tuple[tuple[int, ...], ...]:
+    """The two to four neighbours of each cell."""
+    cells = [divmod(cell, side) for cell in range(side**2)]
+    return tuple(
+        tuple(other for other, (y, x) in enumerate(cells) if abs(y - row) + abs(x - column) == 1)
+        for row, column in cells
+    )
+
+
+def way(entered_from: dict[int, int], origin: int, target: int) -> list[int]:
+    """Cells from origin to target, both included: up to where the two ways to the first cell meet, and down."""
+    up, down = [origin], [target]
+    while up[-1] >= 0:
+        up.append(entered_from[up[-1]])
+    while down[-1] not in up:
+        down.append(entered_from[down[-1]])
+    return [*up[: up.index(down[-1])], *reversed(down)]

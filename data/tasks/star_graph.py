@@ -1,0 +1,83 @@
+"""Star graphs: which way from the centre to the end of one arm.
+
+    a b | s a | c d | s c / s d = [s c d]            2 arms of 2 nodes, the source s, the goal d
+
+Path finding in a graph G(d, l) with N labels (Bachmann and Nagarajan, arXiv 2403.06963). Only the first step after the
+source is a decision; each later one follows from the token before it. A model that does not plan takes the right arm
+once in d times, and its loss stays at ln(d) / l.
+"""
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from pydantic import model_validator as validator
+
+from data.indexed import Int64s
+from data.tasks.draws import Draws
+from data.tasks.graphs import FIRST_NODE, edges_of, prompt_length, spell
+from data.tasks.task import DrawnTaskConfig, Example
+
+
+class StarGraphConfig(DrawnTaskConfig):
+    """Path finding in a star. Token 1 is |, 2 is /, 3 is =, the labels follow; the edges come in random order."""
+
+    name: Literal["star_graph"] = "star_graph"
+    """Which task."""
+    arms: int = Field(default=2, ge=2)
+    """Arms of the star (d)."""
+    path_length: int = Field(default=5, ge=2)
+    """Nodes from the source to the goal, both included (l)."""
+    nodes: int = Field(default=50, ge=3)
+    """Different labels (N); those of one graph are all different."""
+    edge_order: Literal["parent_first", "child_first"] = "parent_first"
+    """How an edge is written. child_first makes it easy to look up what comes before a node, and so to walk back."""
+    target: Literal["forward", "reverse"] = "forward"
+    """The answer from the source to the goal, or from the goal to the source, where no step is a decision."""
+
+    @validator(mode="after")
+    def _check(self) -> "StarGraphConfig":
+        if self.nodes < 1 + self._edges:
+            raise ValueError(
+                f"nodes = {self.nodes} labels are too few for arms = {self.arms} and path_length = {self.path_length}: "
+                f"the graph has {1 + self._edges} nodes; raise nodes to {1 + self._edges} or more"
+            )
+        return self
+
+    @property
+    def _edges(self) -> int:
+        return self.arms * (self.path_length - 1)
+
+    @property
+    def vocab_size(self) -> int:
+        """Padding, three signs, labels."""
+        return FIRST_NODE + self.nodes
+
+    @property
+    def longest(self) -> int:
+        """Tokens of every example; its last answer is not read."""
+        return prompt_length(self._edges, 2) + self.path_length - 1
+
+    def draw(self, draws: Draws) -> Example:
+        """One random example."""
+        labels = draws.distinct(1 + self._edges, self.nodes)
+        arms = labels[1:].reshape(self.arms, self.path_length - 1)  # (d, l - 1)
+        walks = np.concatenate((np.full((self.arms, 1), labels[0]), arms), axis=1)  # (d, l), each from the source
+        edges = np.stack((walks[:, :-1], walks[:, 1:]), axis=2).reshape(-1, 2)  # (d (l - 1), 2)
+        edges = edges[draws.distinct(self._edges, self._edges)]
+        source, goal = int(walks[0, 0]), int(walks[0, -1])
+        return spell(
+            edges if self.edge_order == "parent_first" else edges[:, ::-1],
+            (source, goal),
+            FIRST_NODE + (walks[0] if self.target == "forward" else walks[0, ::-1]),
+        )
+
+    def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
+        """The end of another arm is the goal."""
+        edges = edges_of(tokens)
+        parents, children = (edges if self.edge_order == "parent_first" else edges[:, ::-1]).T
+        asked = tokens.copy()
+        goal = prompt_length(self._edges, 2) - 2
+        others = np.setdiff1d(children, [*parents, tokens[goal]])
+        asked[goal] = others[draws.integers(1, len(others))[0]]
+        return asked
