@@ -16,6 +16,7 @@ from launcher.runtime.sweep.statistics import mean, standard_error
 COLUMNS = {
     "loss": "loss",
     "exact_match": "exact match",
+    "thinking_exact_match": "thinking",
     "kurt": "kurtosis",
     "kurt_peak": "its peak",
     "mmr": "max/median",

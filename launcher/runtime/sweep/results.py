@@ -41,6 +41,7 @@ def describe(cell: Cell) -> dict[str, Any]:
         "loss": None,
         "train_loss": None,
         "exact_match": None,
+        "thinking_exact_match": None,
         "tokens": None,
         "seconds": None,
         "outliers": None,
@@ -79,7 +80,9 @@ def _read_run(cell: Cell) -> dict[str, Any]:
     train_loss = _mean([record["loss"] for record in steps[-max(1, round(len(steps) * LAST)) :]])
     if not all(math.isfinite(value) for value in (loss, train_loss) if value is not None):
         return {**facts, "status": "diverged", "diverged": True}
-    return {**facts, "loss": loss, "train_loss": train_loss, "exact_match": exact_match}
+    thinking = _mean_of_corpora("thinking_exact_match", result)
+    matches = {"exact_match": exact_match, "thinking_exact_match": thinking}
+    return {**facts, "loss": loss, "train_loss": train_loss, **matches}
 
 
 def _mean_of_corpora(metric: str, result: dict[str, Any]) -> float | None:
