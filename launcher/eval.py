@@ -123,7 +123,7 @@ def report(
     arguments: argparse.Namespace, model: LoadedModel, corpus: SampleSource, length: int, scores: HeldOutLoss
 ) -> None:
     """Print the scores for people or programs."""
-    facts = {
+    facts: dict[str, object] = {
         "model": str(model.source),
         "average": model.average,
         "data": str(corpus),

@@ -54,7 +54,7 @@ class AdditionConfig(DrawnTaskConfig):
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
         """Two other summands."""
-        asked = tokens.copy()
+        asked: Int64s = tokens.copy()
         places = np.delete(np.arange(2 * self.digits + 1), self.digits)
         asked[places] = FIRST_DIGIT + draws.integers(2 * self.digits, 10)
         return asked

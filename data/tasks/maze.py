@@ -56,7 +56,7 @@ class MazeConfig(DrawnTaskConfig):
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
         """Another cell is the target."""
-        asked = tokens.copy()
+        asked: Int64s = tokens.copy()
         target = prompt_length(self._cells - 1, 2) - 2
         others = np.setdiff1d(FIRST_NODE + np.arange(self._cells), tokens[target - 1 : target + 1])
         asked[target] = others[draws.integers(1, len(others))[0]]

@@ -116,7 +116,7 @@ class ReachabilityConfig(DrawnTaskConfig):
         if root in theirs:
             mine, theirs = theirs, mine
         others = sorted((theirs - mine).difference(edges[:, 1].tolist()))
-        asked = tokens.copy()
+        asked: Int64s = tokens.copy()
         asked[places[2]] = others[draws.integers(1, len(others))[0]]
         return asked
 

@@ -65,7 +65,7 @@ class RetrievalConfig(DrawnTaskConfig):
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
         """Other keys of the same pairs; of a single pair there is none."""
-        asked = tokens.copy()
+        asked: Int64s = tokens.copy()
         end = int(np.argmax(tokens == QUERY))
         keys, queries = tokens[:end:2], tokens[end + 1 :: 2]
         places = np.argmax(keys == queries[:, None], axis=1)  # of the keys asked for, in the pairs

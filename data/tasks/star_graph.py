@@ -76,7 +76,7 @@ class StarGraphConfig(DrawnTaskConfig):
         """The end of another arm is the goal."""
         edges = edges_of(tokens)
         parents, children = (edges if self.edge_order == "parent_first" else edges[:, ::-1]).T
-        asked = tokens.copy()
+        asked: Int64s = tokens.copy()
         goal = prompt_length(self._edges, 2) - 2
         others = np.setdiff1d(children, [*parents, tokens[goal]])
         asked[goal] = others[draws.integers(1, len(others))[0]]

@@ -100,7 +100,7 @@ class SudokuConfig(DrawnTaskConfig):
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
         """Every digit that is given is another one, the same everywhere: the puzzle with other names of its digits."""
-        asked = tokens.copy()
+        asked: Int64s = tokens.copy()
         given = np.flatnonzero(tokens[: self._cells] != BLANK)
         shift = 1 + draws.integers(1, self.size - 1)
         asked[given] = FIRST_DIGIT + (tokens[given] - FIRST_DIGIT + shift) % self.size

@@ -203,13 +203,13 @@ def reachability_of(task: ReachabilityConfig, prompt: list[int]) -> tuple[Edges,
         edges, (*candidates, root) = graph_of(prompt)
         return edges, candidates, root
     *statements, question = " ".join(WORDS.get(token) or str(token) for token in prompt).split(" . ")
-    is_, root, a, one, or_, other, mark = question.split(" ")
+    is_, asked, a, one, or_, other, mark = question.split(" ")
     assert (is_, a, or_, mark) == ("Is", "a", "or", "?")
     edges = [sentence_of(statement) for statement in statements]
     children = {child for _, child in edges}
     for (parent, _), statement in zip(edges, statements, strict=True):
         assert statement.startswith("Every ") == (parent in children), "a node without parents has a name of its own"
-    return edges, [int(one), int(other)], int(root)
+    return edges, [int(one), int(other)], int(asked)
 
 
 def sentence_of(text: str) -> tuple[int, int]:
@@ -223,7 +223,9 @@ def chain_of(task: ReachabilityConfig, answer: list[int], root: int) -> list[int
         assert answer[-2] == 1
         return [root, *answer[:-2]]
     text = " ".join(WORDS.get(token) or str(token) for token in answer[:-1])
-    steps = [sentence_of(sentence) for sentence in text.removesuffix(" .").split(" . ")]
+    sentences = text.removesuffix(" .").split(" . ")
+    assert [sentence.startswith("Every ") for sentence in sentences] == [False] + [True] * (len(sentences) - 1)
+    steps = [sentence_of(sentence) for sentence in sentences]
     assert all(before[1] == after[0] for before, after in pairwise(steps))
     return [steps[0][0], *(child for _, child in steps)]
 

@@ -10,8 +10,10 @@ from data.config import DataConfig
 from data.corpus import Corpus
 from data.loader import TrainBatches, ValidationBatches, open_corpora, validation_splits
 from data.tasks.addition import AdditionConfig
+from data.tasks.draws import Draws
 from data.tasks.retrieval import RetrievalConfig
 from data.tasks.source import TaskSource, TaskStream
+from data.tasks.task import Example
 
 MakePair = Callable[..., Corpus]
 
@@ -133,7 +135,12 @@ def test_a_fixed_set_of_examples_is_read_whole_in_every_epoch_and_in_another_ord
 def test_what_is_read_often_is_computed_once(monkeypatch: pytest.MonkeyPatch, another_question: bool) -> None:
     drawn = []
     draw = RetrievalConfig.draw
-    monkeypatch.setattr(RetrievalConfig, "draw", lambda *arguments: drawn.append(1) or draw(*arguments))
+
+    def counted(task: RetrievalConfig, draws: Draws) -> Example:
+        drawn.append(draws)
+        return draw(task, draws)
+
+    monkeypatch.setattr(RetrievalConfig, "draw", counted)
     fixed = TASK.model_copy(update={"examples": 12})
     streams = [TaskStream(fixed, "train", another_question), TaskStream(TASK, "train", another_question)]
     for stream, again in zip(streams, (False, True), strict=True):
