@@ -92,6 +92,22 @@ def make_model(make_config: MakeConfig, enliven: Enliven) -> MakeModel:
     return make
 
 
+def packed_batch(documents: Tensor, ignored: int) -> dict[str, Tensor]:
+    """Random tokens in packed documents [B, T]; the first `ignored` labels of the first row are left out."""
+    rows, length = documents.shape
+    tokens = torch.randint(SHAPE["vocab_size"], (rows, length + 1), generator=torch.Generator().manual_seed(0))
+    labels = tokens[:, 1:].clone()
+    labels[0, :ignored] = -100
+    begins = torch.stack([(row[:, None] == row).int().argmax(0) for row in documents])
+    return {
+        "input_ids": tokens[:, :-1],
+        "labels": labels,
+        "document_ids": documents,
+        "positions": torch.arange(length) - begins,
+        "sample_index": 3 + 5 * torch.arange(rows),
+    }
+
+
 def count_by_two(generator: torch.Generator) -> dict[str, Tensor]:
     """A batch of 16 sequences of 12 tokens, each two more than the one before, modulo 31."""
     tokens = (torch.randint(31, (16, 1), generator=generator) + 2 * torch.arange(13)) % 31

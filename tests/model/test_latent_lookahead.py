@@ -13,25 +13,14 @@ from model.lookahead.thoughts import run_text
 from model.objectives import make_objective
 from model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
 from model.objectives.next_token import NextToken, NextTokenConfig
-from tests.model.conftest import Counting, Enliven, MakeModel, count_by_two
+from tests.model.conftest import Counting, Enliven, MakeModel, count_by_two, packed_batch
 
-ROWS, LENGTH, VOCABULARY = 3, 16, 61
+ROWS, LENGTH = 3, 16
 DOCUMENTS = torch.tensor([[0] * 16, [0] * 9 + [1] * 7, [0] * 4 + [1] * 12])
 
 
 def batch_of(**changes: Tensor) -> dict[str, Tensor]:
-    tokens = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(0))
-    labels = tokens[:, 1:].clone()
-    labels[0, :5] = -100
-    begins = torch.stack([(row[:, None] == row).int().argmax(0) for row in DOCUMENTS])
-    return {
-        "input_ids": tokens[:, :-1],
-        "labels": labels,
-        "document_ids": DOCUMENTS,
-        "positions": torch.arange(LENGTH) - begins,
-        "sample_index": torch.tensor([4, 17, 1000]),
-        **changes,
-    }
+    return {**packed_batch(DOCUMENTS, ignored=5), **changes}
 
 
 def objective_of(model: CausalLM, enliven: Enliven, **keys: Any) -> LatentLookahead:

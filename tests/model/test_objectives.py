@@ -12,7 +12,7 @@ from model.attention.context import attention_context
 from model.decoder import CausalLM
 from model.objectives import ObjectiveConfig, make_objective
 from model.objectives.objective import Objective
-from tests.model.conftest import Enliven, MakeModel
+from tests.model.conftest import Enliven, MakeModel, packed_batch
 
 ROWS, LENGTH, VOCABULARY = 2, 12, 61
 DOCUMENTS = torch.tensor([[0] * 12, [0] * 5 + [1] * 7])
@@ -26,17 +26,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def batch_of() -> dict[str, Tensor]:
-    tokens = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(0))
-    labels = tokens[:, 1:].clone()
-    labels[0, :4] = -100
-    begins = torch.stack([(row[:, None] == row).int().argmax(0) for row in DOCUMENTS])
-    return {
-        "input_ids": tokens[:, :-1],
-        "labels": labels,
-        "document_ids": DOCUMENTS,
-        "positions": torch.arange(LENGTH) - begins,
-        "sample_index": torch.tensor([3, 8]),
-    }
+    return packed_batch(DOCUMENTS, ignored=4)
 
 
 def trained(make_model: MakeModel, enliven: Enliven, name: str, **shape: Any) -> tuple[CausalLM, Objective]:
