@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from model.config import ModelConfig
 from model.rotary import rotary_tables
@@ -49,8 +50,9 @@ class AttentionContext:
 
     rotary: tuple[Tensor, Tensor] | None
     """Cosines and sines, [B or 1, 1, T, head_dim]; None with learned positions."""
-    mask: Tensor | None
-    """True where a query may look, [B or 1, 1, T, keys]. None: plain causal attention, which has a faster kernel."""
+    mask: Tensor | BlockMask | None
+    """True where a query may look, [B or 1, 1, T, keys], or the same in blocks. None: plain causal attention, which has
+    a faster kernel."""
     first_values: Tensor | None = None
     """Values of the first block, [B, num_key_value_heads, T, head_dim], for model.value_residual."""
     kept: KeptContext | None = None

@@ -6,8 +6,10 @@ The fused kernel computes the map unless the config caps the logits or adds a si
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from torch.overrides import handle_torch_function, has_torch_function
 
+from model.attention.block_sparse import block_sparse_attention
 from model.attention.context import AttentionContext, LayerCache
 from model.config import ModelConfig
 from model.multipliers import Multipliers
@@ -63,6 +65,8 @@ class SoftmaxAttention(nn.Module):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
         """The map over positions, applied to the values: [B, H, T, head_dim]."""
+        if isinstance(context.mask, BlockMask):
+            return block_sparse_attention(query, key, value, context.mask, self.scale)
         dropout = self.dropout if self.training else 0.0
         causal = context.mask is None and query.size(2) > 1
         if self.cap is not None or self.sinks is not None:

@@ -91,7 +91,7 @@ def think(model: CausalLM, thinker: Thinker, state: Tensor, cache: list[LayerCac
     """A thought at the last token in the cache, whose final state is given, [1, 1, D]; see `Thinker`."""
     places = torch.arange(cache[0].length, device=state.device)[None]
     anchors = Anchors(places[:, -1:], torch.ones_like(places[:, -1:], dtype=torch.bool))
-    text = Text(places, None, model.config.sliding_window)
+    text = Text(places, None)
     return thinker.think(model.model, state, _memory(cache), text, anchors)
 
 

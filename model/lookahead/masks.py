@@ -8,14 +8,19 @@
 
 The second stream of text is there only when thoughts are committed. "As ever" means causal, within the sliding window,
 and within the document if the configuration masks documents; the window counts positions, and the same holds for slots.
+
+`sees` is this table. A mask writes it out for every pair; a fused kernel evaluates it by itself, and passes over the
+blocks in which nothing is seen.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
+from model.attention.block_sparse import is_served
 from model.config import ModelConfig
 from model.lookahead.anchors import Anchors
 
@@ -28,83 +33,105 @@ class Text:
     """[B, T]: position, as the rotary embedding takes it."""
     document_ids: Tensor | None
     """[B, T], or None if documents see each other."""
-    window: int | None
-    """Sliding window, in positions."""
-
-    def positions_at(self, anchors: Anchors) -> Tensor:
-        """[B, K]: positions of the anchors."""
-        return self.positions.gather(1, anchors.index)
-
-    def in_window(self, query: Tensor, key: Tensor) -> Tensor | bool:
-        """[..., queries, keys] from positions of queries [..., queries] and keys [..., keys]."""
-        return True if self.window is None else query[..., :, None] - key[..., None, :] < self.window
 
 
 def text_of(config: ModelConfig, batch: Mapping[str, Tensor]) -> Text:
     """Where the tokens of a batch stand for this model."""
     if config.document_mask:
-        return Text(batch["positions"], batch["document_ids"], config.sliding_window)
+        return Text(batch["positions"], batch["document_ids"])
     rows, length = batch["input_ids"].shape
     places = torch.arange(length, device=batch["input_ids"].device)
-    return Text(places.expand(rows, -1), None, config.sliding_window)
+    return Text(places.expand(rows, -1), None)
 
 
 @dataclass(frozen=True)
-class Slots:
-    """Some slots of the thoughts of a batch, in one order for all rows: which thought, and which of its slots."""
+class Entries:
+    """What queries and keys are, [B, N] each: tokens of the text, slots of thoughts, or one after the other."""
 
+    place: Tensor
+    """Of a token in its row; of a slot, that of its anchor."""
     thought: Tensor
-    """[S]: number of the anchor, 0 to K - 1."""
+    """Number of a slot's thought in its row, from 0; -1 for text."""
     number: Tensor
-    """[S]: 0 for the first slot."""
+    """Of a slot in its thought, from 0."""
+    position: Tensor
+    """As the rotary embedding takes it; slot j of a thought stands where token j - 1 after the anchor does."""
+    document: Tensor
+    """Which one; 0 everywhere if documents see each other."""
 
-    def positions(self, text: Text, anchors: Anchors) -> Tensor:
-        """[B, S]: slot j of a thought stands where token j - 1 after the anchor does."""
-        return text.positions_at(anchors)[:, self.thought] + self.number
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Entries":
+        """The same change to all five."""
+        return Entries(*map(change, self._fields))
+
+    def then(self, others: "Entries") -> "Entries":
+        """These, then the others."""
+        pairs = zip(self._fields, others._fields, strict=True)
+        return Entries(*(torch.cat(pair, dim=1) for pair in pairs))
+
+    @property
+    def _fields(self) -> tuple[Tensor, ...]:
+        return self.place, self.thought, self.number, self.position, self.document
 
 
-def slots(thoughts: int, numbers: range, device: torch.device) -> Slots:
+def text_entries(text: Text) -> Entries:
+    """All tokens."""
+    place = torch.arange(text.positions.size(1), device=text.positions.device).expand_as(text.positions)
+    nowhere = torch.zeros_like(place)
+    return Entries(place, nowhere - 1, nowhere, text.positions, _documents(text))
+
+
+def slot_entries(text: Text, anchors: Anchors, numbers: range) -> Entries:
     """The slots `numbers` of all thoughts, thought by thought."""
-    number = torch.arange(numbers.start, numbers.stop, device=device)
-    thought = torch.arange(thoughts, device=device)
-    return Slots(thought.repeat_interleave(len(number)), number.repeat(thoughts))
+    shape = (*anchors.index.shape, len(numbers))
+    number = torch.arange(numbers.start, numbers.stop, device=anchors.index.device).expand(shape)
+    thought = torch.arange(shape[1], device=anchors.index.device)[:, None].expand(shape)
+    # What is not there stands behind all text, which therefore never sees it
+    place = torch.where(anchors.valid, anchors.index, text.positions.size(1))[:, :, None].expand(shape)
+    position = text.positions.gather(1, anchors.index)[:, :, None] + number
+    document = _documents(text).gather(1, anchors.index)[:, :, None].expand(shape)
+    return Entries(place, thought, number, position, document).map(lambda field: field.flatten(1))
 
 
-def slots_see_text(query: Slots, text: Text, anchors: Anchors) -> Tensor:
-    """[B, 1, queries, T]: text up to the anchor."""
-    index = anchors.index[:, query.thought]  # [B, queries]
-    place = torch.arange(text.positions.size(1), device=index.device)
-    seen = place <= index[:, :, None]
-    seen = seen & text.in_window(query.positions(text, anchors), text.positions)
-    if text.document_ids is not None:
-        seen = seen & (text.document_ids.gather(1, index)[:, :, None] == text.document_ids[:, None])
-    return seen[:, None]
+def _documents(text: Text) -> Tensor:
+    return torch.zeros_like(text.positions) if text.document_ids is None else text.document_ids
 
 
-def slots_see_slots(query: Slots, key: Slots, text: Text, anchors: Anchors, bidirectional: bool) -> Tensor:
-    """[B, 1, queries, keys]: slots of the same thought; if not `bidirectional`, up to itself."""
-    seen = query.thought[:, None] == key.thought
+def sees(query: Entries, key: Entries, window: int | None, bidirectional: bool) -> Tensor:
+    """Whether queries look at keys, elementwise.
+
+    Args:
+        query: what looks.
+        key: what is looked at.
+        window: sliding window, in positions.
+        bidirectional: whether a slot sees later ones of its thought.
+    """
+    to_text = key.place <= query.place
+    to_own = key.thought == query.thought
     if not bidirectional:
-        seen = seen & (key.number <= query.number[:, None])
-    near = text.in_window(query.positions(text, anchors), key.positions(text, anchors))
-    return (seen & near).expand(anchors.index.size(0), -1, -1)[:, None]
+        to_own = to_own & (key.number <= query.number)
+    to_committed = (query.thought < 0) & (key.place < query.place)
+    seen = torch.where(key.thought < 0, to_text, to_own | to_committed)
+    seen = seen & (key.document == query.document)
+    return seen if window is None else seen & (query.position - key.position < window)
 
 
-def text_sees_text(text: Text) -> Tensor:
-    """[B or 1, 1, T, T]: as in a plain decoder, written out."""
-    place = torch.arange(text.positions.size(1), device=text.positions.device)
-    seen = (place <= place[:, None])[None] & text.in_window(text.positions, text.positions)
-    if text.document_ids is not None:
-        seen = seen & (text.document_ids[:, :, None] == text.document_ids[:, None])
-    return seen[:, None]
+def attention_mask(config: ModelConfig, query: Entries, key: Entries, bidirectional: bool) -> Tensor | BlockMask:
+    """The mask of all layers, in blocks where a kernel takes them."""
+    make = block_mask if is_served(config, query.place.device) else dense_mask
+    return make(query, key, config.sliding_window, bidirectional)
 
 
-def text_sees_slots(key: Slots, text: Text, anchors: Anchors) -> Tensor:
-    """[B, 1, T, keys]: all slots of the thoughts at earlier tokens."""
-    index = anchors.index[:, key.thought]  # [B, keys]
-    place = torch.arange(text.positions.size(1), device=index.device)
-    seen = (place[:, None] > index[:, None]) & anchors.valid[:, key.thought][:, None]
-    seen = seen & text.in_window(text.positions, key.positions(text, anchors))
-    if text.document_ids is not None:
-        seen = seen & (text.document_ids[:, :, None] == text.document_ids.gather(1, index)[:, None])
-    return seen[:, None]
+def dense_mask(query: Entries, key: Entries, window: int | None, bidirectional: bool) -> Tensor:
+    """[B, 1, queries, keys], bool."""
+    queries, keys = query.map(lambda field: field[:, :, None]), key.map(lambda field: field[:, None])
+    return sees(queries, keys, window, bidirectional)[:, None]
+
+
+def block_mask(query: Entries, key: Entries, window: int | None, bidirectional: bool) -> BlockMask:
+    """The same for FlexAttention."""
+
+    def rule(row: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return sees(query.map(lambda f: f[row, q]), key.map(lambda f: f[row, k]), window, bidirectional)
+
+    (rows, queries), keys = query.place.shape, key.place.size(1)
+    return create_block_mask(rule, rows, None, queries, keys, device=query.place.device)

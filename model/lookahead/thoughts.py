@@ -13,19 +13,13 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
 from model.attention.context import AttentionContext, attention_context
 from model.decoder import Decoder
 from model.lookahead.anchors import Anchors
-from model.lookahead.masks import (
-    Text,
-    slots,
-    slots_see_slots,
-    slots_see_text,
-    text_sees_slots,
-    text_sees_text,
-)
+from model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
 
 Growth = Literal["grow", "fixed", "pause"]
 Memory = tuple[tuple[Tensor, Tensor], ...]
@@ -135,7 +129,7 @@ class Thinker(nn.Module):
         """As `forward`, with the states of the anchors alone, [B, K, D]."""
         if self.settings.detach_text:
             states, memory = states.detach(), tuple((keys.detach(), values.detach()) for keys, values in memory)
-        thinking = _Thinking(self, decoder, memory, text, anchors)
+        thinking = _Thinking(self, decoder, memory, text, anchors, text_entries(text))
         start = states[:, :, None]  # (B, K, 1, D)
         if self.settings.growth == "pause":
             return thinking.run(self._wait(decoder, start), range(self.settings.horizon))
@@ -202,24 +196,23 @@ class _Thinking:
     memory: Memory
     text: Text
     anchors: Anchors
+    seen: Entries
+    """The text."""
 
     def run(self, inputs: Tensor, numbers: range, parts: tuple[Memory, ...] = ()) -> tuple[Tensor, Memory]:
         """One pass of the slots `numbers` [B, K, s, D], with earlier single slots in `parts`."""
-        thoughts, device = inputs.size(1), inputs.device
-        query = slots(thoughts, numbers, device)
-        seen = [slots_see_text(query, self.text, self.anchors)]
-        earlier = self.memory
+        query = slot_entries(self.text, self.anchors, numbers)
+        key, earlier = self.seen, self.memory
         for number, part in enumerate(parts):
-            key = slots(thoughts, range(number, number + 1), device)
-            seen.append(slots_see_slots(query, key, self.text, self.anchors, bidirectional=False))
+            key = key.then(slot_entries(self.text, self.anchors, range(number, number + 1)))
             earlier = join(earlier, part)
-        bidirectional = self.thinker.settings.bidirectional
-        seen.append(slots_see_slots(query, query, self.text, self.anchors, bidirectional))
+        key = key.then(query)
+        mask = attention_mask(self.decoder.config, query, key, self.thinker.settings.bidirectional)
         # Slots that stand beyond the last position predict nothing that counts
         last = self.decoder.config.max_position_embeddings - 1
-        positions = query.positions(self.text, self.anchors).clamp_max(last)
+        positions = query.position.clamp_max(last)
         x = at_positions(self.decoder, inputs.flatten(1, 2), positions)
-        x, own = run_blocks(self.decoder, x, _context(self.decoder, positions, torch.cat(seen, -1), x), earlier)
+        x, own = run_blocks(self.decoder, x, _context(self.decoder, positions, mask, x), earlier)
         return self.decoder.finish(x).unflatten(1, inputs.shape[1:3]), own
 
 
@@ -263,14 +256,14 @@ def run_text_with_thoughts(
 
     With one anchor per row this is the paper's model; with more, every thought still comes from the first text pass.
     """
-    key = slots(anchors.index.size(1), range(horizon), input_ids.device)
-    own = text_sees_text(text).expand(input_ids.size(0), -1, -1, -1)
-    mask = torch.cat((text_sees_slots(key, text, anchors), own), dim=-1)
+    query = text_entries(text)
+    key = slot_entries(text, anchors, range(horizon)).then(query)
+    mask = attention_mask(decoder.config, query, key, bidirectional=False)
     return run_text_behind(decoder, input_ids, text.positions, mask, thoughts)[0]
 
 
 def run_text_behind(
-    decoder: Decoder, input_ids: Tensor, positions: Tensor, mask: Tensor, earlier: Memory | None
+    decoder: Decoder, input_ids: Tensor, positions: Tensor, mask: Tensor | BlockMask, earlier: Memory | None
 ) -> tuple[Tensor, Memory]:
     """Tokens [B, T] behind earlier keys and values: final states, and the tokens' own keys and values."""
     x = decoder.embed(input_ids, positions)
@@ -278,7 +271,7 @@ def run_text_behind(
     return decoder.finish(x), memory
 
 
-def _context(decoder: Decoder, positions: Tensor, mask: Tensor, x: Tensor) -> AttentionContext:
+def _context(decoder: Decoder, positions: Tensor, mask: Tensor | BlockMask, x: Tensor) -> AttentionContext:
     """Of tokens or slots x at positions [B, N], with a mask of our own."""
     return replace(attention_context(decoder.config, positions, 0, None, x.dtype), mask=mask)
 

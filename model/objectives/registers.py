@@ -17,7 +17,7 @@ from model.attention.context import attention_context
 from model.config import ModelConfig
 from model.decoder import CausalLM
 from model.lookahead.anchors import Anchors, labels_ahead, uniform
-from model.lookahead.masks import slots, slots_see_slots, slots_see_text, text_of
+from model.lookahead.masks import attention_mask, slot_entries, text_entries, text_of
 from model.lookahead.thoughts import at_positions, run_blocks, run_text
 from model.objectives.objective import Batch, Objective
 
@@ -68,13 +68,13 @@ class Registers(Objective):
         loss, cross_entropy = model.lm_head(states, batch["labels"], self.config.z_loss)
         place = torch.arange(states.size(1), device=states.device).expand(states.shape[:2])
         everywhere = Anchors(place, torch.ones_like(place, dtype=torch.bool))
-        query = slots(states.size(1), range(1), states.device)
+        query = slot_entries(text, everywhere, range(1))
+        mask = attention_mask(model.config, query, text_entries(text).then(query), bidirectional=True)
         positions = text.positions + self._distance(batch)[:, None] - 1
         positions = positions.clamp_max(model.config.max_position_embeddings - 1)
-        seen = slots_see_text(query, text, everywhere), slots_see_slots(query, query, text, everywhere, True)
         x = (self.register * decoder.embedding_multiplier).to(states.dtype).expand_as(states)
         x = at_positions(decoder, x, positions)
-        context = replace(attention_context(model.config, positions, 0, None, x.dtype), mask=torch.cat(seen, -1))
+        context = replace(attention_context(model.config, positions, 0, None, x.dtype), mask=mask)
         x, _ = run_blocks(decoder, x, context, memory)
         labels = self._labels(batch)
         ahead, nats = model.lm_head(decoder.finish(x), labels, self.config.z_loss)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from model.attention.context import attention_context
 from model.decoder import CausalLM
+from model.lookahead import masks
 from model.lookahead.anchors import Anchors
 from model.lookahead.masks import Text
 from model.lookahead.thoughts import Thinker, ThoughtSettings, run_text, run_text_with_thoughts
@@ -55,7 +56,7 @@ def text_of(model: CausalLM) -> Text:
     masked = model.config.document_mask
     places = torch.arange(LENGTH).expand(2, -1)
     begins = torch.stack([(DOCUMENTS[row][:, None] == DOCUMENTS[row]).int().argmax(0) for row in range(2)])
-    return Text(places - begins if masked else places, DOCUMENTS if masked else None, model.config.sliding_window)
+    return Text(places - begins if masked else places, DOCUMENTS if masked else None)
 
 
 def tokens_of(model: CausalLM) -> Tensor:
@@ -92,8 +93,8 @@ def alone(model: CausalLM, thinker: Thinker, tokens: Tensor, row: int, anchor: i
         seen = order <= order[:, None]
         if settings.bidirectional:
             seen[size:, size:] = True
-        if text.window is not None:
-            seen = seen & (places[0][:, None] - places[0] < text.window)
+        if decoder.config.sliding_window is not None:
+            seen = seen & (places[0][:, None] - places[0] < decoder.config.sliding_window)
         context = replace(attention_context(decoder.config, places, 0, None, x.dtype), mask=seen[None, None])
         if decoder.config.value_residual:
             context = decoder.with_first_values(context, x)
@@ -179,7 +180,7 @@ def test_documents_packed_into_a_row_think_as_alone(make_model: MakeModel) -> No
     tokens = tokens_of(model)
     second = tokens[:1, 4:]
     places = torch.arange(7)[None]
-    text = Text(places, torch.zeros_like(places), None)
+    text = Text(places, torch.zeros_like(places))
     states, memory = run_text(model.model, second, text)
     anchors = Anchors(torch.tensor([[1, 4]]), torch.ones(1, 2, dtype=torch.bool))
     found, _ = thinker(model.model, states, memory, text, anchors)
@@ -195,9 +196,12 @@ def test_the_text_pass_is_the_plain_model(make_model: MakeModel) -> None:
         assert torch.equal(states, model.model(tokens, DOCUMENTS, text.positions))
 
 
-def committed(model: CausalLM, thinker: Thinker, tokens: Tensor, anchors: Tensor) -> tuple[Tensor, Tensor]:
+def committed(
+    model: CausalLM, thinker: Thinker, tokens: Tensor, anchors: Tensor, valid: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """States of the second text pass [B, T, D], and of all slots [B, K, tau, D]."""
-    text, chosen = text_of(model), Anchors(anchors, torch.ones_like(anchors, dtype=torch.bool))
+    valid = torch.ones_like(anchors, dtype=torch.bool) if valid is None else valid
+    text, chosen = text_of(model), Anchors(anchors, valid)
     states, memory = run_text(model.model, tokens, text)
     thoughts, thought_memory = thinker(model.model, states, memory, text, chosen)
     return run_text_with_thoughts(model.model, tokens, text, chosen, thought_memory, HORIZON), thoughts
@@ -229,8 +233,8 @@ def test_one_committed_thought_is_the_papers_sequence(make_model: MakeModel, sha
     seen = order <= order[:, None]
     thought = slice(anchor + 1, anchor + 1 + HORIZON)
     seen[thought, thought] = True
-    if text.window is not None:
-        seen = seen & (positions[0][:, None] - positions[0] < text.window)
+    if decoder.config.sliding_window is not None:
+        seen = seen & (positions[0][:, None] - positions[0] < decoder.config.sliding_window)
     context = replace(attention_context(decoder.config, positions, 0, None, x.dtype), mask=seen[None, None])
     if decoder.config.value_residual:
         context = decoder.with_first_values(context, x)
@@ -241,6 +245,31 @@ def test_one_committed_thought_is_the_papers_sequence(make_model: MakeModel, sha
     is_text = (order < thought.start) | (order >= thought.stop)
     torch.testing.assert_close(found, expected[:, is_text], rtol=1e-9, atol=1e-9)
     assert not torch.allclose(found[:, anchor + 1 :], states[:, anchor + 1 :])
+
+
+@torch.no_grad()
+def test_text_does_not_see_a_thought_that_is_not_there(make_model: MakeModel) -> None:
+    model, thinker = thinking_model(make_model, GROW)
+    tokens, absent = tokens_of(model), torch.tensor([[4, 0], [7, 0]])
+    found, _ = committed(model, thinker, tokens, absent, torch.tensor([[True, False]] * 2))
+    expected, _ = committed(model, thinker, tokens, absent[:, :1])
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("shape", ["qwen3", "window", "documents"])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_masks_in_blocks_are_the_dense_ones(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, settings: str, shape: str
+) -> None:
+    """What FlexAttention evaluates on a GPU, here without its compiled kernel, committed thoughts included."""
+    model, thinker = thinking_model(make_model, SETTINGS[settings], num_key_value_heads=1, **SHAPES[shape])
+    tokens = tokens_of(model)
+    dense = committed(model, thinker, tokens, ANCHORS)
+    monkeypatch.setattr(masks, "is_served", lambda *_: True)
+    for found, expected in zip(committed(model, thinker, tokens, ANCHORS), dense, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
