@@ -1,7 +1,6 @@
 """Attention under a mask of blocks (FlexAttention), which passes over blocks that are masked altogether."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,10 +21,12 @@ def is_served(config: ModelConfig, device: torch.device) -> bool:
 def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
     """[B, H, T, head_dim], from keys and values [B, H_kv, keys, head_dim]."""
     # Uncompiled it writes the whole map out, without a backward pass on a CPU: enough to be checked there
-    attend: Callable[..., Tensor] = _compiled() if query.is_cuda else flex_attention
-    return attend(query, key, value, block_mask=mask, scale=scale, enable_gqa=query.size(1) != key.size(1))
+    attend: Any = _compiled() if query.is_cuda else flex_attention
+    grouped = query.size(1) != key.size(1)
+    mixed: Tensor = attend(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped)
+    return mixed
 
 
 @functools.cache
-def _compiled() -> Callable[..., Any]:
+def _compiled() -> Any:
     return torch.compile(flex_attention)
