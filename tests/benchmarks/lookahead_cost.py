@@ -1,0 +1,123 @@
+"""What latent lookahead costs: forward and backward with thoughts against without, and against the tokens they take.
+
+    python tests/benchmarks/lookahead_cost.py [--width 384 --depth 6 --length 1024 --batch 2 --anchors 32 --horizon 4]
+
+The ways to think alternate with the plain model in one process; medians are compared. `tokens` is how many tokens and
+slots pass the blocks for each token of text, `seconds` the ratio of times, `overhead` the second over the first: what
+passes of few tokens, masks and copies of keys cost beyond arithmetic. Prints one JSON object. Random weights and text.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from launcher.runtime.cli import default_device
+from model.config import ModelConfig
+from model.initialization import initialize
+from model.objectives import ObjectiveConfig, make_objective
+from model.objectives.latent_lookahead import LatentLookaheadConfig
+from model.objectives.next_token import NextTokenConfig
+from model.objectives.objective import TrainedLM
+from model.parameterization import OptimizerSettings, ParameterizationConfig, multipliers, parameter_table
+
+
+def main() -> None:
+    """Measure all ways to think at one shape."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in {
+        "width": 384,
+        "depth": 6,
+        "vocabulary": 8192,
+        "length": 1024,
+        "batch": 2,
+        "anchors": 32,
+        "horizon": 4,
+        "rounds": 7,
+    }.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    arguments = parser.parse_args()
+    length, anchors, horizon = arguments.length, arguments.anchors, arguments.horizon
+    thinking: dict[str, Any] = {"anchors": anchors, "horizon": horizon}
+    slots = {  # of each thought, through the blocks
+        "grow": horizon * (horizon + 1) / 2,
+        "grow, causal": horizon,
+        "one pass": horizon,
+        "three passes": 3 * horizon,
+    }
+    objectives: dict[str, ObjectiveConfig] = {
+        "plain": NextTokenConfig(),
+        "grow": LatentLookaheadConfig(**thinking),
+        "grow, causal": LatentLookaheadConfig(**thinking, within="causal"),
+        "one pass": LatentLookaheadConfig(**thinking, growth="fixed", passes=1),
+        "three passes": LatentLookaheadConfig(**thinking, growth="fixed", passes=3),
+    }
+    seconds = measure(arguments, objectives)
+    ratios = {name: seconds[name] / seconds["plain"] for name in slots}
+    tokens = {name: 1 + anchors * count / length for name, count in slots.items()}
+    rows = {
+        name: {
+            "tokens": round(tokens[name], 3),
+            "seconds": round(ratios[name], 3),
+            "overhead": round(ratios[name] / tokens[name], 3),
+        }
+        for name in slots
+    }
+    facts = {**vars(arguments), "device": default_device().type, "threads": torch.get_num_threads()}
+    print(json.dumps({**facts, "plain_seconds": round(seconds["plain"], 4), "ways": rows}))
+
+
+def measure(arguments: argparse.Namespace, objectives: dict[str, ObjectiveConfig]) -> dict[str, float]:
+    """Median seconds of a forward and a backward of each."""
+    device = default_device()
+    shape = ModelConfig(  # type: ignore[call-arg]  # the rest is filled in
+        vocab_size=arguments.vocabulary,
+        hidden_size=arguments.width,
+        num_hidden_layers=arguments.depth,
+        num_attention_heads=max(1, arguments.width // 64),
+        max_position_embeddings=arguments.length,
+    )
+    models = {name: make(shape, objective).to(device) for name, objective in objectives.items()}
+    tokens = torch.randint(arguments.vocabulary, (arguments.batch, arguments.length + 1), device=device)
+    places = torch.arange(arguments.length, device=device).expand(arguments.batch, -1)
+    batch = {
+        "input_ids": tokens[:, :-1],
+        "labels": tokens[:, 1:].contiguous(),
+        "document_ids": torch.zeros_like(places),
+        "positions": places,
+        "sample_index": torch.arange(arguments.batch, device=device),
+    }
+    found: dict[str, list[float]] = {name: [] for name in models}
+    for _ in range(arguments.rounds + 1):  # the first warms up
+        for name, model in models.items():
+            model.zero_grad()
+            synchronize(device)
+            start = time.perf_counter()
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                losses, _, _ = model(batch, step=0)
+            losses.sum().backward()
+            synchronize(device)
+            found[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times[1:]) for name, times in found.items()}
+
+
+def make(shape: ModelConfig, objective: ObjectiveConfig) -> TrainedLM:
+    """A model with its objective, at its first weights."""
+    rule = ParameterizationConfig(rule="sp")
+    forward = multipliers(shape, rule)
+    model = TrainedLM(shape, forward, make_objective(objective, shape, forward))
+    initialize(model, parameter_table(shape, rule, OptimizerSettings(1e-3, 0.1, 1e-8, (0.9, 0.95)), objective), seed=1)
+    return model
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for what a GPU still has to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
