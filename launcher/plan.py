@@ -61,7 +61,7 @@ def plan(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
         "sizes": asdict(sizes(config.model, config.parameterization)),
         "multipliers": asdict(multipliers(config.model, config.parameterization)),
         "parameters": [asdict(row) for row in rows],
-        "flops_per_token": training_flops_per_token(config.model, config.data.sequence_length),
+        "flops_per_token": training_flops_per_token(config.model, config.data.sequence_length, config.objective),
         "memory_bytes": {str(stage): {**asdict(m), "total": m.total} for stage, m in memory.items()},
         "batch": config.data.batch_plan.describe(),
         "schedule": config.learning_rate.describe(),

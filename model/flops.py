@@ -3,22 +3,34 @@
 import math
 
 from model.config import ModelConfig
+from model.objectives import ObjectiveConfig
 from model.parameterization import parameter_shapes
 from model.roles import role_of
 
-
-def matrix_parameters(config: ModelConfig) -> int:
-    """Parameters that multiply an activation: all matrices and the head, without the embedding look-ups."""
-    shapes = parameter_shapes(config).items()
-    hidden = sum(math.prod(shape) for name, shape in shapes if role_of(name) in ("hidden_matrix", "projection"))
-    return hidden + config.hidden_size * config.vocab_size
+MATRICES = ("hidden_matrix", "projection")
 
 
-def training_flops_per_token(config: ModelConfig, sequence_length: int) -> int:
-    """Forward and backward FLOPs of one token: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B).
+def training_flops_per_token(config: ModelConfig, sequence_length: int, objective: ObjectiveConfig) -> float:
+    """Forward and backward FLOPs for one token of text: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B).
 
-    N is `matrix_parameters`. The attention term counts the full T x T square, as nanoGPT and torchtitan do, although a
-    causal kernel computes half of it; recomputation under activation checkpointing is not counted (that would be HFU).
+    N counts the elements of all matrices and of the head, without the embedding look-ups, as often as the objective
+    uses them (`Work`). The attention term counts the full T x T square, as nanoGPT and torchtitan do, although a causal
+    kernel computes half of it, and a slot of a thought as a token; recomputation under activation checkpointing is not
+    counted (that would be HFU).
     """
-    attention = 12 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * sequence_length
-    return 6 * matrix_parameters(config) + attention
+    work = objective.work(sequence_length)
+    own = sum(
+        math.prod(shape)
+        for name, shape in parameter_shapes(config, objective).items()
+        if name.startswith("objective.") and role_of(name) in MATRICES
+    )
+    head = config.hidden_size * config.vocab_size
+    matrices = block_matrices(config) * work.blocks + head * work.head + own
+    blocks = config.num_hidden_layers * work.blocks + work.own_blocks
+    return 6 * matrices + 12 * blocks * config.num_attention_heads * config.head_dim * sequence_length
+
+
+def block_matrices(config: ModelConfig) -> int:
+    """Elements of the matrices that a token meets before the head."""
+    shapes = parameter_shapes(config).items()
+    return sum(math.prod(shape) for name, shape in shapes if role_of(name) in MATRICES)

@@ -97,7 +97,7 @@ def compute(config: Config, devices: int, tflops: float, mfu: float) -> Compute:
     """FLOPs of the run, and hours on `devices` of `tflops` peak each at an assumed utilisation."""
     steps = config.total_steps - config.first_step
     tokens = config.total_tokens - config.data.batch_plan.tokens_before(config.first_step)
-    flops = float(tokens * training_flops_per_token(config.model, config.data.sequence_length))
+    flops = tokens * training_flops_per_token(config.model, config.data.sequence_length, config.objective)
     return Compute(steps, tokens, flops, flops / (devices * tflops * 1e12 * mfu) / 3600)
 
 

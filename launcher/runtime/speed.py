@@ -23,7 +23,7 @@ class SpeedMeter:
         dtype = torch.bfloat16 if config.deepspeed.precision == "bf16" else torch.float32
         self.peak = peak_flops(world, dtype, config.metrics.peak_tflops) * world.size
         self.tokens_before = config.data.batch_plan.tokens_before
-        self.flops_per_token = training_flops_per_token(config.model, config.data.sequence_length)
+        self.flops_per_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
         self.restart(step)
 
     def restart(self, step: int) -> None:

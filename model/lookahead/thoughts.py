@@ -45,6 +45,13 @@ class ThoughtSettings:
     detach_text: bool = False
     """Stop gradients from thoughts into the text pass."""
 
+    @property
+    def slots_run(self) -> int:
+        """Slots that pass the blocks while a thought grows, over all its passes."""
+        if self.growth == "grow" and self.bidirectional:
+            return self.horizon * (self.horizon + 1) // 2
+        return self.horizon * (self.passes if self.growth == "fixed" else 1)
+
 
 class Retained:
     """In the place of a layer's cache: keeps what the layer makes of its tokens, and shows it earlier ones."""

@@ -8,7 +8,7 @@ Where the paper leaves a choice open, docs/lookahead.md says what was chosen and
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic import model_validator as validator
 from torch import Tensor
 
@@ -17,12 +17,12 @@ from model.decoder import CausalLM
 from model.lookahead.anchors import AnchorPolicy, Anchors, choose_anchors, slot_labels, uniform, whole_thoughts
 from model.lookahead.masks import text_of
 from model.lookahead.thoughts import Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
-from model.objectives.objective import Batch, Objective
+from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of anchor_policy entropy
 
 
-class LatentLookaheadConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class LatentLookaheadConfig(ObjectiveSettings):
     """Thoughts of `horizon` slots at some tokens of each sequence, trained on the tokens that follow."""
 
     name: Literal["latent_lookahead"] = "latent_lookahead"
@@ -85,6 +85,12 @@ class LatentLookaheadConfig(BaseModel, extra="forbid", frozen=True, strict=True,
             self.detach_states,
             self.detach_text,
         )
+
+    def work(self, length: int) -> Work:
+        """Text, once or twice, and the slots in all their passes; those of the last predict."""
+        thoughts = self.anchors_in(length) / length
+        text = 2 if self.commit == "thoughts" else 1
+        return Work(text + thoughts * self.thoughts.slots_run, 1 + thoughts * self.horizon)
 
 
 class LatentLookahead(Objective):

@@ -7,7 +7,7 @@ predicts token i + k; the final norm and the unembedding are shared.
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, Field, NonNegativeFloat
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from model.attention.context import attention_context
@@ -17,10 +17,10 @@ from model.decoder import CausalLM
 from model.lookahead.anchors import labels_ahead
 from model.lookahead.masks import text_of
 from model.multipliers import Multipliers
-from model.objectives.objective import Batch, Objective
+from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 
-class MultiTokenConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class MultiTokenConfig(ObjectiveSettings):
     """Beside the next token, `horizon` - 1 further ones, each by a head of one block."""
 
     name: Literal["multi_token"] = "multi_token"
@@ -31,6 +31,10 @@ class MultiTokenConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     """Of the mean loss of the further tokens."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2, of all heads."""
+
+    def work(self, _length: int) -> Work:
+        """A block and a prediction for each further token."""
+        return Work(head=self.horizon, own_blocks=self.horizon - 1)
 
 
 class MultiToken(Objective):

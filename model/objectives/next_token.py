@@ -3,16 +3,16 @@
 import math
 from typing import Literal
 
-from pydantic import BaseModel, NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from model.decoder import CausalLM
-from model.objectives.objective import Batch, Objective
+from model.objectives.objective import Batch, Objective, ObjectiveSettings
 
 LAST_ALPHA = 8.0
 
 
-class NextTokenConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class NextTokenConfig(ObjectiveSettings):
     """Cross-entropy of the next token, optionally with a z-loss."""
 
     name: Literal["next_token"] = "next_token"

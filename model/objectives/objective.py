@@ -6,8 +6,10 @@ accumulation nor ignored labels nor the number of ranks change what a target wei
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from model.config import ModelConfig
@@ -15,6 +17,26 @@ from model.decoder import CausalLM
 from model.multipliers import Multipliers
 
 Batch = Mapping[str, Any]  # data.windows.Batch on a device: tensors by name
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step computes, for each token of text."""
+
+    blocks: float = 1.0
+    """Tokens and slots that pass all blocks of the model."""
+    head: float = 1.0
+    """Predictions."""
+    own_blocks: int = 0
+    """Blocks of the objective's own."""
+
+
+class ObjectiveSettings(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """What the configurations of all objectives have in common."""
+
+    def work(self, _length: int) -> Work:
+        """For sequences of `length` tokens."""
+        return Work()
 
 
 class Objective(nn.Module):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
 from model.attention.context import attention_context
@@ -19,10 +19,10 @@ from model.decoder import CausalLM
 from model.lookahead.anchors import Anchors, labels_ahead, uniform
 from model.lookahead.masks import attention_mask, slot_entries, text_entries, text_of
 from model.lookahead.thoughts import at_positions, run_blocks, run_text
-from model.objectives.objective import Batch, Objective
+from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 
-class RegistersConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class RegistersConfig(ObjectiveSettings):
     """A register for every token."""
 
     name: Literal["registers"] = "registers"
@@ -33,6 +33,10 @@ class RegistersConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """a: share of the registers' loss."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2, of text and registers."""
+
+    def work(self, _length: int) -> Work:
+        """Text, and as many registers."""
+        return Work(blocks=2, head=2)
 
 
 class Registers(Objective):

@@ -9,7 +9,7 @@ thought.
 from typing import Literal, cast
 
 import torch
-from pydantic import BaseModel, Field, NonNegativeFloat
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from model.attention.context import attention_context
@@ -20,10 +20,10 @@ from model.lookahead.anchors import labels_ahead
 from model.lookahead.masks import text_of
 from model.multipliers import Multipliers
 from model.norms import make_norm
-from model.objectives.objective import Batch, Objective
+from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 
-class SequentialMTPConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class SequentialMTPConfig(ObjectiveSettings):
     """Beside the next token, `horizon` - 1 further ones, one module after the other."""
 
     name: Literal["sequential_mtp"] = "sequential_mtp"
@@ -34,6 +34,10 @@ class SequentialMTPConfig(BaseModel, extra="forbid", frozen=True, strict=True, u
     """Of the mean loss of the further tokens."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2, of all modules."""
+
+    def work(self, _length: int) -> Work:
+        """A block and a prediction for each further token."""
+        return Work(head=self.horizon, own_blocks=self.horizon - 1)
 
 
 class Link(nn.Module):

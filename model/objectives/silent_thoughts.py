@@ -7,7 +7,7 @@ coconut   a slot's input is the state of the one before (Coconut, arXiv 2412.067
 
 from typing import Literal
 
-from pydantic import BaseModel, NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
 from model.config import ModelConfig
@@ -22,10 +22,10 @@ from model.lookahead.thoughts import (
     run_text_with_thoughts,
     speak,
 )
-from model.objectives.objective import Batch, Objective
+from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 
-class SilentThoughtsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class SilentThoughtsConfig(ObjectiveSettings):
     """Thoughts of `horizon` slots, trained by the tokens that see them alone."""
 
     name: Literal["pause", "coconut"]
@@ -39,6 +39,16 @@ class SilentThoughtsConfig(BaseModel, extra="forbid", frozen=True, strict=True, 
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2."""
 
+    @property
+    def thoughts(self) -> ThoughtSettings:
+        """How they grow."""
+        growth: Growth = "pause" if self.name == "pause" else "grow"
+        return ThoughtSettings(self.horizon, growth, passes=1, bidirectional=False)
+
+    def work(self, length: int) -> Work:
+        """Two text passes and the slots, of which only the last of each thought may predict, in place of a token."""
+        return Work(blocks=2 + min(self.anchors, length) * self.thoughts.slots_run / length)
+
 
 class SilentThoughts(Objective):
     """The text pass, the thoughts, and a text pass that sees them."""
@@ -49,9 +59,7 @@ class SilentThoughts(Objective):
     def __init__(self, config: SilentThoughtsConfig, model: ModelConfig, seed: int) -> None:
         super().__init__()
         self.config, self.seed = config, seed
-        growth: Growth = "pause" if config.name == "pause" else "grow"
-        settings = ThoughtSettings(config.horizon, growth, passes=1, bidirectional=False)
-        self.thinker = Thinker(settings, model.hidden_size)
+        self.thinker = Thinker(config.thoughts, model.hidden_size)
 
     def targets(self, batch: Batch) -> Tensor:
         """Valid labels."""

@@ -175,7 +175,7 @@ def test_speed_is_tokens_over_time(tiny_config: Path, monkeypatch: pytest.Monkey
     now = 104.0
     read = meter.read(12)
     assert read["tokens_per_second"] == 2 * 8 * 32 / 4.0
-    flops = training_flops_per_token(config.model, 32)
+    flops = training_flops_per_token(config.model, 32, config.objective)
     assert read["mfu"] == pytest.approx(128.0 * flops / (2 * 0.002e12))
     now = 105.0
     assert meter.read(13)["tokens_per_second"] == 256.0, "counts from the last reading"

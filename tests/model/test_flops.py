@@ -8,7 +8,10 @@ from torch import nn
 
 from model.config import ModelConfig
 from model.decoder import CausalLM
-from model.flops import matrix_parameters, training_flops_per_token
+from model.flops import block_matrices, training_flops_per_token
+from model.objectives.latent_lookahead import LatentLookaheadConfig
+from model.objectives.multi_token import MultiTokenConfig
+from model.objectives.next_token import NextTokenConfig
 
 MakeModel = Callable[..., CausalLM]
 MakeConfig = Callable[..., ModelConfig]
@@ -27,7 +30,7 @@ MakeConfig = Callable[..., ModelConfig]
 def test_matrix_parameters_are_those_of_the_module(make_model: MakeModel, shape: dict[str, Any]) -> None:
     model = make_model(**shape)
     matrices = [module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear)]
-    assert matrix_parameters(model.config) == sum(matrices) + model.lm_head.weight.numel()
+    assert block_matrices(model.config) == sum(matrices)
 
 
 def test_training_flops_by_hand(make_config: MakeConfig) -> None:
@@ -37,4 +40,42 @@ def test_training_flops_by_hand(make_config: MakeConfig) -> None:
     block = 10 * 8 + 10 * 4 + 10 * 4 + 8 * 10 + 3 * 10 * 64  # q, k, v, o, gated MLP (26 rounded up to 64)
     matrices = 3 * block + 10 * 7
     scores = 3 * 2 * (2 * 2 * 4 * 100)  # layers x heads x (q k^T and p v) over 100 keys, forward
-    assert training_flops_per_token(config, 100) == 6 * matrices + 3 * scores
+    assert training_flops_per_token(config, 100, NextTokenConfig()) == 6 * matrices + 3 * scores
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "grow": {},
+    "causal": {"within": "causal"},
+    "three passes": {"growth": "fixed", "passes": 3},
+    "committed": {"commit": "thoughts"},
+}
+
+
+@pytest.mark.parametrize(
+    ("length", "anchors", "horizon", "way", "passes"),
+    [
+        (512, 32, 4, "grow", 1.625),
+        (2048, 64, 4, "grow", 1.3125),
+        (4096, 64, 16, "grow", 3.125),
+        (2048, 64, 8, "causal", 1.25),
+        (2048, 64, 4, "three passes", 1.375),
+        (2048, 64, 4, "committed", 2.3125),
+    ],
+)
+def test_thoughts_cost_what_passes_the_blocks(
+    make_config: MakeConfig, length: int, anchors: int, horizon: int, way: str, passes: float
+) -> None:
+    config = make_config(vocab_size=5)
+    objective = LatentLookaheadConfig(anchors=anchors, horizon=horizon, **WAYS[way])
+    plain = training_flops_per_token(config, length, NextTokenConfig())
+    head = 6 * config.hidden_size * config.vocab_size
+    predictions = 1 + anchors * horizon / length
+    expected = (plain - head) * passes + head * predictions
+    assert training_flops_per_token(config, length, objective) == pytest.approx(expected)
+
+
+def test_further_heads_cost_a_block_and_a_prediction_each(make_config: MakeConfig) -> None:
+    config, deeper = make_config(num_hidden_layers=2), make_config(num_hidden_layers=4)
+    head = 6 * config.hidden_size * config.vocab_size
+    expected = training_flops_per_token(deeper, 100, NextTokenConfig()) + 2 * head
+    assert training_flops_per_token(config, 100, MultiTokenConfig(horizon=3)) == expected

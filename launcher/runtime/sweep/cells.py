@@ -46,8 +46,9 @@ class Cell:
     @property
     def flops(self) -> float:
         """Training FLOPs, to order cells by and to estimate the time left."""
-        per_token = training_flops_per_token(self.config.model, self.config.data.sequence_length)
-        return float(per_token * self.config.total_steps * self.config.tokens_per_step)
+        config = self.config
+        per_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
+        return per_token * config.total_steps * config.tokens_per_step
 
     def __str__(self) -> str:
         """As people read it: rule=sp size=w64 optimizer.lr=0.001 seed=1."""
