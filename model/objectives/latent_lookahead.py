@@ -102,7 +102,8 @@ class LatentLookahead(Objective):
     def __init__(self, config: LatentLookaheadConfig, model: ModelConfig, seed: int) -> None:
         super().__init__()
         self.config, self.seed = config, seed
-        self.reports = tuple(f"lookahead/loss_{number}" for number in range(1, config.horizon + 1))
+        each = tuple(f"lookahead/loss_{number}" for number in range(1, config.horizon + 1))
+        self.reports = (*each, "lookahead/gain")
         self.thinker = Thinker(config.thoughts, model.hidden_size)
 
     def targets(self, batch: Batch) -> Tensor:
@@ -122,9 +123,17 @@ class LatentLookahead(Objective):
             for number in range(self.config.horizon)
         ]
         slot_loss = torch.stack([each for each, _ in slots]).sum()
-        counts = (targets >= 0).sum((0, 1))
-        reports = torch.stack((torch.stack([nats for _, nats in slots]), counts), dim=1)
+        nats, counts = torch.stack([nats for _, nats in slots]), (targets >= 0).sum((0, 1))
+        gain = self._plain_nats(model, states, anchors, targets) - nats[0]
+        reports = torch.stack((torch.cat((nats, gain[None])), torch.cat((counts, counts[:1]))), dim=1)
         return torch.stack((loss, self.config.weight_at(step) * slot_loss)), cross_entropy, reports
+
+    @torch.no_grad()
+    def _plain_nats(self, model: CausalLM, states: Tensor, anchors: Anchors, targets: Tensor) -> Tensor:
+        """Summed cross-entropy of the tokens after the anchors, as the text predicts them."""
+        index = anchors.index[:, :, None].expand(-1, -1, states.size(2))
+        nats: Tensor = model.lm_head(states.gather(1, index), targets[:, :, 0], 0.0)[1]
+        return nats
 
     def thinking_logits(self, model: CausalLM, batch: Batch) -> Tensor:
         """The token after an anchor is predicted by its thought's first slot, as the paper decodes."""

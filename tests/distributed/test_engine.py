@@ -51,10 +51,14 @@ def test_dropout_is_a_function_of_seed_step_and_rank(
     engine.config = config
 
 
-def test_compiling_changes_neither_names_nor_groups_nor_the_step(tiny_config: Path, world: World) -> None:
+@pytest.mark.parametrize("objective", ["next_token", "latent_lookahead"])
+def test_compiling_changes_neither_names_nor_groups_nor_the_step(
+    tiny_config: Path, world: World, objective: str
+) -> None:
     engines = {}
     for compiled in (False, True):
-        config = load_config(tiny_config, [f"train.compile={str(compiled).lower()}"])
+        overrides = [f"train.compile={str(compiled).lower()}", f"objective.name={objective}"]
+        config = load_config(tiny_config, overrides)
         engines[compiled] = engine = Engine(config, world)
         assert engine.train_step(micro_batches(config), 0, 1e-3).applied
     plain, compiled_engine = engines[False], engines[True]

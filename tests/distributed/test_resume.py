@@ -22,10 +22,10 @@ LONG = [
     "train.ema_half_life_tokens=2000",
     "metrics.diagnostics_interval=10",  # some fall on a checkpoint that a resume starts from
 ]
-# Dropout makes every step depend on the random numbers; bf16 makes the fp32 master weights matter
+# Dropout makes every step depend on the random numbers, as random anchors do; bf16 makes the fp32 master weights matter
 SETTINGS = {
     "zero1_bf16_dropout": [*LONG, "deepspeed.precision=bf16", "model.dropout=0.1"],
-    "zero3_fp32": [*LONG, "deepspeed.zero_stage=3"],
+    "zero3_lookahead": [*LONG, "deepspeed.zero_stage=3", "objective.name=latent_lookahead", "objective.anchors=2"],
 }
 SPEED = ("tokens_per_second", "mfu")
 
@@ -98,9 +98,9 @@ def test_killed_and_resumed_equals_uninterrupted(
 
 
 def test_a_complete_run_is_left_alone(whole: dict[str, Run], run_pretrain: Pretrain, tiny_config: Path) -> None:
-    run = whole["zero3_fp32"]
+    run = whole["zero3_lookahead"]
     before = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()}
-    outcome = run_pretrain(tiny_config, "whole_zero3_fp32", SETTINGS["zero3_fp32"], ranks=2)
+    outcome = run_pretrain(tiny_config, "whole_zero3_lookahead", SETTINGS["zero3_lookahead"], ranks=2)
     assert outcome.code == 0
     assert outcome.stdout.count("is complete: step 60, nothing to do") == 1
     assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()} == before
