@@ -2,7 +2,8 @@
 
     python launcher/sweep.py --config configs/sweeps/grid.yaml                       a worker for each GPU, or core
     python launcher/sweep.py --config configs/sweeps/grid.yaml --workers 2 train.steps=50
-    python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --json    train nothing
+    python launcher/sweep.py --config configs/sweeps/grid.yaml --dry-run             check it, train nothing
+    python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --json    what came of it so far
     python launcher/sweep.py --config configs/sweeps/grid.yaml --slurm --tasks 16 --gpus-per-task 1 --time 8:00:00
     python launcher/sweep.py --config configs/sweeps/grid.yaml --share 0/2           every second run; 1/2: the others
 
@@ -40,6 +41,9 @@ def main() -> int:
     plan = load_plan(arguments.plan) if arguments.plan else make_plan(arguments.config, arguments.overrides)
     if arguments.slurm:
         return queue(plan, arguments)
+    if arguments.dry_run:
+        say(intention(plan, arguments))
+        return 0
     if not arguments.summarize:
         train(plan, arguments)
     summary = write_results(plan.sweep, plan.cells)
@@ -78,6 +82,9 @@ def parse_arguments() -> argparse.Namespace:
     slurm.add_argument("--cpus-per-task", type=cli.positive, help="cores of each task; without GPUs, its workers")
     cli.add_job_options(slurm, "one task")
     arguments = parser.parse_intermixed_args()
+    for name in () if arguments.slurm else ("gpus_per_task", "cpus_per_task", "time", "partition", "account"):
+        if getattr(arguments, name) is not None:
+            parser.error(f"--{name.replace('_', '-')} is for a Slurm job: add --slurm, or leave it out")
     if arguments.plan and arguments.overrides:
         parser.error(f"{arguments.overrides[0]}: a plan is fixed; give values with --config")
     return arguments
@@ -85,17 +92,27 @@ def parse_arguments() -> argparse.Namespace:
 
 def train(plan: Plan, arguments: argparse.Namespace) -> None:
     """Train what is not finished of this process's share."""
-    mine = share(plan, arguments)
-    todo = unfinished(mine)
-    workers = min(arguments.workers or default_workers(), len(todo))
-    of_all = "" if arguments.share[1] == 1 else f" (share {arguments.share[0]} of {arguments.share[1]})"
-    say(
-        f"{plan.sweep.folder}: {len(plan.cells)} cells, {len(plan.runs)} distinct runs; of {len(mine)}{of_all} "
-        f"{len(mine) - len(todo)} are finished, {len(todo)} to do with {workers} worker(s)"
-    )
-    where = places(workers, plan.sweep.folder / "workers.log")
+    say(intention(plan, arguments))
+    todo = unfinished(share(plan, arguments))
+    where = places(workers_for(todo, arguments), plan.sweep.folder / "workers.log")
     with closing(Progress(todo)) as progress:
         run_all(todo, where, plan.sweep.how.run, plan.sweep.keep_checkpoints, STOP, progress.ended)
+
+
+def intention(plan: Plan, arguments: argparse.Namespace) -> str:
+    """What `train` does."""
+    mine = share(plan, arguments)
+    todo = unfinished(mine)
+    of_all = "" if arguments.share[1] == 1 else f" (share {arguments.share[0]} of {arguments.share[1]})"
+    return (
+        f"{plan.sweep.folder}: {len(plan.cells)} cells, {len(plan.runs)} distinct runs; of {len(mine)}{of_all} "
+        f"{len(mine) - len(todo)} are finished, {len(todo)} to do with {workers_for(todo, arguments)} worker(s)"
+    )
+
+
+def workers_for(todo: list[Cell], arguments: argparse.Namespace) -> int:
+    """How many train at once."""
+    return min(arguments.workers or default_workers(), len(todo))
 
 
 def share(plan: Plan, arguments: argparse.Namespace) -> list[Cell]:

@@ -117,6 +117,17 @@ def test_a_sweep_says_what_it_will_do_and_how_it_ended(first: Outcome, plan: Pla
     assert "Traceback" in (folder(plan, 0.008) / "error.txt").read_text()
 
 
+def test_a_dry_run_trains_nothing(tiny_config: Path, tmp_path: Path, sweep: Sweep) -> None:
+    other = write(tmp_path / "sweep.yaml", tiny_config, 20, [1], AXES)
+    outcome = sweep(other, "--dry-run").wait(TIMEOUT)
+    assert outcome.code == 0, outcome.stderr
+    assert "of 3 0 are finished, 3 to do" in outcome.stderr
+    assert not (tmp_path / "sweep").exists()
+    outcome = sweep(other, "--time", "1:00:00").wait(TIMEOUT)
+    assert outcome.code == 2
+    assert "--time is for a Slurm job: add --slurm, or leave it out" in outcome.stderr
+
+
 def test_failed_cells_are_tried_again_and_finished_ones_are_not(
     second: Outcome, before: dict[Path, int], plan: Plan
 ) -> None:
