@@ -47,6 +47,12 @@ class LookaheadReport:
     left_out: str | None
     """Why the folder cannot think after all; None: it can."""
 
+    def __str__(self) -> str:
+        """In one line."""
+        if self.left_out is not None:
+            return f"left out: {self.left_out}"
+        return f"slots' logits within {self.relative_error:.1e}, {self.greedy_tokens} greedy tokens equal"
+
 
 @dataclass(frozen=True)
 class ExportReport:
@@ -274,10 +280,8 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
     if report.headroom is not None:
         room = report.headroom
         rows.append(("Stream", f"sum of squares up to {room.largest:.1e} in the check; at most {room.limit:.1e}"))
-    look = report.lookahead
-    if look is not None:
-        check = f"slots' logits within {look.relative_error:.1e}, {look.greedy_tokens} greedy tokens equal"
-        rows.append(("Thoughts", check if look.left_out is None else f"left out: {look.left_out}"))
+    if report.lookahead is not None:
+        rows.append(("Thoughts", str(report.lookahead)))
     trust = ", trust_remote_code=True" if report.own_code else ""
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return f"""---

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import launcher.export
 import launcher.generate
-from launcher.runtime.hf_export import export
 from launcher.runtime.loading import load_model
 
 if TYPE_CHECKING:
@@ -134,10 +134,16 @@ def test_a_plain_model_cannot_think(runs: Callable[[str], Run]) -> None:
         assert model.lookahead
 
 
-def test_an_export_is_the_plain_model(runs: Callable[[str], Run], tmp_path: Path) -> None:
-    """Of a stock class, proven by reloading; the objective's tensors are not in it."""
-    folder = tmp_path / "export"
-    report = export(load_model(runs("stage_3").folder, torch.device("cpu")), folder, "auto")
-    assert report.architecture == "Qwen3ForCausalLM"
+def test_an_export_is_the_plain_model_and_a_thinker(
+    runs: Callable[[str], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a stock class, proven by reloading; the objective's tensors are beside it."""
+    run, folder = runs("stage_3").folder, tmp_path / "export"
+    monkeypatch.setattr(sys, "argv", ["export.py", "--model", str(run), "--output", str(folder), "--json"])
+    launcher.export.main()
+    report = json.loads(capsys.readouterr().out)
+    assert report["architecture"] == "Qwen3ForCausalLM"
+    assert report["lookahead"]["left_out"] is None
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert not [name for name in file.keys() if "objective" in name]  # noqa: SIM118 - safe_open is no dict
+    assert (folder / "lookahead.safetensors").is_file()

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 FILE = "lookahead.safetensors"
-THINK = re.compile(r"first|verify|every:[1-9]\d*|probability:(0|1|0?\.\d+)|entropy:\d*\.?\d+")
+THINK = re.compile(r"first|verify|every:[1-9]\d*|probability:([01](\.0*)?|0?\.\d+)|entropy:\d*\.?\d+")
 
 
 @dataclass(frozen=True)
