@@ -28,7 +28,7 @@ from tests.model.conftest import Enliven, MakeModel, loaded
 
 NEW = 20
 PROMPT = torch.randint(61, (1, 5), generator=torch.Generator().manual_seed(2))
-HOT = {"temperature": 1.5}
+HOT: dict[str, Any] = {"temperature": 1.5}
 MakeThinking = Callable[..., TrainedLM]
 
 
@@ -61,10 +61,10 @@ def folder_code(folder: Path, **options: Any) -> Any:
     return module.Lookahead.from_pretrained(folder, dtype=torch.float32, **options)
 
 
-def ours(model: TrainedLM, trigger: Trigger, **options: Any) -> list[int]:
+def ours(model: TrainedLM, trigger: Trigger, new: int = NEW, **options: Any) -> list[int]:
     look = cast(LatentLookahead, model.objective)
     commits, options = look.config.commit == "thoughts", {"temperature": 0.0, **options}
-    return [int(x) for x in generate_thinking(model, look.thinker, commits, PROMPT, NEW, trigger, **options)]
+    return [int(x) for x in generate_thinking(model, look.thinker, commits, PROMPT, new, trigger, **options)]
 
 
 def plain_greedy(model: TrainedLM) -> list[int]:
@@ -119,6 +119,7 @@ def test_the_folder_thinks_as_the_run_does(
     assert report.lookahead is not None
     assert report.lookahead.left_out is None
     assert report.lookahead.greedy_tokens == 32
+    print(f"\n{architecture} {report.lookahead.relative_error:.1e}")  # docs/export.md names the largest
     theirs = folder_code(folder, trust_remote_code=report.own_code)
     assert list(theirs.continuation(PROMPT, NEW, "every:2")) == ours(model, Trigger("every", 2))
     assert list(theirs.continuation(PROMPT, NEW, "verify")) == plain_greedy(model)
@@ -131,14 +132,24 @@ def test_every_way_to_think_and_to_draw_is_the_same(make_thinking: MakeThinking,
     model = make_thinking(tie_word_embeddings=True)
     export(loaded(model, tmp_path), tmp_path / "out", "auto")
     theirs = folder_code(tmp_path / "out")
-    for think, trigger, sampling in [
+    ways: list[tuple[str, Trigger, dict[str, Any]]] = [
         ("first", Trigger("first"), {}),
         ("entropy:2.5", Trigger("entropy", 2.5), {}),
         ("every:3", Trigger("every", 3), {"temperature": 1.3, "top_k": 20, "top_p": 0.9}),
         ("probability:0.5", Trigger("probability", 0.5), {"temperature": 0.7}),
-    ]:
+    ]
+    for think, trigger, sampling in ways:
         expected = ours(model, trigger, **sampling, generator=torch.Generator().manual_seed(4))
         assert list(theirs.continuation(PROMPT, NEW, think, **sampling, seed=4)) == expected, think
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_thoughts_reach_beyond_the_last_position(make_thinking: MakeThinking, tmp_path: Path, family: str) -> None:
+    """At the end of the context, where slots have no position of their own."""
+    model, new = make_thinking(family=family), 48 - PROMPT.size(1)
+    export(loaded(model, tmp_path), tmp_path / "out", "auto")
+    theirs = folder_code(tmp_path / "out")
+    assert list(theirs.continuation(PROMPT, new, "every:1")) == ours(model, Trigger("every", 1), new)
 
 
 def left_out(folder: Path) -> str:
@@ -158,7 +169,7 @@ WRONG: dict[str, Callable[[Weights], Weights]] = {
 
 
 @pytest.mark.parametrize("mistake", WRONG)
-@pytest.mark.parametrize("case", [1, 2, 6, 7, 10, 14])
+@pytest.mark.parametrize("case", [6, 7, 14])
 def test_a_wrong_tensor_is_found_and_the_thinker_left_out(
     make_thinking: MakeThinking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: int, mistake: str
 ) -> None:
