@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
-    model = load_model(arguments.model, torch.device("cpu"), average=arguments.average)
+    model = load_model(arguments.model, torch.device("cpu"), average=arguments.average, with_objective=True)
     report = export(model, arguments.output, arguments.target, arguments.overwrite)
     if arguments.json:
         cli.print_json({"model": str(model.source), "average": model.average, **asdict(report)})
@@ -40,6 +40,8 @@ def main() -> None:
     if report.headroom is not None:
         room = report.headroom
         print(f"constant channels: {room.constant_channels}, stream {room.largest:.1e} of at most {room.limit:.1e}")
+    if report.lookahead is not None:
+        print(f"thoughts, by the folder's lookahead.py: {report.lookahead}")
     if report.own_code:
         print("the folder brings its own code: load it with trust_remote_code=True")
 

@@ -5,26 +5,53 @@ The folder appears under its final name only when the proof holds.
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from launcher.runtime.loading import LoadedModel, hide_progress_bars, load_tokenizer, native_classes
+from model.attention.context import LayerCache
 from model.decoder import CausalLM
-from model.export import native
+from model.export import native, thinker
 from model.export.compat import Headroom, headroom
 from model.export.targets import to_hugging_face
+from model.lookahead.generation import Trigger, generate_thinking, think
+from model.objectives.latent_lookahead import LatentLookahead
+from model.objectives.objective import TrainedLM
 
 RELATIVE_TOLERANCE = 1e-5  # of fp32 logits: max |difference| / max |logit|
 GREEDY_TOKENS = 32
+THINK_EVERY = 3
 CHECK_BATCH, CHECK_LENGTH = 2, 64
+OBJECTIVE = "objective."  # with which names of tensors begin that are not the plain model's
 
 
 class ExportError(ValueError):
     """The exported folder does not compute what the model computes, or cannot be written."""
+
+
+@dataclass(frozen=True)
+class LookaheadReport:
+    """How the thoughts of the folder's own code compare with the run's."""
+
+    relative_error: float
+    """max |logit difference| / max |logit| of a thought's slots, fp32."""
+    greedy_tokens: int
+    """Greedy tokens that agree, with a thought at every `THINK_EVERY`-th."""
+    left_out: str | None
+    """Why the folder cannot think after all; None: it can."""
+
+    def __str__(self) -> str:
+        """In one line."""
+        if self.left_out is not None:
+            return f"left out: {self.left_out}"
+        return f"slots' logits within {self.relative_error:.1e}, {self.greedy_tokens} greedy tokens equal"
 
 
 @dataclass(frozen=True)
@@ -41,6 +68,8 @@ class ExportReport:
     """Whether the folder brings the code of its class, which a user must trust."""
     headroom: Headroom | None = None
     """Of constant channels, where the target has them."""
+    lookahead: LookaheadReport | None = None
+    """Of a run that was trained with latent lookahead."""
 
 
 def export(model: LoadedModel, output: Path, target: str, overwrite: bool = False) -> ExportReport:
@@ -56,7 +85,8 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
         raise ValueError(f"--output {output}: exists; choose another folder or add --overwrite")
     ours = model.module
     weights = {name: weight.detach().float() for name, weight in ours.named_parameters()}
-    entries, stock_weights = to_hugging_face(target, ours.config, ours.multipliers, weights)
+    plain = {name: weight for name, weight in weights.items() if not name.startswith(OBJECTIVE)}
+    entries, stock_weights = to_hugging_face(target, ours.config, ours.multipliers, plain)
     room = _headroom(ours) if target == "compat" else None
 
     hide_progress_bars()
@@ -68,6 +98,11 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
         architecture = _write_model(entries, stock_weights, end, staging)
         own_code = entries["model_type"] == native.MODEL_TYPE
         report = replace(_verify(ours, staging, output, architecture, own_code), headroom=room)
+        look = ours.objective if isinstance(ours, TrainedLM) else None
+        if isinstance(look, LatentLookahead):
+            settings, tensors = thinker.export_thinker(target, ours.config, ours.multipliers, look.config, weights)
+            _write_thinker(settings, tensors, staging)
+            report = replace(report, lookahead=_verify_thinker(ours, look, staging, own_code))
         (staging / "README.md").write_text(model_card(model, report), encoding="utf-8")
         if output.exists():
             shutil.rmtree(output)
@@ -103,6 +138,12 @@ def _write_model(entries: dict[str, Any], weights: dict[str, Tensor], end: int |
     return type(stock).__name__
 
 
+def _write_thinker(settings: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, folder / thinker.FILE, {"format": "pt", "settings": json.dumps(settings)})
+    shutil.copy(thinker.CODE, folder)
+
+
 def _empty_model(entries: dict[str, Any]) -> Any:
     """The class that config.json names, its tensors without memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -119,6 +160,13 @@ def _check_tokens(model: CausalLM) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     shape = (CHECK_BATCH, min(CHECK_LENGTH, model.config.max_position_embeddings))
     return torch.randint(model.config.vocab_size, shape, generator=generator)
+
+
+def _check_prompt(model: CausalLM) -> tuple[Tensor, int]:
+    """Some of them, to be continued, and by how many tokens."""
+    room = model.config.max_position_embeddings
+    prompt = _check_tokens(model)[:1, : max(1, min(8, room - GREEDY_TOKENS))]
+    return prompt, min(GREEDY_TOKENS, room - prompt.size(1))
 
 
 def _headroom(ours: CausalLM) -> Headroom:
@@ -141,7 +189,7 @@ def _verify(ours: CausalLM, staging: Path, output: Path, architecture: str, own_
         staging, dtype=torch.float32, trust_remote_code=own_code
     ).eval()
     ours = ours.float().cpu().eval()
-    room, tokens = ours.config.max_position_embeddings, _check_tokens(ours)
+    tokens = _check_tokens(ours)
     expected, found = ours(tokens), stock(input_ids=tokens).logits
     relative_error = float((expected - found).abs().max() / expected.abs().max())
     if not relative_error <= RELATIVE_TOLERANCE:
@@ -149,8 +197,7 @@ def _verify(ours: CausalLM, staging: Path, output: Path, architecture: str, own_
             f"{output}: reloaded as {architecture}, logits differ by {relative_error:.1e} of the largest "
             f"(allowed {RELATIVE_TOLERANCE:.0e}); nothing was exported"
         )
-    prompt = tokens[:1, : max(1, min(8, room - GREEDY_TOKENS))]
-    steps = min(GREEDY_TOKENS, room - prompt.size(1))
+    prompt, steps = _check_prompt(ours)
     sequences = [prompt, prompt]
     for step in range(steps):
         logits = ours(sequences[0]), stock(input_ids=sequences[1]).logits
@@ -164,6 +211,52 @@ def _verify(ours: CausalLM, staging: Path, output: Path, architecture: str, own_
     return ExportReport(str(output), architecture, relative_error, steps, own_code)
 
 
+@torch.no_grad()
+def _verify_thinker(ours: CausalLM, look: LatentLookahead, folder: Path, own_code: bool) -> LookaheadReport:
+    """Think with the folder's own code, as a user would; what differs is taken out of the folder again.
+
+    Compared are the logits of one thought's slots, then greedy tokens, with a thought at each `THINK_EVERY`-th.
+    """
+    spec = spec_from_file_location("lookahead", folder / thinker.CODE.name)
+    assert spec is not None, "a file of that name was just written"
+    assert spec.loader is not None, "it ends in .py"
+    code: Any = module_from_spec(spec)
+    spec.loader.exec_module(code)
+    theirs = code.Lookahead.from_pretrained(folder, dtype=torch.float32, trust_remote_code=own_code)
+
+    prompt, steps = _check_prompt(ours)
+    cache = cast(list[LayerCache], ours.new_cache(1, prompt.size(1)))
+    slots, _ = think(ours, look.thinker, ours.model(prompt, cache=[*cache])[:, -1:], cache)
+    text = code.Stream(theirs.model, theirs.settings.window)
+    expected = ours.lm_head(slots[0], None, 0.0)
+    found = theirs.logits(theirs.think(text, text.read(prompt, 0)[:, -1:]))
+    relative_error = float((expected - found).abs().max() / expected.abs().max())
+
+    trigger, commits = Trigger("every", THINK_EVERY), look.config.commit == "thoughts"
+    stream = generate_thinking(ours, look.thinker, commits, prompt, steps, trigger, temperature=0.0)
+    said = theirs.continuation(prompt, steps, f"every:{THINK_EVERY}")
+    equal = _equal_at_start((int(token) for token in stream), said)
+    left_out = None
+    if not relative_error <= RELATIVE_TOLERANCE:
+        left_out = f"its logits differ by {relative_error:.1e} of the largest (allowed {RELATIVE_TOLERANCE:.0e})"
+    elif equal < steps:
+        left_out = f"its greedy token {equal + 1} is another"
+    if left_out is not None:
+        for name in (thinker.FILE, thinker.CODE.name):
+            (folder / name).unlink()
+    return LookaheadReport(relative_error, equal, left_out)
+
+
+def _equal_at_start(one: Iterator[int], other: Iterator[int]) -> int:
+    """How many tokens agree before the first that differ."""
+    count = 0
+    for ours, theirs in zip(one, other, strict=True):
+        if ours != theirs:
+            break
+        count += 1
+    return count
+
+
 def model_card(model: LoadedModel, report: ExportReport) -> str:
     """The README of the exported folder: the run's facts."""
     config = model.config
@@ -171,10 +264,11 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
     rule, shape = config.parameterization, config.model
     result_path = model.source.parent.parent / "result.json"
     own = model.average is None and result_path.is_file()  # an average has other scores than the run
+    parameters = sum(p.numel() for name, p in model.module.named_parameters() if not name.startswith(OBJECTIVE))
     scores = json.loads(result_path.read_text(encoding="utf-8")) if own else {}
     rows = [
         ("Architecture", f"{report.architecture}: {shape.num_hidden_layers} layers, width {shape.hidden_size}"),
-        ("Parameters", f"{sum(p.numel() for p in model.module.parameters()):,}"),
+        ("Parameters", f"{parameters:,}"),
         ("Training", f"{model.tokens:,} tokens in {model.step:,} steps, context {config.data.sequence_length}"),
         *([] if model.average is None else [("Weights", model.average)]),
         ("Data", ", ".join(source.label for source in config.data.train)),
@@ -186,6 +280,8 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
     if report.headroom is not None:
         room = report.headroom
         rows.append(("Stream", f"sum of squares up to {room.largest:.1e} in the check; at most {room.limit:.1e}"))
+    if report.lookahead is not None:
+        rows.append(("Thoughts", str(report.lookahead)))
     trust = ", trust_remote_code=True" if report.own_code else ""
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     return f"""---
@@ -205,6 +301,27 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{report.folder}"{trust})
 tokenizer = AutoTokenizer.from_pretrained("{report.folder}")
+```
+{_how_to_think(report, trust)}"""
+
+
+def _how_to_think(report: ExportReport, trust: str) -> str:
+    """What the card of a model says that can think."""
+    if report.lookahead is None or report.lookahead.left_out is not None:
+        return ""
+    return f"""
+It was trained with latent lookahead (arXiv 2603.20219). To let it think ahead at every eighth token, with the code in
+`{thinker.CODE.name}` and the tensors in `{thinker.FILE}`:
+
+```python
+import sys
+
+sys.path.insert(0, "{report.folder}")
+from lookahead import Lookahead
+
+ids = tokenizer("...", return_tensors="pt").input_ids
+model = Lookahead.from_pretrained("{report.folder}"{trust})
+print(tokenizer.decode(model.generate(ids, max_new_tokens=64, think="every:8")[0]))
 ```
 """
 

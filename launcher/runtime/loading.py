@@ -18,6 +18,7 @@ from launcher.runtime.averages import open_weights
 from launcher.runtime.config import Config
 from launcher.runtime.evaluate import answer_sums
 from model.decoder import CausalLM
+from model.export import thinker
 from model.export.native import MODEL_TYPE
 from model.generation import generate
 from model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
@@ -84,8 +85,13 @@ class LoadedModel:
         """The objective that thinks.
 
         Raises:
-            ValueError: the model was trained without latent lookahead.
+            ValueError: the model was trained without latent lookahead, or is an exported folder.
         """
+        if self.config is None and (self.source / thinker.FILE).is_file():
+            raise ValueError(
+                f"{self.source}: an exported folder thinks with its own lookahead.py, as its README.md shows; "
+                "give --model the run to think here"
+            )
         objective = self.module.objective if isinstance(self.module, TrainedLM) else None
         if not isinstance(objective, LatentLookahead):
             raise ValueError(

@@ -14,6 +14,7 @@ It is for inference: training would move the constants. Exact while the stream s
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +61,22 @@ def compat(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> E
     folded = fold_multipliers(weights, standing, multipliers)
     plain = folded_config(standing).model_copy(update={"final_norm": config.final_norm})
     return COMPAT.build(plain, folded)
+
+
+def widen_thinker(config: ModelConfig, settings: dict[str, Any], thinker: Weights) -> tuple[dict[str, Any], Weights]:
+    """What thinker.py makes, for the wider stream: what enters in place of an embedding holds the constants as well."""
+    count = constant_channels(config)
+    width = SHARE * count
+    new = width - config.hidden_size
+    wider = {name: tensor if name == "gain" else _columns(tensor, new) for name, tensor in thinker.items()}
+    if not config.final_norm:  # the mean square of a state is now over more channels
+        wider["gain"] = wider["gain"] * math.sqrt(config.hidden_size / width)
+        settings = {**settings, "norm_eps": settings["norm_eps"] * config.hidden_size / width}
+    if "projection" in wider:
+        wider["projection"] = _rows(wider["projection"], new)
+    for name in {"role", "waiting"} & wider.keys():
+        wider[name][..., -count:] = CONSTANT
+    return settings, wider
 
 
 def constant_channels(config: ModelConfig) -> int:

@@ -59,6 +59,14 @@ def fold_multipliers(weights: Weights, config: ModelConfig, multipliers: Multipl
     return folded
 
 
+def state_scale(config: ModelConfig, multipliers: Multipliers) -> float:
+    """What the folded model's final states are, over ours.
+
+    A tied matrix carries the embedding multiplier, so the final norm undoes it for the head.
+    """
+    return multipliers.output / multipliers.embedding if folded_config(config).tie_word_embeddings else 1.0
+
+
 def _norm_name(name: str) -> str:
     return f"{name.removesuffix('.scale')}.weight" if name.endswith(".scale") else name
 
@@ -72,8 +80,7 @@ def _fold_ends(folded: Weights, config: ModelConfig, multipliers: Multipliers) -
     """Embedding, head and the final norm between them."""
     embedding = folded["model.embed_tokens.weight"]
     if folded_config(config).tie_word_embeddings:
-        # The shared matrix carries the embedding multiplier, so the head undoes it, in the norm before it
-        _scale(folded, "model.norm", multipliers.output / multipliers.embedding)
+        _scale(folded, "model.norm", state_scale(config, multipliers))
     else:
         head = folded.get("lm_head.weight", embedding)
         if config.embedding_projection:

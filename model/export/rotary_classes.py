@@ -76,9 +76,14 @@ def _exaone4(config: ModelConfig, weights: Weights) -> Export:
     return {**entries, "layer_types": [layer_type] * config.num_hidden_layers}, weights
 
 
+def gemma_embedding_scale(config: ModelConfig) -> float:
+    """What Gemma 2 and 3 multiply embeddings of tokens by, and nothing else that enters their first block."""
+    return math.sqrt(config.hidden_size)
+
+
 def _gemma(config: ModelConfig, weights: Weights) -> tuple[dict[str, Any], Weights]:
     """What Gemma 2 and 3 share: an embedding multiplied by sqrt(width), norms stored as gain - 1."""
-    factor = math.sqrt(config.hidden_size)
+    factor = gemma_embedding_scale(config)
     stock = dict(weights)
     stock["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] / factor
     if config.tie_word_embeddings:

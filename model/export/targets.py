@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from model.config import ModelConfig
 from model.export import rotary_classes
@@ -46,11 +47,7 @@ def to_hugging_face(target: str, config: ModelConfig, multipliers: Multipliers, 
             "model.attention = pruned cannot be exported: no engine forgets keys and values layer by layer, as "
             "launcher/generate.py does"
         )
-    folded = folded_config(config)
-    if target == "auto":
-        target = next((name for name, stock in STOCK.items() if stock.refusal(folded) is None), "native")
-    if target not in TARGETS:
-        raise ValueError(f"--target {target}: unknown; known targets: auto, {', '.join(TARGETS)}")
+    folded, target = folded_config(config), resolved(target, config)
     if target == "compat":
         return compat(config, multipliers, weights)
     if target == "native":
@@ -58,19 +55,39 @@ def to_hugging_face(target: str, config: ModelConfig, multipliers: Multipliers, 
     refusal = STOCK[target].refusal(folded)
     if refusal is not None:
         raise ValueError(f"--target {target} {refusal}: try another target, or native")
+    missing = to_fold(target, config, multipliers)
+    entries, stock = STOCK[target].build(folded, fold_multipliers(weights, config, missing))
     if target == "granite":
-        return _granite(config, multipliers, weights)
-    return STOCK[target].build(folded, fold_multipliers(weights, config, multipliers))
+        entries |= _granites(multipliers)
+    return entries, stock
 
 
-def _granite(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
-    """The one stock class with all four multipliers: without learned gains, weights stay as they were trained."""
-    nothing = replace(multipliers, attention=1 / math.sqrt(config.head_dim), embedding=1.0, residual=1.0, output=1.0)
-    entries, stock = STOCK["granite"].build(folded_config(config), fold_multipliers(weights, config, nothing))
-    entries |= {
+def resolved(target: str, config: ModelConfig) -> str:
+    """The target itself, or the one that auto stands for.
+
+    Raises:
+        ValueError: the target is unknown.
+    """
+    folded = folded_config(config)
+    if target == "auto":
+        return next((name for name, stock in STOCK.items() if stock.refusal(folded) is None), "native")
+    if target not in TARGETS:
+        raise ValueError(f"--target {target}: unknown; known targets: auto, {', '.join(TARGETS)}")
+    return target
+
+
+def to_fold(target: str, config: ModelConfig, multipliers: Multipliers) -> Multipliers:
+    """What has to go into the weights: nothing in Granite, whose weights, without learned gains, stay as trained."""
+    if target != "granite":
+        return multipliers
+    return replace(multipliers, attention=1 / math.sqrt(config.head_dim), embedding=1.0, residual=1.0, output=1.0)
+
+
+def _granites(multipliers: Multipliers) -> dict[str, Any]:
+    """The entries of the one stock class that has all four multipliers."""
+    return {
         "attention_multiplier": multipliers.attention,
         "embedding_multiplier": multipliers.embedding,
         "residual_multiplier": multipliers.residual,
         "logits_scaling": 1 / multipliers.output,
     }
-    return entries, stock

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +14,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
+import launcher.export
 import launcher.generate
-from launcher.runtime.hf_export import export
 from launcher.runtime.loading import load_model
 
 if TYPE_CHECKING:
@@ -134,10 +137,21 @@ def test_a_plain_model_cannot_think(runs: Callable[[str], Run]) -> None:
         assert model.lookahead
 
 
-def test_an_export_is_the_plain_model(runs: Callable[[str], Run], tmp_path: Path) -> None:
-    """Of a stock class, proven by reloading; the objective's tensors are not in it."""
-    folder = tmp_path / "export"
-    report = export(load_model(runs("stage_3").folder, torch.device("cpu")), folder, "auto")
-    assert report.architecture == "Qwen3ForCausalLM"
+def test_an_export_is_the_plain_model_and_a_thinker(
+    runs: Callable[[str], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a stock class, proven by reloading; the objective's tensors are beside it, and the card's lines run."""
+    run, folder = runs("stage_3").folder, tmp_path / "export"
+    monkeypatch.setattr(sys, "argv", ["export.py", "--model", str(run), "--output", str(folder), "--json"])
+    launcher.export.main()
+    report = json.loads(capsys.readouterr().out)
+    assert report["architecture"] == "Qwen3ForCausalLM"
+    assert report["lookahead"]["left_out"] is None
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert not [name for name in file.keys() if "objective" in name]  # noqa: SIM118 - safe_open is no dict
+    card = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    lines = "\n".join(card).replace("max_new_tokens=64", "max_new_tokens=4, temperature=1.0")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    said = subprocess.run([sys.executable, "-c", lines], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("...")

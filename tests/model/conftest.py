@@ -6,12 +6,15 @@ values and, by default, its parameterization is away from the base: no bias is z
 
 import functools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from launcher.runtime.config import parse_config
+from launcher.runtime.loading import LoadedModel
 from model.config import ModelConfig
 from model.decoder import CausalLM
 from model.initialization import initialize
@@ -90,6 +93,25 @@ def make_model(make_config: MakeConfig, enliven: Enliven) -> MakeModel:
         return model.eval()
 
     return make
+
+
+def loaded(model: CausalLM, folder: Path) -> LoadedModel:
+    """What `load_model` would give for a run that trained this decoder."""
+    values = {
+        "run": {"name": "tiny"},
+        "model": model.config.model_dump(),
+        "parameterization": {"rule": "completep", "base_hidden_size": 8, "base_num_hidden_layers": 1},
+        "data": {
+            "train": [{"path": "corpus"}],
+            "sequence_length": 16,
+            "global_batch_size": 1,
+            "micro_batch_size": 1,
+        },
+        "optimizer": {"lr": 0.01},
+        "train": {"steps": 10},
+    }
+    config = parse_config(values, source="test")
+    return LoadedModel(model, folder / "checkpoints" / "step_00000010", None, config, 10, 160)
 
 
 def packed_batch(documents: Tensor, ignored: int) -> dict[str, Tensor]:

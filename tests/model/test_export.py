@@ -13,9 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from launcher.runtime.config import parse_config
 from launcher.runtime.hf_export import ExportError, export
-from launcher.runtime.loading import LoadedModel, load_model
+from launcher.runtime.loading import load_model
 from model.config import ModelConfig
 from model.decoder import CausalLM
 from model.export import targets
@@ -25,28 +24,10 @@ from model.export.stock import PLAIN, SHAPES, TRAINING
 from model.export.targets import to_hugging_face
 from model.generation import generate
 from model.multipliers import Multipliers
+from tests.model.conftest import loaded
 
 MakeConfig = Callable[..., ModelConfig]
 MakeModel = Callable[..., CausalLM]
-
-
-def loaded(model: CausalLM, folder: Path) -> LoadedModel:
-    """What `load_model` would give for a run that trained this decoder."""
-    values = {
-        "run": {"name": "tiny"},
-        "model": model.config.model_dump(),
-        "parameterization": {"rule": "completep", "base_hidden_size": 8, "base_num_hidden_layers": 1},
-        "data": {
-            "train": [{"path": "corpus"}],
-            "sequence_length": 16,
-            "global_batch_size": 1,
-            "micro_batch_size": 1,
-        },
-        "optimizer": {"lr": 0.01},
-        "train": {"steps": 10},
-    }
-    config = parse_config(values, source="test")
-    return LoadedModel(model, folder / "checkpoints" / "step_00000010", None, config, 10, 160)
 
 
 LEARNED: dict[str, Any] = {"branch_gain": "vector", "mlp_input_scale": 1.0}

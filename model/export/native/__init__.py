@@ -1,6 +1,7 @@
 """Decoders without a stock class: the modelling code that travels with their folder, and what is written beside it.
 
-The two files named in `CODE` are copied into the folder as they are; they import nothing of ours.
+The two files named in `CODE` are copied into the folder as they are; they import nothing of ours. So is `lookahead.py`,
+into the folder of any class whose training taught it to think (../thinker.py).
 """
 
 from pathlib import Path

@@ -1,0 +1,68 @@
+"""The thinker of latent lookahead beside an exported model: what makes a slot's input of a final state of its class.
+
+    in training     (state * initializer_range * gain + role) * embedding multiplier
+    exported        state * gain + role
+
+A class's states are ours times a factor where the head is tied, come before an embedding projection, and are wider with
+constant channels. Granite multiplies what it is given; classes with learned positions add them. `native/lookahead.py`
+is the code that goes with it, copied as it is.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model.config import ModelConfig
+from model.export.compat import widen_thinker
+from model.export.fold import Weights, folded_config, state_scale
+from model.export.rotary_classes import gemma_embedding_scale
+from model.export.targets import resolved, to_fold
+from model.multipliers import Multipliers
+from model.objectives.latent_lookahead import LatentLookaheadConfig
+
+CODE = Path(__file__).with_name("native") / "lookahead.py"
+FILE = "lookahead.safetensors"
+
+
+def export_thinker(
+    target: str, config: ModelConfig, multipliers: Multipliers, look: LatentLookaheadConfig, weights: Weights
+) -> tuple[dict[str, Any], Weights]:
+    """Settings and fp32 tensors that the code reads.
+
+    Args:
+        target: as for `to_hugging_face`.
+        config: the decoder's shape.
+        multipliers: what its forward pass applies.
+        look: how it was trained to think.
+        weights: fp32 weights by name, those of the objective included.
+    """
+    target = resolved(target, config)
+    embedding = to_fold(target, config, multipliers).embedding
+    role, gain = weights["objective.thinker.role"], weights["objective.thinker.gain"]
+    thinker = {"role": role * embedding, "gain": gain * config.initializer_range * embedding}
+    if "objective.thinker.waiting" in weights:
+        thinker["waiting"] = (weights["objective.thinker.waiting"] + role) * embedding
+    if config.embedding_projection:
+        thinker["projection"] = weights["model.output_projection.weight"]
+    settings = {
+        **look.model_dump(include={"horizon", "growth", "passes", "within", "commit"}),
+        "window": config.sliding_window,
+        "norm_eps": None,
+    }
+    scale = _states_over_ours(target, config, to_fold(target, config, multipliers))
+    if config.final_norm:
+        thinker["gain"] = thinker["gain"] / scale
+    else:  # a state is normalised first, whatever its scale
+        settings["norm_eps"] = torch.finfo(torch.float32).eps * scale**2
+    return widen_thinker(config, settings, thinker) if target == "compat" else (settings, thinker)
+
+
+def _states_over_ours(target: str, config: ModelConfig, multipliers: Multipliers) -> float:
+    """Final states of the class over ours."""
+    if target == "compat":  # has a final norm where the decoder has none
+        config = config.model_copy(update={"final_norm": True})
+    scale = state_scale(config, multipliers)
+    if target in ("gemma2", "gemma3") and folded_config(config).tie_word_embeddings:
+        scale *= gemma_embedding_scale(config)
+    return scale
