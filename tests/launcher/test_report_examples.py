@@ -128,7 +128,8 @@ def test_a_maze_shows_its_walls_and_the_step_that_is_wrong(axes: Axes) -> None:
         return cell % 4 + 0.5, cell // 4 + 0.5
 
     assert lines(axes, WRONG) == [(middle(way[1]), middle(far))]
-    assert len(lines(axes, RIGHT)) == len(way) - 1, "all others"
+    steps = [(middle(before), middle(cell)) for before, cell in zip([way[0], *way], way, strict=False)]
+    assert lines(axes, RIGHT) == [*steps[:2], *steps[3:]], "each from the true cell before"
     # A wall stands in the middle between its two cells, across the line from one to the other
     drawn = {tuple(np.add(start, end) / 2) for start, end in lines(axes, "black")}
     assert drawn == {tuple(np.add(middle(a), middle(b)) / 2) for a, b in task.walls_of(example.tokens)}
@@ -238,7 +239,7 @@ def test_nothing_is_loaded_for_text_or_a_task_without_pictures(
 
 
 @pytest.mark.usefixtures("nothing_is_loaded")
-@pytest.mark.parametrize("missing", ["result.json", "config.yaml", "checkpoints"])
+@pytest.mark.parametrize("missing", ["result.json", "checkpoints"])
 def test_a_run_that_goes_on_or_has_no_checkpoint_has_the_page_without(
     missing: str, tiny_config: Path, tmp_path: Path
 ) -> None:

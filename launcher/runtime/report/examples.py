@@ -26,11 +26,10 @@ def solved_and_failed(history: History) -> Section | None:
     None where this is no task with pictures, or no checkpoint is left. What cannot be opened is a warning: the rest of
     a report does not need it.
     """
-    file, root = history.folder / "config.yaml", history.folder / "checkpoints"
-    if not (history.complete and file.is_file() and checkpoints(root)):
+    if not (history.complete and checkpoints(history.folder / "checkpoints")):
         return None
     try:
-        data = load_config(file, []).data
+        data = load_config(history.folder / "config.yaml", []).data
         task = (data.validation or data.train)[0].task
         if task is None or task.name not in pictures.DRAW:
             return None
