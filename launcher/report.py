@@ -4,7 +4,8 @@ python launcher/report.py runs/quickstart                          # writes runs
 python launcher/report.py runs/quickstart --output /tmp/page.html
 python launcher/report.py runs/quickstart --json                   # alerts and last values for programs
 
-The page needs no other file. The run may still be going on.
+The page needs no other file. The run may still be going on. A finished run on star_graph, sudoku, maze or reachability
+is shown with examples that it solves and fails.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from launcher.runtime import cli
 from launcher.runtime.report.alerts import find_alerts
+from launcher.runtime.report.examples import solved_and_failed
 from launcher.runtime.report.history import read_history
 from launcher.runtime.report.page import page, summary
 from launcher.runtime.run_folder import write_whole
@@ -25,7 +27,7 @@ def main() -> None:
     if not output.parent.is_dir():
         raise ValueError(f"--output {output}: no folder {output.parent}; make it first")
     alerts = find_alerts(history)
-    write_whole(output, page(history, alerts))
+    write_whole(output, page(history, alerts, solved_and_failed(history)))
     if arguments.json:
         cli.print_json({**summary(history, alerts), "report": str(output)})
         return

@@ -42,3 +42,10 @@ def edges_of(tokens: Int64s) -> Int64s:
     """[E, 2]: the tokens of the edges that a text by `spell` lists."""
     end = int(np.argmax(tokens == SLASH))
     return np.stack((tokens[0:end:3], tokens[1:end:3]), axis=1)
+
+
+def asked_of(tokens: Int64s) -> Int64s:
+    """[Q]: the tokens of the nodes that a text by `spell` asks about."""
+    slash, equals = (int(np.argmax(tokens == sign)) for sign in (SLASH, EQUALS))
+    asked: Int64s = tokens[slash + 1 : equals]
+    return asked

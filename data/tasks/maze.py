@@ -14,7 +14,7 @@ from pydantic import Field
 
 from data.indexed import Int64s
 from data.tasks.draws import Draws
-from data.tasks.graphs import FIRST_NODE, prompt_length, spell
+from data.tasks.graphs import FIRST_NODE, edges_of, prompt_length, spell
 from data.tasks.task import DrawnTaskConfig, Example
 
 
@@ -61,6 +61,12 @@ class MazeConfig(DrawnTaskConfig):
         others = np.setdiff1d(FIRST_NODE + np.arange(self._cells), tokens[target - 1 : target + 1])
         asked[target] = others[draws.integers(1, len(others))[0]]
         return asked
+
+    def walls_of(self, tokens: Int64s) -> list[tuple[int, int]]:
+        """Pairs of neighbouring cells, numbered from 0 on, with a wall between them, by the tokens of an example."""
+        passages = {(min(pair), max(pair)) for pair in (edges_of(tokens) - FIRST_NODE).tolist()}
+        pairs = ((cell, other) for cell, others in enumerate(lattice(self.side)) for other in others if cell < other)
+        return [pair for pair in pairs if pair not in passages]
 
 
 def carve(side: int, numbers: list[int]) -> dict[int, int]:

@@ -103,14 +103,7 @@ class ReachabilityConfig(DrawnTaskConfig):
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
         """Another root, from which the other candidate is reached."""
-        if self.form == "symbols":
-            edges = edges_of(tokens)
-            places = 3 * len(edges) + np.arange(3)
-        else:
-            question = int(np.argmax(tokens == ASK))
-            stems = np.flatnonzero(tokens[:question] == IS)
-            edges = np.stack((tokens[stems - 1], tokens[stems + 2]), axis=1)
-            places = question + np.array([3, 5, 1])
+        edges, places = self.question_of(tokens)
         one, other, root = tokens[places].tolist()
         mine, theirs = ancestors(edges, one), ancestors(edges, other)
         if root in theirs:
@@ -119,6 +112,24 @@ class ReachabilityConfig(DrawnTaskConfig):
         asked: Int64s = tokens.copy()
         asked[places[2]] = others[draws.integers(1, len(others))[0]]
         return asked
+
+    def question_of(self, tokens: Int64s) -> "Question":
+        """What the tokens of an example say."""
+        if self.form == "symbols":
+            edges = edges_of(tokens)
+            return Question(edges, 3 * len(edges) + np.arange(3))
+        question = int(np.argmax(tokens == ASK))
+        stems = np.flatnonzero(tokens[:question] == IS)
+        return Question(np.stack((tokens[stems - 1], tokens[stems + 2]), axis=1), question + np.array([3, 5, 1]))
+
+
+class Question(NamedTuple):
+    """A graph by the tokens of its nodes, and what is asked about it."""
+
+    edges: Int64s
+    """[E, 2]: parent, child."""
+    places: Int64s
+    """[3]: where the text asks about one candidate, the other, and the root."""
 
 
 class Graph(NamedTuple):

@@ -7,7 +7,7 @@ source is a decision; each later one follows from the token before it. A model t
 once in d times, and its loss stays at ln(d) / l.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -15,7 +15,7 @@ from pydantic import model_validator as validator
 
 from data.indexed import Int64s
 from data.tasks.draws import Draws
-from data.tasks.graphs import FIRST_NODE, edges_of, prompt_length, spell
+from data.tasks.graphs import FIRST_NODE, asked_of, edges_of, prompt_length, spell
 from data.tasks.task import DrawnTaskConfig, Example
 
 
@@ -74,10 +74,30 @@ class StarGraphConfig(DrawnTaskConfig):
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
         """The end of another arm is the goal."""
-        edges = edges_of(tokens)
-        parents, children = (edges if self.edge_order == "parent_first" else edges[:, ::-1]).T
+        star = self.star_of(tokens)
+        others = sorted(arm[-1] for arm in star.arms if arm[-1] != star.goal)
         asked: Int64s = tokens.copy()
-        goal = prompt_length(self._edges, 2) - 2
-        others = np.setdiff1d(children, [*parents, tokens[goal]])
-        asked[goal] = others[draws.integers(1, len(others))[0]]
+        asked[prompt_length(self._edges, 2) - 2] = others[draws.integers(1, len(others))[0]]
         return asked
+
+    def star_of(self, tokens: Int64s) -> "Star":
+        """What the tokens of an example say."""
+        edges = edges_of(tokens)
+        source, goal = asked_of(tokens).tolist()
+        after: dict[int, list[int]] = {}
+        for parent, child in (edges if self.edge_order == "parent_first" else edges[:, ::-1]).tolist():
+            after.setdefault(parent, []).append(child)
+        arms = [[first] for first in after[source]]
+        for arm in arms:
+            while arm[-1] in after:
+                arm += after[arm[-1]]
+        return Star(source, goal, arms)
+
+
+class Star(NamedTuple):
+    """A star graph by the tokens of its nodes."""
+
+    source: int
+    goal: int
+    arms: list[list[int]]
+    """From the source's neighbour to the end, in the order in which the first edges are listed."""

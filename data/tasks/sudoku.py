@@ -106,6 +106,12 @@ class SudokuConfig(DrawnTaskConfig):
         asked[given] = FIRST_DIGIT + (tokens[given] - FIRST_DIGIT + shift) % self.size
         return asked
 
+    def grid_of(self, tokens: Int64s) -> Int64s:
+        """[size, size]: the digits that size^2 tokens of a puzzle or an answer stand for; 0 for any other token."""
+        digits = tokens - FIRST_DIGIT + 1
+        grid: Int64s = np.where((digits > 0) & (digits <= self.size), digits, 0).reshape(self.size, self.size)
+        return grid
+
 
 # A digit is one bit of a number, a blank is 0, and a grid is a list of its cells, row by row.
 

@@ -61,23 +61,33 @@ class LoadedModel:
         """Ids that the model has an embedding for."""
         return int(getattr(self.module.config, "vocab_size"))  # noqa: B009 - two unrelated classes
 
+    @property
+    def thinks(self) -> bool:
+        """Whether it was loaded with an objective that has another way to predict than the plain model."""
+        return isinstance(self.module, TrainedLM) and self.module.objective.thinks
+
+    @torch.no_grad()
+    def logits(self, batch: Mapping[str, Any], thinking: bool = False) -> Tensor:
+        """[B, T, V]: what is predicted after each token, given the true ones before; with thoughts if it `thinks`."""
+        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        if thinking:
+            return self.module(batch, thinking=True)  # type: ignore[no-any-return]
+        if isinstance(self.module, CausalLM):
+            return self.module(batch["input_ids"], None, batch["document_ids"], batch["positions"])  # type: ignore[no-any-return]
+        return self.module(input_ids=batch["input_ids"]).logits.float()  # type: ignore[no-any-return]
+
     @torch.no_grad()
     def score(self, batch: Mapping[str, Any], answers: bool = False) -> Tensor:
         """Summed cross-entropy (nats) and number of valid tokens of a batch, [2]; with `answers`, `answer_sums` [5]."""
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         labels = batch["labels"]
+        if answers:
+            return answer_sums(self.logits(batch), labels)
         if isinstance(self.module, CausalLM):
-            context = batch["document_ids"], batch["positions"]
-            if answers:
-                return answer_sums(self.module(batch["input_ids"], None, *context), labels)
-            _, nats = self.module(batch["input_ids"], labels, *context)
+            _, nats = self.module(batch["input_ids"], labels, batch["document_ids"], batch["positions"])
         else:
-            logits = self.module(input_ids=batch["input_ids"]).logits
-            if answers:
-                return answer_sums(logits.float(), labels)
-            nats = nn.functional.cross_entropy(
-                logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum"
-            )
+            logits = self.logits(batch).flatten(0, 1)
+            nats = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
         return torch.stack((nats.double(), (labels >= 0).sum().double()))
 
     @property

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -87,7 +88,7 @@ def maps(history: History, quantities: Mapping[str, str], log: frozenset[str] = 
 def _panels(names: list[str], draw: Callable[[Axes, str], None], x_label: str = "tokens") -> bytes:
     columns = min(2, len(names))
     rows = -(-len(names) // columns)
-    figure, grid = plt.subplots(rows, columns, figsize=(SIZE[0] * columns, SIZE[1] * rows), squeeze=False)
+    figure, grid = panels(rows, columns, SIZE)
     for axes, name in zip(grid.flat, names, strict=False):
         axes.set_title(name, fontsize=9)
         axes.set_xlabel(x_label, fontsize=8)
@@ -95,10 +96,16 @@ def _panels(names: list[str], draw: Callable[[Axes, str], None], x_label: str = 
         draw(axes, name)
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)
-    return _png(figure)
+    return png(figure)
 
 
-def _png(figure: Figure) -> bytes:
+def panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
+    """A figure and its axes [rows, columns], each of a size in inches."""
+    return plt.subplots(rows, columns, figsize=(size[0] * columns, size[1] * rows), squeeze=False)
+
+
+def png(figure: Figure) -> bytes:
+    """The file, and the figure is closed."""
     figure.tight_layout()
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI)

@@ -43,8 +43,8 @@ def summary(history: History, alerts: list[Alert]) -> dict[str, Any]:
     }
 
 
-def page(history: History, alerts: list[Alert]) -> str:
-    """The report for people: one HTML document that needs nothing else."""
+def page(history: History, alerts: list[Alert], examples: Section | None = None) -> str:
+    """The report for people: one HTML document that needs nothing else; `examples` come after the numbers."""
     facts = summary(history, alerts)
     rows = [("state", "complete" if history.complete else "not complete")]
     rows += [(name, f"{facts[name]:,}") for name in ("step", "tokens")]
@@ -53,7 +53,7 @@ def page(history: History, alerts: list[Alert]) -> str:
     body = "".join(
         f"<h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>"
         f'<img alt="{escape(section.title)}" src="data:image/png;base64,{base64.b64encode(section.image).decode()}">'
-        for section in sections(history)
+        for section in (*sections(history), *([] if examples is None else [examples]))
     )
     name = escape(history.folder.name)
     return (

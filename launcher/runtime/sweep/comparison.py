@@ -1,12 +1,13 @@
 """Which of several variants is best when each is tuned, and what else differs: exact match, outliers, int8 loss, speed.
 
 A variant is a label of one axis. Another axis may keep things apart that have losses of their own, such as tasks: each
-of its labels gets a table. The other axes are what a variant is tuned over: its row is that of the point with the
-lowest mean loss over seeds. A point counts only if all its seeds have finished.
+of its labels gets a table. The other axes are what a variant is tuned over: its row is that of its best point, by mean
+over seeds. A point counts only if all its seeds have finished.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -24,6 +25,13 @@ COLUMNS = {
     "w8a8_delta": "int8 adds",
     "tokens_per_second": "tokens/s",
 }
+PLOTTED = ("loss", "exact_match", "thinking_exact_match")
+Merit = Literal["loss", "exact_match", "thinking_exact_match"]
+MATCHES: dict[Merit, tuple[str, ...]] = {
+    "loss": (),
+    "exact_match": ("exact_match",),
+    "thinking_exact_match": ("thinking_exact_match", "exact_match"),
+}  # what each goes by, in this order; then by the loss
 
 
 class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -33,6 +41,9 @@ class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     """The axis whose labels are compared."""
     within: str | None = None
     """An axis whose labels are kept apart, a table for each; all remaining axes are tuned."""
+    by: Merit = "loss"
+    """What chooses points and orders rows: the loss; exact_match; or thinking_exact_match, and exact_match of those
+    that do not think. Where nothing is matched, the loss."""
 
 
 def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
@@ -43,7 +54,7 @@ def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
     """
     if settings is None:
         raise ValueError("comparison: missing; a sweep of this kind says `comparison: {variants: AXIS}`")
-    wanted = {key: axis for key, axis in settings.model_dump().items() if axis is not None}
+    wanted = {key: axis for key, axis in settings.model_dump(exclude={"by"}).items() if axis is not None}
     for result in results:
         for key, axis in wanted.items():
             if axis not in result["labels"]:
@@ -54,9 +65,10 @@ def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
 
 
 def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> dict[str, Any]:
-    """Table -> variant -> its points, and which of them is best; quantities are [mean, standard error] over seeds.
+    """Table -> variant, the best first -> its points, which of them is best, and what each seed has there.
 
-    A table has the name of its label of `within`; there is one, "all", without it.
+    Quantities of points are [mean, standard error] over seeds. A table has the name of its label of `within`; there is
+    one, "all", without it.
     """
     tables: dict[str, dict[str, dict[str, list[Result]]]] = {}
     for result in results:
@@ -66,15 +78,34 @@ def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> dict[str
         point = " ".join(f"{axis}={label}" for axis, label in labels.items())
         tables.setdefault(table, {}).setdefault(variant, {}).setdefault(point, []).append(result)
     return {
-        table: {variant: _variant(points) for variant, points in variants.items()} for table, variants in tables.items()
+        table: _ranked({variant: _variant(points, settings.by) for variant, points in variants.items()}, settings.by)
+        for table, variants in tables.items()
     }
 
 
-def _variant(points: dict[str, list[Result]]) -> dict[str, Any]:
+def _variant(points: dict[str, list[Result]], by: Merit) -> dict[str, Any]:
     facts = {point: _point(cells) for point, cells in points.items()}
-    complete = [point for point, values in facts.items() if values is not None]
-    best = min(complete, key=lambda point: facts[point]["loss"][0], default=None)  # type: ignore[index]
-    return {"best": best, "points": facts}
+    complete = {point: values for point, values in facts.items() if values is not None}
+    best = max(complete, key=lambda point: _merit(complete[point], by), default=None)
+    seeds = {} if best is None else {key: _of_seeds(key, points[best]) for key in PLOTTED if key in complete[best]}
+    return {"best": best, "points": facts, "seeds": seeds}
+
+
+def _of_seeds(key: str, cells: Sequence[Result]) -> dict[int, float]:
+    return {cell["seed"]: cell[key] for cell in cells}
+
+
+def _ranked(variants: dict[str, Any], by: Merit) -> dict[str, Any]:
+    def merit(facts: dict[str, Any]) -> float:
+        return -math.inf if facts["best"] is None else _merit(facts["points"][facts["best"]], by)
+
+    return dict(sorted(variants.items(), key=lambda item: merit(item[1]), reverse=True))
+
+
+def _merit(point: dict[str, Any], by: Merit) -> float:
+    """How good a point is: the larger, the better."""
+    known = [point[key][0] for key in MATCHES[by] if key in point]
+    return float(known[0] if known else -point["loss"][0])
 
 
 def _point(cells: Sequence[Result]) -> dict[str, Any] | None:
@@ -99,10 +130,10 @@ def _table(variants: dict[str, Any]) -> Iterator[str]:
     columns = [key for key in COLUMNS if any(key in point for point in best.values())]
     width = max(map(len, variants))
     yield f"{'':<{width}}  " + " ".join(f"{COLUMNS[key]:>17}" for key in columns) + "  at"
-    for variant, point in sorted(best.items(), key=lambda item: item[1]["loss"][0]):
+    for variant, point in best.items():
         cells = " ".join(f"{_text(point.get(key)):>17}" for key in columns)
         yield f"{variant:<{width}}  {cells}  {variants[variant]['best']}"
-    for variant in variants.keys() - best.keys():
+    for variant in [name for name in variants if name not in best]:
         yield f"{variant:<{width}}  no point is complete"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.runtime.loop import train
 from launcher.runtime.sweep import (
     comparison,
+    comparison_plot,
     coordinate_check,
     coordinate_check_plot,
     grid,
@@ -41,7 +42,7 @@ class Kind:
 
 KINDS = {
     "grid": Kind(grid.check, grid.summarize, grid.lines),
-    "comparison": Kind(comparison.check, comparison.summarize, comparison.lines),
+    "comparison": Kind(comparison.check, comparison.summarize, comparison.lines, comparison_plot.plot),
     "lr_transfer": Kind(lr_transfer.check, lr_transfer.summarize, lr_transfer.lines, lr_transfer_plot.plot),
     "coordinate_check": Kind(
         coordinate_check.check,

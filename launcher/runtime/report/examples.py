@@ -1,0 +1,57 @@
+"""Held-out examples of a task that the newest checkpoint of a run solves and fails, as pictures."""
+
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from data.loader import ValidationBatches
+from data.tasks.source import TaskSource, TaskStream
+from launcher.runtime.checkpoint import checkpoints
+from launcher.runtime.config import load_config
+from launcher.runtime.loading import LoadedModel, load_model
+from launcher.runtime.report import pictures
+from launcher.runtime.report.history import History
+from launcher.runtime.report.page import Section
+from launcher.runtime.report.pictures import Answered
+
+ROWS, BATCHES = 32, 8  # of examples that are scored, spread evenly over the held-out ones
+SHOWN = 3  # of each kind
+
+
+def solved_and_failed(history: History) -> Section | None:
+    """The first few examples of either kind, of the first source that a complete run is evaluated on.
+
+    None where this is no task with pictures, or no checkpoint is left. What cannot be opened is a warning: the rest of
+    a report does not need it.
+    """
+    if not (history.complete and checkpoints(history.folder / "checkpoints")):
+        return None
+    try:
+        data = load_config(history.folder / "config.yaml", []).data
+        task = (data.validation or data.train)[0].task
+        if task is None or task.name not in pictures.DRAW:
+            return None
+        model = load_model(history.folder, torch.device("cpu"), with_objective=True)
+    except ValueError as error:
+        print(f"warning: no pictures of examples: {error}", file=sys.stderr)
+        return None
+    found = list(answered(model, TaskSource(task).held_out, data.sequence_length))
+    solved, failed = ([example for example in found if example.solved is wanted] for wanted in (True, False))
+    thoughts = ", with thoughts" if model.thinks else ""
+    text = (
+        f"Step {model.step}: {len(solved)} of {len(found)} held-out examples of {task.name} are solved{thoughts}. Each "
+        f"token of an answer is predicted from the true ones before it. {pictures.LEGENDS[task.name]}"
+    )
+    return Section("Examples", text, pictures.draw(task, [solved[:SHOWN], failed[:SHOWN]]))
+
+
+def answered(model: LoadedModel, split: TaskStream, length: int) -> Iterator[Answered]:
+    """Some held-out examples with what the model finds likeliest, with thoughts if it thinks: as exact match counts."""
+    for batch in ValidationBatches(split, length, ROWS, BATCHES):
+        likeliest = model.logits(batch, model.thinks).argmax(-1).cpu().numpy()
+        for number, row in zip(batch["sample_index"].tolist(), likeliest, strict=True):
+            tokens, labels, _ = split.read(number, length)
+            asked = labels >= 0
+            yield Answered(number, tokens.astype(np.int64), labels[asked].astype(np.int64), row[: len(labels)][asked])

@@ -1,0 +1,197 @@
+"""Pictures of examples of planning tasks, with the true answer and a model's: right is green, wrong is red."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import cos, pi, sin
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
+
+from data.indexed import Int64s
+from data.tasks.graphs import FIRST_NODE
+from data.tasks.maze import MazeConfig
+from data.tasks.reachability import ReachabilityConfig, ancestors
+from data.tasks.star_graph import StarGraphConfig
+from data.tasks.sudoku import SudokuConfig
+from data.tasks.task import TaskConfig
+from launcher.runtime.report.figures import panels, png
+
+Place = tuple[float, float]
+RIGHT, WRONG, TRUE, QUIET = "#2ca02c", "#d62728", "#b7dfb7", "#aaaaaa"
+SIZE = (3.1, 3.5)  # of one picture, inches
+LISTED = 10  # tokens of an answer that is written out below its picture
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One example and what a model answers."""
+
+    number: int
+    tokens: Int64s
+    """[n]: what the model reads."""
+    answer: Int64s
+    """[A]: the true tokens."""
+    predicted: Int64s
+    """[A]: each the likeliest after the true ones before it."""
+
+    @property
+    def solved(self) -> bool:
+        """Whether every token is right."""
+        return bool((self.answer == self.predicted).all())
+
+
+def draw(task: TaskConfig, rows: Sequence[Sequence[Answered]]) -> bytes:
+    """A PNG with a row for each sequence of examples that has any."""
+    rows = [row for row in rows if row]
+    columns = max(map(len, rows))
+    figure, grid = panels(len(rows), columns, SIZE)
+    for places, row in zip(grid, rows, strict=True):
+        for axes in places[len(row) :]:
+            axes.set_visible(False)
+        for axes, example in zip(places, row, strict=False):
+            DRAW[task.name](axes, task, example)
+            wrong = int((example.answer != example.predicted).sum())
+            outcome = f"failed: {wrong} of {len(example.answer)} tokens wrong" if wrong else "solved"
+            axes.set_title(f"example {example.number}, {outcome}", fontsize=8)
+            axes.set(xticks=[], yticks=[])
+            axes.spines[:].set_visible(False)
+    return png(figure)
+
+
+def star(axes: Axes, task: StarGraphConfig, example: Answered) -> None:
+    """Arms from the source outwards."""
+    graph = task.star_of(example.tokens)
+    places: dict[int, Place] = {graph.source: (0.0, 0.0)}
+    for number, arm in enumerate(graph.arms):
+        angle = pi / 2 - 2 * pi * (number + 0.5) / len(graph.arms)
+        places |= {node: (step * cos(angle), step * sin(angle)) for step, node in enumerate(arm, start=1)}
+    _lines(axes, [(a, b) for arm in graph.arms for a, b in pairwise([graph.source, *arm])], places, color=QUIET)
+    _way(axes, places, example)
+    _nodes(axes, places, {graph.source: "#a6cee3", graph.goal: "#fdd08a"})
+    _list(axes, example)
+    axes.set_aspect("equal")
+    axes.margins(0.15)
+
+
+def sudoku(axes: Axes, task: SudokuConfig, example: Answered) -> None:
+    """The grid with the predicted digits; what is given stands on grey."""
+    size = task.size
+    given, true, found = map(task.grid_of, (example.tokens[: size**2], example.answer, example.predicted))
+    for row, column in np.ndindex(size, size):
+        wrong = found[row, column] != true[row, column]
+        colour = WRONG if wrong else "black" if given[row, column] else RIGHT
+        if given[row, column]:
+            axes.add_patch(Rectangle((column, row), 1, 1, color="#eeeeee", zorder=0))
+        digit = str(found[row, column] or "-")
+        axes.text(column + 0.5, row + 0.5, digit, color=colour, ha="center", va="center", fontsize=72 / size)
+    box = round(size**0.5)
+    for line in range(size + 1):
+        axes.plot([0, size], [line, line], color="black", linewidth=0.4 if line % box else 1.5)
+        axes.plot([line, line], [0, size], color="black", linewidth=0.4 if line % box else 1.5)
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+
+
+def maze(axes: Axes, task: MazeConfig, example: Answered) -> None:
+    """Walls, the true way, and the cell that each of its steps leads to by the model."""
+    side = task.side
+    for cell, other in task.walls_of(example.tokens):
+        (row, column), beside = divmod(cell, side), other == cell + 1
+        start, end = (
+            ((column + 1, row), (column + 1, row + 1)) if beside else ((column, row + 1), (column + 1, row + 1))
+        )
+        axes.plot([start[0], end[0]], [start[1], end[1]], color="black", linewidth=1.2)
+    axes.add_patch(Rectangle((0, 0), side, side, fill=False, linewidth=1.6))
+    places = {FIRST_NODE + cell: (cell % side + 0.5, cell // side + 0.5) for cell in range(side**2)}
+    _way(axes, places, example)
+    origin, target = example.answer[[0, -1]].tolist()
+    for node, mark in ((origin, "o"), (target, "*")):
+        axes.plot(*places[node], mark, color="black", markersize=60 / side, zorder=4)
+    axes.set_aspect("equal")
+    axes.invert_yaxis()
+
+
+def reachability(axes: Axes, task: ReachabilityConfig, example: Answered) -> None:
+    """The graph downwards, black where the root leads to, with a ring around the candidate that is chosen."""
+    edges, asked = task.question_of(example.tokens)
+    one, other, root = example.tokens[asked].tolist()
+    places = _layers(edges.tolist())
+    reached = ancestors(edges[:, ::-1], root)
+    for colour, wanted in ((QUIET, False), ("black", True)):
+        some = [(a, b) for a, b in edges.tolist() if (a in reached) is wanted]
+        _lines(axes, some, places, color=colour, linewidth=0.7)
+    _nodes(axes, places, {root: "#a6cee3", one: "#fdd08a", other: "#fdd08a"})
+    chosen = int(example.predicted[-1])
+    if chosen in places:
+        colour = RIGHT if chosen == example.answer[-1] else WRONG
+        axes.plot(*places[chosen], "o", markersize=16, color=colour, fillstyle="none", markeredgewidth=2)
+    _list(axes, example)
+    axes.margins(0.1)
+
+
+def _layers(edges: list[list[int]]) -> dict[int, Place]:
+    """Places of the nodes of a graph without cycles: below all parents, near them, evenly spread over each layer."""
+    parents: dict[int, list[int]] = {node: [] for edge in edges for node in edge}
+    for parent, child in edges:
+        parents[child].append(parent)
+    depth: dict[int, int] = {}
+    while len(depth) < len(parents):
+        for node, its in parents.items():
+            if node not in depth and all(parent in depth for parent in its):
+                depth[node] = max((depth[parent] + 1 for parent in its), default=0)
+    places: dict[int, Place] = {}
+    for layer in range(max(depth.values()) + 1):
+        nodes = [node for node in parents if depth[node] == layer]
+        nodes.sort(key=lambda node: sum(places[parent][0] for parent in parents[node]) / max(1, len(parents[node])))
+        places |= {node: ((index + 0.5) / len(nodes), -float(layer)) for index, node in enumerate(nodes)}
+    return places
+
+
+def _way(axes: Axes, places: Mapping[int, Place], example: Answered) -> None:
+    """The true way as a broad band; from each of its nodes a line to the next one by the model."""
+    true, found = example.answer.tolist(), example.predicted.tolist()
+    _lines(axes, list(pairwise(true)), places, color=TRUE, linewidth=7, solid_capstyle="round")
+    for before, expected, node in zip([true[0], *true], true, found, strict=False):
+        if node not in places:
+            axes.plot(*places[expected], "x", color=WRONG, zorder=5)
+            continue
+        colour = RIGHT if node == expected else WRONG
+        _lines(axes, [(before, node)], places, color=colour, linewidth=1.5, zorder=2 + (node != expected))
+        if node != expected:
+            axes.plot(*places[node], "o", markersize=13, color=WRONG, fillstyle="none", zorder=5)
+
+
+def _lines(axes: Axes, edges: list[tuple[int, int]], places: Mapping[int, Place], **style: Any) -> None:
+    for start, end in edges:
+        axes.plot(*zip(places[start], places[end], strict=True), **{"linewidth": 1, "zorder": 1, **style})
+
+
+def _nodes(axes: Axes, places: Mapping[int, Place], colours: Mapping[int, str]) -> None:
+    for node, place in places.items():
+        axes.plot(*place, "o", markersize=11, color=colours.get(node, "white"), markeredgecolor=QUIET, zorder=3)
+        axes.text(*place, str(node), fontsize=6, ha="center", va="center", zorder=4)
+
+
+def _list(axes: Axes, example: Answered) -> None:
+    if len(example.answer) <= LISTED:
+        true, found = (" ".join(map(str, tokens)) for tokens in (example.answer, example.predicted))
+        axes.set_xlabel(f"true {true}\npredicted {found}", fontsize=7)
+
+
+DRAW: dict[str, Callable[[Axes, Any, Answered], None]] = {
+    "star_graph": star,
+    "sudoku": sudoku,
+    "maze": maze,
+    "reachability": reachability,
+}
+_WAY = "The band is the true way; from each of its nodes a line leads to the next one by the model, red where wrong; "
+LEGENDS = {
+    "star_graph": _WAY + "a cross: no node at all. The source is blue, the goal orange; numbers are token ids.",
+    "sudoku": "What is given stands on grey; a digit is red where it is wrong.",
+    "maze": _WAY + "a cross: no cell at all. From the dot to the star.",
+    "reachability": "Edges lead downwards, black where the root (blue) leads to; of the two candidates (orange) "
+    "the one that the model chooses has a ring, green where it is right. Numbers are token ids.",
+}
