@@ -4,11 +4,13 @@ python launcher/eval.py --model runs/quickstart --data corpora/stdlib
 python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib --average last:2   # mean of two checkpoints
 python launcher/eval.py --model runs/addition --task '{name: addition, digits: 3, seed: 1}'     # exact match
+python launcher/eval.py --model runs/star_graph --task '{name: star_graph}' --thinking     # docs/lookahead.md
 python launcher/eval.py --model runs/maze --task '{name: maze}' --shuffle-questions     # what is right without reading?
 """
 
 import argparse
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,7 +35,17 @@ def main() -> None:
     """Load, check that model and corpus fit, score, print."""
     arguments = parse_arguments()
     corpus = open_source(read_task(arguments.task) if arguments.task else SourceConfig(path=arguments.data))
-    model = load_model(arguments.model, torch.device(arguments.device), DTYPES[arguments.dtype], arguments.average)
+    model = load_model(
+        arguments.model,
+        torch.device(arguments.device),
+        DTYPES[arguments.dtype],
+        arguments.average,
+        with_objective=arguments.thinking,
+    )
+    if arguments.thinking and not model.thinks:
+        raise ValueError(
+            f"--thinking: {model.source} is no run whose objective thinks (latent_lookahead, pause, coconut)"
+        )
     check_tokenizer(model, corpus)
     length = arguments.sequence_length or (
         model.config.data.sequence_length if model.config else min(model.context_length, 1024)
@@ -42,7 +54,8 @@ def main() -> None:
         raise ValueError(f"--sequence-length {length} exceeds the model's {model.context_length} positions")
     split = held_out(corpus, arguments.shuffle_questions)
     batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches)
-    scores = held_out_loss(model.score, tqdm(batches, unit="batch", disable=None), split)
+    score = partial(model.score, thinking=arguments.thinking)
+    scores = held_out_loss(score, tqdm(batches, unit="batch", disable=None), split)
     assert scores is not None, "only a training run interrupts an evaluation"
     report(arguments, model, corpus, length, scores)
 
@@ -59,6 +72,11 @@ def parse_arguments() -> argparse.Namespace:
         "--shuffle-questions",
         action="store_true",
         help="of a task: ask something else than what the labels answer; a model that reads the question fails",
+    )
+    parser.add_argument(
+        "--thinking",
+        action="store_true",
+        help="of a run whose objective thinks: the tokens after the anchors of its anchor_policy are told by thoughts",
     )
     parser.add_argument("--sequence-length", type=int, help="tokens per window (default: as in training)")
     parser.add_argument("--batch-size", type=int, default=8, help="windows per forward pass")
@@ -128,6 +146,7 @@ def report(
         "average": model.average,
         "data": str(corpus),
         "sequence_length": length,
+        "thinking": arguments.thinking,
         "loss": scores.loss,
         "perplexity": scores.perplexity,
         "bits_per_byte": scores.bits_per_byte,

@@ -77,12 +77,16 @@ class LoadedModel:
         return self.module(input_ids=batch["input_ids"]).logits.float()  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def score(self, batch: Mapping[str, Any], answers: bool = False) -> Tensor:
-        """Summed cross-entropy (nats) and number of valid tokens of a batch, [2]; with `answers`, `answer_sums` [5]."""
+    def score(self, batch: Mapping[str, Any], answers: bool = False, thinking: bool = False) -> Tensor:
+        """Summed cross-entropy (nats) and number of valid tokens of a batch, [2]; with `answers`, `answer_sums` [5].
+
+        With `thinking`, by what it predicts with thoughts, if it `thinks`.
+        """
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         labels = batch["labels"]
-        if answers:
-            return answer_sums(self.logits(batch), labels)
+        if answers or thinking:
+            sums = answer_sums(self.logits(batch, thinking), labels)
+            return sums if answers else sums[:2]
         if isinstance(self.module, CausalLM):
             _, nats = self.module(batch["input_ids"], labels, batch["document_ids"], batch["positions"])
         else:

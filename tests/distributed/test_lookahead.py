@@ -21,7 +21,7 @@ from launcher.runtime.loading import load_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Run, Start
+    from tests.conftest import Command, Run, Start
 
 LOOKAHEAD = [
     "objective.name=latent_lookahead",
@@ -135,6 +135,22 @@ def test_a_plain_model_cannot_think(runs: Callable[[str], Run]) -> None:
     model = load_model(runs("multi_token_1").folder, torch.device("cpu"), with_objective=True)
     with pytest.raises(ValueError, match="cannot think"):
         assert model.lookahead
+
+
+def test_held_out_text_is_scored_with_thoughts(runs: Callable[[str], Run], corpus: Path, command: Command) -> None:
+    """The anchors' next tokens are predicted by other states, all the rest as ever."""
+
+    def evaluate(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+        arguments = ("--data", corpus, "--batch-size", "4", "--max-batches", "2", "--json", *options)
+        return command("eval", "--model", runs(name).folder, *arguments)
+
+    plain, thinking = (json.loads(evaluate("stage_1", *options).stdout) for options in ((), ("--thinking",)))
+    assert (plain["thinking"], thinking["thinking"]) == (False, True)
+    assert plain["tokens"] == thinking["tokens"] == 8 * 32
+    assert 0 < abs(plain["loss"] - thinking["loss"]) < 0.2
+    refused = evaluate("multi_token_1", "--thinking")
+    assert refused.returncode == 2
+    assert "is no run whose objective thinks (latent_lookahead, pause, coconut)" in refused.stderr
 
 
 def test_an_export_is_the_plain_model_and_a_thinker(
