@@ -67,7 +67,8 @@ def main() -> None:
             facts |= asdict(think)
         cli.print_json({**facts, "prompt": arguments.prompt, "samples": samples})
     elif isinstance(think, Drafts):
-        print(f"\n{think.accepted} of {think.drafted} drafted tokens right, {think.text_passes} text passes")
+        passes = f"{think.text_passes} passes of text and {think.slot_passes} of slots for {len(tokens)} tokens"
+        print(f"\n{think.accepted} of {think.drafted} drafted tokens right; {passes}")
 
 
 def read_think(text: str, temperature: float) -> Trigger | Drafts | None:

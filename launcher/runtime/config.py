@@ -23,9 +23,12 @@ from launcher.runtime.initial_weights import section_of
 from launcher.runtime.optimizer import ZERO_STAGES, OptimizerConfig
 from launcher.runtime.schedule import Schedule, ScheduleConfig
 from launcher.runtime.sections import CheckpointConfig, DeepSpeedConfig, MetricsConfig, RunConfig, TrainConfig
+from model.attention.block_sparse import refusal
 from model.config import ModelConfig
 from model.objectives import ObjectiveConfig
+from model.objectives.latent_lookahead import LatentLookaheadConfig
 from model.objectives.next_token import NextTokenConfig
+from model.objectives.silent_thoughts import SilentThoughtsConfig
 from model.parameterization import OptimizerSettings, ParameterizationConfig, ParameterRow, parameter_table
 
 
@@ -75,7 +78,31 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         return self
 
     @validator(mode="after")
-    def _check_pruning(self) -> "Config":
+    def _check_thoughts(self) -> "Config":
+        objective, length = self.objective, self.data.sequence_length
+        if not isinstance(objective, LatentLookaheadConfig | SilentThoughtsConfig):
+            return self
+        for key, limit in (("horizon", length - 1), ("anchors", length)):
+            found = getattr(objective, key)
+            if found is not None and found > limit:
+                raise ValueError(
+                    f"objective.{key} = {found} is more than data.sequence_length = {length} has room for: set {limit} "
+                    "or less"
+                )
+        texts = [number for number, source in enumerate(self.data.train) if source.task is None]
+        if texts and objective.anchor_policy in ("response_start", "sequential"):
+            raise ValueError(
+                f"objective.anchor_policy = {objective.anchor_policy} begins where labels begin, and in a text "
+                f"(data.train.{texts[0]}) that is its first token: set stratified or random"
+            )
+        if isinstance(objective, LatentLookaheadConfig) and objective.masks == "blocks":
+            reason = refusal(self.model)
+            if reason is not None:
+                raise ValueError(f"objective.masks = blocks: the kernel does not serve this model: {reason}; set dense")
+        return self
+
+    @validator(mode="after")
+    def _check_objective(self) -> "Config":
         if not isinstance(self.objective, NextTokenConfig):
             if self.model.attention != "softmax":
                 raise ValueError(

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ from launcher.runtime.optimizer import (
 )
 from launcher.runtime.sharded_muon import ShardedMuon
 from launcher.runtime.updates import UpdateWatch
+from model.attention.block_sparse import permit_graphs
 from model.attention.pruned import set_alpha
+from model.blocks import KINDS
 from model.diagnostics.observer import observing
 from model.initialization import initialize
 from model.objectives import make_objective
@@ -138,8 +141,9 @@ class Engine:
                     parameters[name].copy_(weight)
         model.model.activation_checkpointing = config.train.activation_checkpointing
         if config.train.compile:
-            for layer in model.model.layers:
-                layer.compile()
+            permit_graphs()
+            for block in (module for module in model.modules() if isinstance(module, tuple(KINDS.values()))):
+                block.compile()
         if not sharded:
             model.to(world.device)
         optimizer = make_optimizer(model, self.settings, config.deepspeed.zero_stage)
@@ -251,17 +255,17 @@ class Engine:
         """Summed cross-entropy (nats) and number of valid tokens of this rank's batch: [2], fp32.
 
         With `answers`, the sums of `answer_sums` instead: [5], from logits [B, T, vocab_size] that are held at once;
-        with `thinking`, these of an objective that thinks.
+        with `thinking`, by the predictions of an objective that thinks.
         """
         self._engine.eval()
         batch = self.to_device(batch)
+        context = {name: batch[name] for name in ("document_ids", "positions")}
+        run = partial(self._engine, batch["input_ids"], **context)
         if thinking:
-            return answer_sums(self._engine(batch, thinking=True), batch["labels"])
+            run = partial(self._engine, batch, thinking=True)
         if answers:
-            logits = self._engine(batch["input_ids"], document_ids=batch["document_ids"], positions=batch["positions"])
-            return answer_sums(logits, batch["labels"])
-        context = {name: batch[name] for name in ("labels", "document_ids", "positions")}
-        _, cross_entropy = self._engine(batch["input_ids"], **context)
+            return answer_sums(run(), batch["labels"])
+        _, cross_entropy = run(labels=batch["labels"])
         return torch.stack((cross_entropy, (batch["labels"] >= 0).sum().float()))
 
     @torch.no_grad()

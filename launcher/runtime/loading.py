@@ -5,8 +5,9 @@ Only safetensors are read, so opening a stranger's model runs none of their code
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +69,8 @@ class LoadedModel:
 
     @torch.no_grad()
     def logits(self, batch: Mapping[str, Any], thinking: bool = False) -> Tensor:
-        """[B, T, V]: what is predicted after each token, given the true ones before; with thoughts if it `thinks`."""
-        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
-        if thinking:
-            return self.module(batch, thinking=True)  # type: ignore[no-any-return]
-        if isinstance(self.module, CausalLM):
-            return self.module(batch["input_ids"], None, batch["document_ids"], batch["positions"])  # type: ignore[no-any-return]
-        return self.module(input_ids=batch["input_ids"]).logits.float()  # type: ignore[no-any-return]
+        """[B, T, V] in fp32: what is predicted after each token, given the true ones before; or with thoughts."""
+        return self._run(self._moved(batch), thinking)()  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def score(self, batch: Mapping[str, Any], answers: bool = False, thinking: bool = False) -> Tensor:
@@ -82,17 +78,28 @@ class LoadedModel:
 
         With `thinking`, by what it predicts with thoughts, if it `thinks`.
         """
-        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        batch = self._moved(batch)
         labels = batch["labels"]
-        if answers or thinking:
-            sums = answer_sums(self.logits(batch, thinking), labels)
-            return sums if answers else sums[:2]
+        if answers:
+            return answer_sums(self.logits(batch, thinking), labels)
         if isinstance(self.module, CausalLM):
-            _, nats = self.module(batch["input_ids"], labels, batch["document_ids"], batch["positions"])
+            _, nats = self._run(batch, thinking)(labels=labels)
         else:
             logits = self.logits(batch).flatten(0, 1)
             nats = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
         return torch.stack((nats.double(), (labels >= 0).sum().double()))
+
+    def _moved(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    def _run(self, batch: Mapping[str, Any], thinking: bool) -> Callable[..., Any]:
+        """The module on a batch: logits, or with labels the two sums of a CausalLM."""
+        if thinking:
+            return partial(self.module, batch, thinking=True)
+        if isinstance(self.module, CausalLM):
+            context = {name: batch[name] for name in ("document_ids", "positions")}
+            return partial(self.module, batch["input_ids"], **context)
+        return lambda: self.module(input_ids=batch["input_ids"]).logits.float()
 
     @property
     def lookahead(self) -> LatentLookahead:
@@ -109,7 +116,8 @@ class LoadedModel:
         objective = self.module.objective if isinstance(self.module, TrainedLM) else None
         if not isinstance(objective, LatentLookahead):
             raise ValueError(
-                f"{self.source}: was not trained with objective.name: latent_lookahead, so it cannot think"
+                f"{self.source}: decoding with thoughts is for runs with objective.name: latent_lookahead; "
+                "leave --think out"
             )
         return objective
 

@@ -196,11 +196,12 @@ class Trainer:
                 return False
             record |= scores.metrics(name)
             self._say(f"step {self.state.step}: held-out loss of {name} {scores.describe()}")
-            if self.engine.objective.thinks and self.inputs.validation[name][0].has_answers:
+            if self.engine.objective.thinks:
                 scores = self._score(name, evaluate=partial(self.engine.evaluate, thinking=True))
                 if scores is None:
                     return False
-                record |= {f"eval/{name}/thinking_{key}": getattr(scores, key) for key in ("exact_match", "accuracy")}
+                found = {key: getattr(scores, key) for key in ("loss", "exact_match", "accuracy")}
+                record |= {f"eval/{name}/thinking_{key}": value for key, value in found.items() if value is not None}
                 self._say(f"step {self.state.step}: held-out loss of {name} {scores.describe()}, thinking")
             if self.config.metrics.diagnostics_interval is not None:
                 delta = self._int8_delta(name)

@@ -10,12 +10,18 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from model.config import ModelConfig
 
 SMALLEST_HEAD = 16  # what the kernel's matrix products take
+MOST_GRAPHS = 128
 
 
-def is_served(config: ModelConfig, device: torch.device) -> bool:
-    """Whether there is a kernel with a backward pass for this attention on this device."""
-    plain = config.attn_logit_softcapping is None and not config.attention_sink and config.dropout == 0
-    return device.type == "cuda" and plain and config.head_dim >= SMALLEST_HEAD
+def refusal(config: ModelConfig) -> str | None:
+    """What the kernel cannot do of this attention, or None."""
+    if config.attn_logit_softcapping is not None or config.attention_sink:
+        return "attention has a cap or sinks"
+    if config.dropout:
+        return f"model.dropout = {config.dropout}"
+    if config.head_dim < SMALLEST_HEAD:
+        return f"model.head_dim = {config.head_dim} is below {SMALLEST_HEAD}"
+    return None
 
 
 def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
@@ -29,4 +35,15 @@ def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, mask: Bloc
 
 @functools.cache
 def _compiled() -> Any:
+    permit_graphs()
     return torch.compile(flex_attention)
+
+
+def permit_graphs() -> None:
+    """Let one function be compiled for many shapes and masks: each pass of a thought has its own.
+
+    Beyond torch's limit of 8 it would silently run uncompiled, and which ones do would depend on their order.
+    """
+    from torch._dynamo import config  # loads slowly, and most processes compile nothing
+
+    config.recompile_limit = max(config.recompile_limit, MOST_GRAPHS)

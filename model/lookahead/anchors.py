@@ -36,7 +36,7 @@ def choose_anchors(
     """Choose up to `count` anchors in each row.
 
     Args:
-        policy: stratified: one in each of `count` stretches of equal length, any of its tokens alike. entropy: the
+        policy: stratified: one in each of `count` equal stretches of the tokens with labels, any alike. entropy: the
             same, a token as likely as its entropy. response_start: the tokens at which the labels begin. sequential:
             the first with labels. random: the first, and any others.
         count: K.
@@ -52,7 +52,8 @@ def choose_anchors(
     if policy in ("stratified", "entropy"):
         # The largest of u^(1/w) is as likely as its weight w
         score = draws if entropy is None else draws.log() / entropy.double().clamp_min(1e-9)
-        stretch = place * count // length
+        rank = (has_target.cumsum(1) - 1).clamp_min(0)
+        stretch = rank * count // has_target.sum(1, keepdim=True).clamp_min(1)
         return _best_of_each(score.double().masked_fill(~has_target, -torch.inf), stretch, count)
     if policy == "random":
         chosen = has_target & (draws < probability)

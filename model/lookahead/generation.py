@@ -11,7 +11,7 @@ from model.attention.context import LayerCache
 from model.decoder import CausalLM
 from model.generation import check_request, sample_token
 from model.lookahead.anchors import Anchors
-from model.lookahead.masks import Text
+from model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
 from model.lookahead.thoughts import Memory, Thinker, join, run_text_behind
 
 
@@ -89,10 +89,14 @@ def generate_thinking(
 
 def think(model: CausalLM, thinker: Thinker, state: Tensor, cache: list[LayerCache]) -> tuple[Tensor, Memory]:
     """A thought at the last token in the cache, whose final state is given, [1, 1, D]; see `Thinker`."""
-    places = torch.arange(cache[0].length, device=state.device)[None]
-    anchors = Anchors(places[:, -1:], torch.ones_like(places[:, -1:], dtype=torch.bool))
-    text = Text(places, None)
-    return thinker.think(model.model, state, _memory(cache), text, anchors)
+    text = Text(torch.arange(cache[0].length, device=state.device)[None], None)
+    return thinker.think(model.model, state, _memory(cache), text, _last(text))
+
+
+def _last(text: Text) -> Anchors:
+    """The last token."""
+    index = text.positions[:, -1:]
+    return Anchors(index, torch.ones_like(index, dtype=torch.bool))
 
 
 class _Committed:
@@ -101,31 +105,27 @@ class _Committed:
     def __init__(self, model: CausalLM) -> None:
         self.model = model
         self.memory: Memory | None = None
-        self.positions = torch.empty(1, 0, dtype=torch.int64)
+        self.held: Entries | None = None
         self.length = 0  # tokens of text
 
     def read(self, tokens: Tensor) -> Tensor:
         """New tokens [1, n]; the final state of the last one, [1, 1, D]."""
         end = self.length + tokens.size(1)
-        places = torch.arange(self.length, end, device=tokens.device)[None]
-        window, earlier = self.model.config.sliding_window, self.positions.to(tokens.device)
-        seen = torch.ones(tokens.size(1), earlier.size(1), dtype=torch.bool, device=tokens.device)
-        own = places[0] <= places[0][:, None]
-        mask = torch.cat((seen, own), dim=1)
-        self.positions = torch.cat((earlier, places), dim=1)
-        if window is not None:
-            mask = mask & (places[0][:, None] - self.positions < window)
-        states, own_memory = run_text_behind(self.model.model, tokens, places, mask[None, None], self.memory)
-        self.memory = own_memory if self.memory is None else join(self.memory, own_memory)
+        places = torch.arange(end, device=tokens.device)[None]
+        query = text_entries(Text(places, None)).map(lambda field: field[:, self.length :])
+        self.held = query if self.held is None else self.held.then(query)
+        mask = attention_mask(self.model.config, query, self.held, bidirectional=False)
+        states, own = run_text_behind(self.model.model, tokens, query.position, mask, self.memory)
+        self.memory = own if self.memory is None else join(self.memory, own)
         self.length = end
         return states[:, -1:]
 
     def add(self, thought: Memory, length: int) -> None:
         """A thought at token `length` - 1, which all later tokens see."""
         assert self.memory is not None, "text has been read"
-        count = thought[0][0].size(2)
-        places = torch.arange(length - 1, length - 1 + count, device=self.positions.device)[None]
-        self.positions = torch.cat((self.positions, places), dim=1)
+        assert self.held is not None, "with its positions"
+        text = Text(torch.arange(length, device=self.held.place.device)[None], None)
+        self.held = self.held.then(slot_entries(text, _last(text), range(thought[0][0].size(2))))
         self.memory = join(self.memory, thought)
 
 
@@ -139,8 +139,8 @@ class Drafts:
     """Of these, tokens that the plain model would have chosen."""
     text_passes: int = 0
     """Passes of the plain model, each over a draft."""
-    thoughts: int = 0
-    """Thoughts."""
+    slot_passes: int = 0
+    """Passes of slots, one after the other, that made the drafts."""
 
 
 @torch.no_grad()
@@ -150,7 +150,8 @@ def generate_verified(
     """Yield the greedy continuation of prompt [1, T], the one that the plain model gives, in fewer text passes.
 
     Slots 2 to tau propose the tokens after the next one; one pass of the plain model over the proposal says how much of
-    it was right.
+    it was right. A thought takes passes as well: tau of them as it grows, which is no gain, or as many as `passes` says
+    where all slots are there at once (growth fixed).
 
     Args:
         model: trained with latent lookahead.
@@ -182,7 +183,7 @@ def generate_verified(
             slots, _ = think(model, thinker, states, cache)
             drafted = _logits(model, slots[0, 0, 1 : 1 + room, None]).argmax(-1)[None]
             proposal = torch.cat((proposal, drafted), dim=1)
-            drafts.thoughts += 1
+            drafts.slot_passes += thinker.settings.passes_run
             drafts.drafted += drafted.size(1)
         before = cache[0].length
         read = model.model(proposal, cache=[*cache])

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from model.attention.block_sparse import is_served
 from model.config import ModelConfig
 from model.lookahead.anchors import Anchors
 
@@ -115,9 +114,11 @@ def sees(query: Entries, key: Entries, window: int | None, bidirectional: bool) 
     return seen if window is None else seen & (query.position - key.position < window)
 
 
-def attention_mask(config: ModelConfig, query: Entries, key: Entries, bidirectional: bool) -> Tensor | BlockMask:
-    """The mask of all layers, in blocks where a kernel takes them."""
-    make = block_mask if is_served(config, query.place.device) else dense_mask
+def attention_mask(
+    config: ModelConfig, query: Entries, key: Entries, bidirectional: bool, in_blocks: bool = False
+) -> Tensor | BlockMask:
+    """The mask of all layers, written out or in blocks."""
+    make = block_mask if in_blocks else dense_mask
     return make(query, key, config.sliding_window, bidirectional)
 
 

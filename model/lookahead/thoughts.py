@@ -22,6 +22,7 @@ from model.lookahead.anchors import Anchors
 from model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
 
 Growth = Literal["grow", "fixed", "pause"]
+Masks = Literal["dense", "blocks"]
 Memory = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values of each layer, [B, num_key_value_heads, tokens, head_dim] each."""
 
@@ -44,6 +45,13 @@ class ThoughtSettings:
     """Stop gradients where a state becomes an input."""
     detach_text: bool = False
     """Stop gradients from thoughts into the text pass."""
+    masks: Masks = "dense"
+    """While training on a GPU: written out, or in blocks for FlexAttention."""
+
+    @property
+    def passes_run(self) -> int:
+        """Passes, one after the other, until a thought is whole."""
+        return {"grow": self.horizon, "fixed": self.passes, "pause": 1}[self.growth]
 
     @property
     def slots_run(self) -> int:
@@ -136,7 +144,7 @@ class Thinker(nn.Module):
         """As `forward`, with the states of the anchors alone, [B, K, D]."""
         if self.settings.detach_text:
             states, memory = states.detach(), tuple((keys.detach(), values.detach()) for keys, values in memory)
-        thinking = _Thinking(self, decoder, memory, text, anchors, text_entries(text))
+        thinking = _Thinking(self, decoder, text, anchors, text_entries(text), memory)
         start = states[:, :, None]  # (B, K, 1, D)
         if self.settings.growth == "pause":
             return thinking.run(self._wait(decoder, start), range(self.settings.horizon))
@@ -160,10 +168,12 @@ class Thinker(nn.Module):
         ends: list[Tensor] = []
         parts: list[Memory] = []
         for number in range(self.settings.horizon):
-            states, own = thinking.run(inputs, range(number, number + 1), tuple(parts))
+            numbers = range(number, number + 1)
+            states, own = thinking.run(inputs, numbers)
             ends.append(states)
             parts.append(own)
             inputs = self._feed(thinking.decoder, states)
+            thinking = thinking.having(numbers, own)
         return torch.cat(ends, dim=2), _by_thought(parts)
 
     def _refine(self, thinking: "_Thinking", start: Tensor) -> tuple[Tensor, Memory]:
@@ -200,26 +210,30 @@ class _Thinking:
 
     thinker: Thinker
     decoder: Decoder
-    memory: Memory
     text: Text
     anchors: Anchors
     seen: Entries
-    """The text."""
+    """The text, and slots that stay as they are."""
+    memory: Memory
+    """Keys and values of these."""
 
-    def run(self, inputs: Tensor, numbers: range, parts: tuple[Memory, ...] = ()) -> tuple[Tensor, Memory]:
-        """One pass of the slots `numbers` [B, K, s, D], with earlier single slots in `parts`."""
-        query = slot_entries(self.text, self.anchors, numbers)
-        key, earlier = self.seen, self.memory
-        for number, part in enumerate(parts):
-            key = key.then(slot_entries(self.text, self.anchors, range(number, number + 1)))
-            earlier = join(earlier, part)
-        key = key.then(query)
-        mask = attention_mask(self.decoder.config, query, key, self.thinker.settings.bidirectional)
+    def having(self, numbers: range, own: Memory) -> "_Thinking":
+        """With the slots `numbers` of all thoughts, which stay as they are."""
+        seen = self.seen.then(slot_entries(self.text, self.anchors, numbers))
+        return replace(self, seen=seen, memory=join(self.memory, own))
+
+    def run(self, inputs: Tensor, numbers: range) -> tuple[Tensor, Memory]:
+        """One pass of the slots `numbers` [B, K, s, D]."""
+        query, settings = slot_entries(self.text, self.anchors, numbers), self.thinker.settings
+        in_blocks = settings.masks == "blocks" and self.thinker.training and inputs.is_cuda
+        mask = attention_mask(
+            self.decoder.config, query, self.seen.then(query), settings.bidirectional, in_blocks=in_blocks
+        )
         # Slots that stand beyond the last position predict nothing that counts
         last = self.decoder.config.max_position_embeddings - 1
         positions = query.position.clamp_max(last)
         x = at_positions(self.decoder, inputs.flatten(1, 2), positions)
-        x, own = run_blocks(self.decoder, x, _context(self.decoder, positions, mask, x), earlier)
+        x, own = run_blocks(self.decoder, x, _context(self.decoder, positions, mask, x), self.memory)
         return self.decoder.finish(x).unflatten(1, inputs.shape[1:3]), own
 
 

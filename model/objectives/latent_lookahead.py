@@ -16,7 +16,7 @@ from model.config import ModelConfig
 from model.decoder import CausalLM
 from model.lookahead.anchors import AnchorPolicy, Anchors, choose_anchors, slot_labels, uniform, whole_thoughts
 from model.lookahead.masks import text_of
-from model.lookahead.thoughts import Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
+from model.lookahead.thoughts import Masks, Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
 from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of anchor_policy entropy
@@ -32,15 +32,15 @@ class LatentLookaheadConfig(ObjectiveSettings):
     anchors: PositiveInt | None = None
     """K: thoughts per sequence. None: one for every 32 tokens."""
     anchor_policy: AnchorPolicy = "stratified"
-    """stratified: a random token of each K-th of the sequence; entropy: the same, tokens as likely as the entropy of
-    their prediction; response_start: where labels begin; sequential: the first K tokens with labels; random: the
-    first, and others by chance."""
+    """stratified: a random one of each K-th of the tokens with labels; entropy: the same, as likely as the entropy of
+    their prediction, of tokens with labels for a whole thought; response_start: where labels begin; sequential: the
+    first K tokens with labels; random: the first, and others by chance."""
     anchor_probability: float = Field(default=1.0, gt=0, le=1)
     """anchor_policy random: chance of each token; the first K are taken, in random order."""
     growth: Literal["grow", "fixed"] = "grow"
     """grow: pass s runs slots 1 to s and gives slot s + 1 its input. fixed: all slots in each of `passes` passes."""
-    passes: PositiveInt = 3
-    """growth fixed: how often the slots are refined; 1 is prediction in one pass."""
+    passes: PositiveInt | None = None
+    """growth fixed: how often the slots are refined; 1 is prediction in one pass. None: 3."""
     within: Literal["bidirectional", "causal"] = "bidirectional"
     """Whether a slot sees later ones of its thought. Causal and growing costs one slot per pass, not all of them."""
     commit: Literal["none", "thoughts"] = "none"
@@ -54,11 +54,16 @@ class LatentLookaheadConfig(ObjectiveSettings):
     """Stop gradients where a slot's state becomes the next slot's input."""
     detach_text: bool = False
     """Stop gradients from thoughts into the text pass: what they read, they no longer shape."""
+    masks: Masks = "dense"
+    """Of slots, while training on a GPU. dense: written out; blocks: for FlexAttention, which passes over what is
+    masked, and serves neither dropout nor caps nor sinks."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2, of text and slots."""
 
     @validator(mode="after")
     def _check(self) -> "LatentLookaheadConfig":
+        if self.passes is not None and self.growth != "fixed":
+            raise ValueError(f"passes = {self.passes} belongs to growth: fixed; it is {self.growth}")
         if self.anchor_probability != 1.0 and self.anchor_policy != "random":
             raise ValueError(
                 f"anchor_probability = {self.anchor_probability} belongs to anchor_policy: random; "
@@ -80,10 +85,11 @@ class LatentLookaheadConfig(ObjectiveSettings):
         return ThoughtSettings(
             self.horizon,
             self.growth,
-            self.passes,
+            self.passes or 3,
             self.within == "bidirectional",
             self.detach_states,
             self.detach_text,
+            self.masks,
         )
 
     def work(self, length: int) -> Work:
@@ -135,10 +141,10 @@ class LatentLookahead(Objective):
         nats: Tensor = model.lm_head(states.gather(1, index), targets[:, :, 0], 0.0)[1]
         return nats
 
-    def thinking_logits(self, model: CausalLM, batch: Batch) -> Tensor:
+    def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
         """The token after an anchor is predicted by its thought's first slot, as the paper decodes."""
         states, thoughts, anchors = self._run(model, batch)
-        return model.lm_head(speak(states, thoughts[:, :, 0], anchors), None, 0.0)  # type: ignore[no-any-return]
+        return speak(states, thoughts[:, :, 0], anchors)
 
     def _run(self, model: CausalLM, batch: Batch) -> tuple[Tensor, Tensor, Anchors]:
         """Final states of the text [B, T, D] and of the slots [B, K, tau, D], and the anchors."""

@@ -47,7 +47,7 @@ class Objective(nn.Module):
     reports: tuple[str, ...] = ()
     """Further means to log."""
     thinks: bool = False
-    """Whether there is another way to predict than that of the plain model: `thinking_logits`."""
+    """Whether there is another way to predict than that of the plain model: `thinking_states`."""
 
     @abstractmethod
     def targets(self, batch: Batch) -> Tensor:
@@ -67,8 +67,8 @@ class Objective(nn.Module):
             cross-entropy of the next token, to report; and sums and counts of the reports, [reports, 2].
         """
 
-    def thinking_logits(self, model: CausalLM, batch: Batch) -> Tensor:
-        """[B, T, V] in fp32: what is predicted after each token, given the true ones before, if the model thinks."""
+    def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
+        """[B, T, D]: what the head predicts each next token from, given the true ones before, if the model thinks."""
         raise NotImplementedError(f"{type(self).__name__} does not think")
 
 
@@ -80,9 +80,12 @@ class TrainedLM(CausalLM):
         self.objective = objective
 
     def forward(self, *inputs: Any, step: int | None = None, thinking: bool = False, **named: Any) -> Any:
-        """With `step` or `thinking`, what the objective makes of the batch `inputs[0]`; else as a CausalLM."""
+        """With `step`, what the objective makes of the batch `inputs[0]`; else as a CausalLM.
+
+        With `thinking`, logits of the batch `inputs[0]` by an objective that thinks; with `labels`, their two sums.
+        """
         if thinking:
-            return self.objective.thinking_logits(self, inputs[0])
+            return self.lm_head(self.objective.thinking_states(self, inputs[0]), named.get("labels"), 0.0)
         if step is None:
             return super().forward(*inputs, **named)
         return self.objective(self, inputs[0], step)

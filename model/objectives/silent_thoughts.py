@@ -34,7 +34,7 @@ class SilentThoughtsConfig(ObjectiveSettings):
     """Slots of a thought."""
     anchors: PositiveInt = 1
     """K: thoughts per sequence."""
-    anchor_policy: Literal["response_start", "sequential", "random", "stratified"] = "response_start"
+    anchor_policy: Literal["response_start", "sequential", "random", "stratified"] = "stratified"
     """At which tokens, as in latent_lookahead."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2."""
@@ -68,14 +68,10 @@ class SilentThoughts(Objective):
 
     def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `Objective`."""
-        loss, cross_entropy = model.lm_head(self._states(model, batch), batch["labels"], self.config.z_loss)
+        loss, cross_entropy = model.lm_head(self.thinking_states(model, batch), batch["labels"], self.config.z_loss)
         return loss[None], cross_entropy, loss.new_empty(0, 2)
 
-    def thinking_logits(self, model: CausalLM, batch: Batch) -> Tensor:
-        """As in training."""
-        return model.lm_head(self._states(model, batch), None, 0.0)  # type: ignore[no-any-return]
-
-    def _states(self, model: CausalLM, batch: Batch) -> Tensor:
+    def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
         """[B, T, D]: what predicts the token after each."""
         decoder, text, labels = model.model, text_of(model.config, batch), batch["labels"]
         states, memory = run_text(decoder, batch["input_ids"], text)

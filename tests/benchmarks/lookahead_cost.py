@@ -40,31 +40,23 @@ def main() -> None:
     }.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
-    length, anchors, horizon = arguments.length, arguments.anchors, arguments.horizon
-    thinking: dict[str, Any] = {"anchors": anchors, "horizon": horizon}
-    slots = {  # of each thought, through the blocks
-        "grow": horizon * (horizon + 1) / 2,
-        "grow, causal": horizon,
-        "one pass": horizon,
-        "three passes": 3 * horizon,
-    }
-    objectives: dict[str, ObjectiveConfig] = {
-        "plain": NextTokenConfig(),
+    thinking: dict[str, Any] = {"anchors": arguments.anchors, "horizon": arguments.horizon}
+    ways: dict[str, LatentLookaheadConfig] = {
         "grow": LatentLookaheadConfig(**thinking),
         "grow, causal": LatentLookaheadConfig(**thinking, within="causal"),
         "one pass": LatentLookaheadConfig(**thinking, growth="fixed", passes=1),
         "three passes": LatentLookaheadConfig(**thinking, growth="fixed", passes=3),
     }
-    seconds = measure(arguments, objectives)
-    ratios = {name: seconds[name] / seconds["plain"] for name in slots}
-    tokens = {name: 1 + anchors * count / length for name, count in slots.items()}
+    seconds = measure(arguments, {"plain": NextTokenConfig(), **ways})
+    ratios = {name: seconds[name] / seconds["plain"] for name in ways}
+    tokens = {name: way.work(arguments.length).blocks for name, way in ways.items()}
     rows = {
         name: {
             "tokens": round(tokens[name], 3),
             "seconds": round(ratios[name], 3),
             "overhead": round(ratios[name] / tokens[name], 3),
         }
-        for name in slots
+        for name in ways
     }
     facts = {**vars(arguments), "device": default_device().type, "threads": torch.get_num_threads()}
     print(json.dumps({**facts, "plain_seconds": round(seconds["plain"], 4), "ways": rows}))

@@ -60,6 +60,7 @@ def test_compiling_changes_neither_names_nor_groups_nor_the_step(
         overrides = [f"train.compile={str(compiled).lower()}", f"objective.name={objective}"]
         config = load_config(tiny_config, overrides)
         engines[compiled] = engine = Engine(config, world)
+        engine.evaluate(micro_batches(config)[0])  # first, as after some resumes
         assert engine.train_step(micro_batches(config), 0, 1e-3).applied
     plain, compiled_engine = engines[False], engines[True]
     assert "compile" not in "".join(name for name, _ in compiled_engine.fp32_weights())

@@ -29,7 +29,7 @@ LOOKAHEAD = [
     "objective.anchors=4",
     "objective.weight=1.0",
     "model.document_mask=true",
-    "train.eval_interval=null",
+    "train.eval_interval=null",  # at the end all the same
     "metrics.diagnostics_interval=4",
     "train.steps=8",
 ]
@@ -133,7 +133,7 @@ def test_an_unknown_way_to_think_is_refused(think: str) -> None:
 
 def test_a_plain_model_cannot_think(runs: Callable[[str], Run]) -> None:
     model = load_model(runs("multi_token_1").folder, torch.device("cpu"), with_objective=True)
-    with pytest.raises(ValueError, match="cannot think"):
+    with pytest.raises(ValueError, match="decoding with thoughts is for runs with"):
         assert model.lookahead
 
 
@@ -148,6 +148,9 @@ def test_held_out_text_is_scored_with_thoughts(runs: Callable[[str], Run], corpu
     assert (plain["thinking"], thinking["thinking"]) == (False, True)
     assert plain["tokens"] == thinking["tokens"] == 8 * 32
     assert 0 < abs(plain["loss"] - thinking["loss"]) < 0.2
+    result = json.loads((runs("single").folder / "result.json").read_text())
+    again = json.loads(evaluate("single", "--thinking", "--batch-size", "2", "--max-batches", "4").stdout)
+    assert again["loss"] == pytest.approx(result["eval/email/thinking_loss"], rel=1e-5)
     refused = evaluate("multi_token_1", "--thinking")
     assert refused.returncode == 2
     assert "is no run whose objective thinks (latent_lookahead, pause, coconut)" in refused.stderr

@@ -139,6 +139,47 @@ def test_a_problem_names_path_value_and_remedy(file: Path, override: str, line: 
     assert any(found.startswith(f"  {line}") for found in lines), lines
 
 
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["objective.horizon=32"],
+            "objective.horizon = 32 is more than data.sequence_length = 32 has room for",
+        ),
+        (
+            ["objective.anchors=33"],
+            "objective.anchors = 33 is more than data.sequence_length = 32 has room for",
+        ),
+        (["objective.passes=2"], "objective.latent_lookahead: passes = 2 belongs to growth: fixed; it is grow"),
+        (["objective.anchor_policy=sequential"], "objective.anchor_policy = sequential begins where labels begin"),
+        (
+            ["objective.name=pause", "objective.anchor_policy=response_start"],
+            "objective.anchor_policy = response_start begins where labels begin",
+        ),
+        (
+            ["objective.masks=blocks", "model.dropout=0.1"],
+            "objective.masks = blocks: the kernel does not serve this model: model.dropout = 0.1; set dense",
+        ),
+        (
+            ["objective.masks=blocks", "model.attention_sink=true"],
+            "objective.masks = blocks: the kernel does not serve this model: attention has a cap or sinks; set dense",
+        ),
+        (
+            ["objective.masks=blocks", "model.head_dim=8"],
+            "objective.masks = blocks: the kernel does not serve this model: model.head_dim = 8 is below 16; set dense",
+        ),
+    ],
+)
+def test_thoughts_that_cannot_be_are_refused(file: Path, overrides: list[str], line: str) -> None:
+    lines = problems(file, "objective.name=latent_lookahead", *overrides)
+    assert any(line in found for found in lines), lines
+
+
+def test_thoughts_as_long_as_the_text_allows_are_not(file: Path) -> None:
+    most = ["objective.horizon=31", "objective.anchors=32", "objective.masks=blocks", "model.head_dim=16"]
+    load_config(file, ["objective.name=latent_lookahead", *most, "objective.growth=fixed", "objective.passes=2"])
+
+
 def test_offloading_without_sharding_is_refused(file: Path) -> None:
     lines = problems(file, "deepspeed.zero_stage=0", "deepspeed.offload_optimizer=true")
     assert lines[1:] == ["  deepspeed: offload_optimizer = true needs zero_stage 1, 2 or 3"]

@@ -57,7 +57,9 @@ def test_stratified_takes_any_one_token_of_each_stretch() -> None:
     assert all([place // 6 for place in row] == [0, 1, 2, 3] for row in rows)
     counts = torch.bincount(torch.tensor(rows).flatten(), minlength=LENGTH)
     assert counts.min() > 35, "every token is drawn, about 67 times each"
-    assert all(min(row) >= 9 and len(row) == 3 for row in chosen("stratified", 4, labels_from(9)))
+    late = chosen("stratified", 4, labels_from(9))
+    assert all([(place - 9) * 4 // (LENGTH - 9) for place in row] == [0, 1, 2, 3] for row in late), "of what has labels"
+    assert chosen("stratified", 4, labels_from(LENGTH - 2)) == [[LENGTH - 2, LENGTH - 1]] * len(late)
 
 
 def test_entropy_takes_uncertain_tokens_more_often() -> None:

@@ -20,8 +20,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "multi_token": {"horizon": 3, "weight": 0.5},
     "sequential_mtp": {"horizon": 3, "weight": 0.5},
     "registers": {"horizon": 3, "weight": 0.4},
-    "pause": {"horizon": 3},
-    "coconut": {"horizon": 3},
+    "pause": {"horizon": 3, "anchor_policy": "response_start"},
+    "coconut": {"horizon": 3, "anchor_policy": "response_start"},
 }
 
 
@@ -125,7 +125,7 @@ def test_the_last_slot_of_a_silent_thought_speaks(make_model: MakeModel, enliven
     batch = {**batch_of(), "document_ids": DOCUMENTS * 0, "positions": torch.arange(LENGTH).expand(ROWS, -1)}
     batch["labels"][1, :6] = -100
     plain: Any = model(batch["input_ids"], None, batch["document_ids"], batch["positions"])
-    found = objective.thinking_logits(model, batch)
+    found: Any = model.lm_head(objective.thinking_states(model, batch), None, 0.0)
     for row, anchor in ((0, 4), (1, 6)):
         torch.testing.assert_close(found[row, :anchor], plain[row, :anchor], rtol=1e-4, atol=1e-4)
         assert ((found[row, anchor:] - plain[row, anchor:]).abs().amax(-1) > 1e-3).all()

@@ -49,7 +49,7 @@ def test_cached_decoding_says_what_training_says(
     labels = tokens[:, 1:].clone()
     labels[:, : PROMPT - 1] = -100
     batch = {"input_ids": tokens[:, :-1], "labels": labels, "sample_index": torch.tensor([0])}
-    logits = look.thinking_logits(model, batch)[0, PROMPT - 1 :]
+    logits = model.lm_head(look.thinking_states(model, batch), None, 0.0)[0, PROMPT - 1 :]
     assert logits.argmax(-1).tolist() == new
     plain = torch.stack(list(generate(model, prompt_of(model), NEW, temperature=0.0)), 1)[0].tolist()
     assert plain != new, "thinking makes a difference"

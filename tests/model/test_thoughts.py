@@ -267,7 +267,7 @@ def test_masks_in_blocks_are_the_dense_ones(
     model, thinker = thinking_model(make_model, SETTINGS[settings], num_key_value_heads=1, **SHAPES[shape])
     tokens = tokens_of(model)
     dense = committed(model, thinker, tokens, ANCHORS)
-    monkeypatch.setattr(masks, "is_served", lambda *_: True)
+    monkeypatch.setattr(masks, "dense_mask", masks.block_mask)
     for found, expected in zip(committed(model, thinker, tokens, ANCHORS), dense, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
