@@ -201,7 +201,8 @@ def _configure(folder: Path, port: int) -> dict[str, str]:
     )
     # Two devices that exist everywhere stand in for GPUs: Slurm counts and assigns them, nothing opens them.
     (folder / "gres.conf").write_text("Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n")
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH", "PLUMBLINE", "OMP"))}
+    ours = ("SLURM", "SBATCH", "PLUMBLINE", "OMP")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     return {
         **kept,
         "PATH": _search_path(),
