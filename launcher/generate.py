@@ -31,7 +31,7 @@ def main() -> None:
         with_objective=think is not None,
     )
     if think is not None:
-        assert model.lookahead  # or says that the model cannot think
+        _ = model.lookahead  # raises now, before anything is printed, if the model cannot think
     if model.tokenizer_path is None:
         raise ValueError(f"{model.source}: has no tokenizer, so text cannot be turned into tokens")
     tokenizer = load_tokenizer(model.tokenizer_path)

@@ -70,7 +70,7 @@ class LoadedModel:
     @torch.no_grad()
     def logits(self, batch: Mapping[str, Any], thinking: bool = False) -> Tensor:
         """[B, T, V] in fp32: what is predicted after each token, given the true ones before; or with thoughts."""
-        return self._run(self._moved(batch), thinking)()  # type: ignore[no-any-return]
+        return self._run(batch, thinking)()  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def score(self, batch: Mapping[str, Any], answers: bool = False, thinking: bool = False) -> Tensor:
@@ -78,8 +78,7 @@ class LoadedModel:
 
         With `thinking`, by what it predicts with thoughts, if it `thinks`.
         """
-        batch = self._moved(batch)
-        labels = batch["labels"]
+        labels = batch["labels"].to(self.device)
         if answers:
             return answer_sums(self.logits(batch, thinking), labels)
         if isinstance(self.module, CausalLM):
@@ -89,11 +88,9 @@ class LoadedModel:
             nats = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
         return torch.stack((nats.double(), (labels >= 0).sum().double()))
 
-    def _moved(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: tensor.to(self.device) for name, tensor in batch.items()}
-
     def _run(self, batch: Mapping[str, Any], thinking: bool) -> Callable[..., Any]:
         """The module on a batch: logits, or with labels the two sums of a CausalLM."""
+        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         if thinking:
             return partial(self.module, batch, thinking=True)
         if isinstance(self.module, CausalLM):

@@ -69,10 +69,8 @@ class SoftmaxAttention(nn.Module):
             return block_sparse_attention(query, key, value, context.mask, self.scale)
         dropout = self.dropout if self.training else 0.0
         causal = context.mask is None
-        if (
-            query.size(2) == 1
-        ):  # in one expression it would be a symbol, compiled for any length, and the kernel refuses it
-            causal = False
+        if query.size(2) == 1:
+            causal = False  # apart: compiled for any length, one expression is a symbol, which the kernel refuses
         if self.cap is not None or self.sinks is not None:
             return explicit_attention(query, key, value, context.mask, self.scale, self.cap, self.sinks, dropout)
         return F.scaled_dot_product_attention(
