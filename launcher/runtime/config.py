@@ -64,7 +64,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
                 f"data.sequence_length = {self.data.sequence_length} exceeds "
                 f"model.max_position_embeddings = {self.model.max_position_embeddings}: raise it or shorten sequences"
             )
-        assert self.parameter_rows  # refuses what does not fit together
+        _ = self.parameter_rows  # refuses what does not fit together
         return self
 
     @validator(mode="after")
