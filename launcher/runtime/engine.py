@@ -39,7 +39,8 @@ from model.objectives import make_objective
 from model.objectives.next_token import NextTokenConfig
 from model.objectives.objective import TrainedLM
 from model.parameterization import multipliers
-from model.quantization.fake_quant import quantized_linears
+from model.quantization.layers import quantized_linears
+from model.quantization.quantizer import Quantizer
 
 Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
 
@@ -279,7 +280,8 @@ class Engine:
 
     def quantized(self, bits: int) -> AbstractContextManager[None]:
         """The blocks' matrix products with weights and inputs rounded to so many bits, meanwhile."""
-        return quantized_linears(self._engine.module.model.layers, bits, bits)
+        per_tensor = Quantizer(format=f"int{bits}")
+        return quantized_linears(self._engine.module.model.layers, per_tensor, per_tensor)
 
     def fp32_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Name and full fp32 weight of every parameter, one at a time on the CPU; all ranks must iterate together."""

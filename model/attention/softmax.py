@@ -3,6 +3,8 @@
 The fused kernel computes the map unless the config caps the logits or adds a sink, which no fused kernel knows.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -46,6 +48,8 @@ class SoftmaxAttention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(config.num_attention_heads)) if config.attention_sink else None
         mixes = config.value_residual and layer > 0
         self.value_mix = nn.Parameter(torch.empty(2)) if mixes else None
+        self.as_stored: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+        """What becomes of keys and values that are stored: quantization/precision.py sets it."""
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, H * head_dim] -> [B, T, H, head_dim]."""
@@ -90,6 +94,8 @@ class SoftmaxAttention(nn.Module):
         value = self.values(x)  # (B, H_kv, T, head_dim)
         if self.value_mix is not None and context.first_values is not None:
             value = self.value_mix[0] * value + self.value_mix[1] * context.first_values
+        if self.as_stored is not None:
+            key, value = self.as_stored(key, value)
         if cache is not None:
             key, value = cache.append(key, value)
         mixed = self.attend(query, key, value, context).transpose(1, 2)  # (B, T, H, head_dim)

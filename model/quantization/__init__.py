@@ -1,1 +1,1 @@
-"""Quantization: fake quantizers, which round values to what a low-precision format could hold."""
+"""Quantization: number formats, quantizers, models that compute with rounded values."""

@@ -1,0 +1,84 @@
+"""Number formats: the values that b bits can hold. Integers of 2 to 16 bits, floats of any exponent and mantissa.
+
+A format knows nothing of scales; `quantizer.py` puts them around it.
+"""
+
+import re
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Integer:
+    """Whole numbers of `bits` bits, from -2^(bits - 1) to 2^(bits - 1) - 1."""
+
+    bits: int
+
+    @property
+    def largest(self) -> float:
+        """The value that the largest magnitude of a block is scaled to: the same on both sides of zero."""
+        return float(2 ** (self.bits - 1) - 1)
+
+    def round(self, x: Tensor) -> Tensor:
+        """The nearest values of the format, ties to even, saturating; x in fp32, any shape."""
+        return x.round().clamp(-self.largest - 1, self.largest)
+
+
+@dataclass(frozen=True)
+class Float:
+    """A sign, `exponent_bits` and `mantissa_bits`, with subnormals.
+
+    Every code is a number, as in the element formats of the OCP microscaling specification, but for E4M3, which loses
+    its last code to NaN, and formats of five and more exponent bits, which lose the last exponent to infinity, as E5M2.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+
+    @property
+    def bits(self) -> int:
+        """Bits of one value."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def largest_exponent(self) -> int:
+        """Exponent of the largest value."""
+        return (1 << (self.exponent_bits - 1)) - (self.exponent_bits >= 5)
+
+    @property
+    def largest(self) -> float:
+        """The largest value: 448 of E4M3, 57344 of E5M2, 6 of E2M1."""
+        last_step: float = 2.0**-self.mantissa_bits * (2 if (self.exponent_bits, self.mantissa_bits) == (4, 3) else 1)
+        return float(2.0**self.largest_exponent * (2.0 - last_step))
+
+    def round(self, x: Tensor) -> Tensor:
+        """The nearest values of the format, ties to even, saturating; x in fp32, any shape."""
+        x = x.clamp(-self.largest, self.largest)
+        exponent = torch.frexp(x).exponent - 1  # |x| = 1.m x 2^exponent; frexp's mantissa is in [1/2, 1)
+        smallest_normal = 2 - 2 ** (self.exponent_bits - 1)
+        steps = exponent.clamp_min(smallest_normal) - self.mantissa_bits
+        # Twice, in halves: with 8 exponent bits one power of two may be beyond fp32
+        half = steps // 2
+        rounded = torch.ldexp(torch.ldexp(x, -half), half - steps).round()
+        return torch.ldexp(torch.ldexp(rounded, half), steps - half)
+
+
+Format = Integer | Float
+
+
+def parse_format(name: str) -> Format:
+    """The format of a name: int2 to int16, or eXmY with 2 <= X <= 8, 0 <= Y <= 10, such as e4m3.
+
+    Raises:
+        ValueError: the name is of no format.
+    """
+    if match := re.fullmatch(r"int(\d{1,2})", name):
+        if 2 <= (bits := int(match[1])) <= 16:
+            return Integer(bits)
+    elif match := re.fullmatch(r"e(\d)m(\d{1,2})", name):
+        exponent_bits, mantissa_bits = int(match[1]), int(match[2])
+        if 2 <= exponent_bits <= 8 and mantissa_bits <= 10:
+            return Float(exponent_bits, mantissa_bits)
+    raise ValueError(f"{name!r} is no number format: give int2 to int16, or a float such as e4m3, e5m2, e2m1")

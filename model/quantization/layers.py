@@ -1,0 +1,87 @@
+"""Models that compute with rounded weights, inputs and keys and values; what is stored stays as it was.
+
+Rounding happens inside the forward of the layer that owns the weight, where ZeRO-3 has gathered it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.quantization.quantizer import Limits, Quantizer
+
+
+class QuantizedLinear(nn.Linear):
+    """A linear layer that rounds its weight and its input in each forward; straight-through gradients."""
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        weights: Quantizer | None,
+        activations: Quantizer | None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Take the place of `linear`, whose parameters stay the very same.
+
+        Args:
+            linear: the layer to replace.
+            weights: how its weight is rounded; None: not at all, for instance because it has been.
+            activations: how its input is rounded.
+            limits: of the input, measured before (static); None: found for each input (dynamic).
+
+        Raises:
+            ValueError: a granularity that weights or activations do not have.
+        """
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.train(linear.training)
+        if weights is not None:
+            weights.check("weights")
+        if activations is not None:
+            activations.check("activations")
+        self.weights, self.activations, self.limits = weights, activations, limits
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        return _rounded_linear(self, self.weights, self.activations, self.limits, x)
+
+    def extra_repr(self) -> str:
+        """Shapes and formats."""
+        return f"{super().extra_repr()}, weights={self.weights}, activations={self.activations}"
+
+
+def replace_linears(layers: nn.Module, replacement: Callable[[str, nn.Linear], nn.Module]) -> None:
+    """Put `replacement`(name, layer) in the place of every nn.Linear inside `layers`; parameters keep their names."""
+    for name, module in list(layers.named_modules()):
+        for child_name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, child_name, replacement(f"{name}.{child_name}" if name else child_name, child))
+
+
+@contextmanager
+def quantized_linears(layers: nn.Module, weights: Quantizer | None, activations: Quantizer | None) -> Iterator[None]:
+    """Make every nn.Linear inside `layers` round its weight and input until the block ends.
+
+    For models whose modules cannot be replaced, because DeepSpeed has put hooks on them. Compiled modules run
+    uncompiled meanwhile.
+    """
+    linears = [module for module in layers.modules() if isinstance(module, nn.Linear)]
+    for linear in linears:
+        linear.__dict__["forward"] = partial(_rounded_linear, linear, weights, activations, None)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        for linear in linears:
+            del linear.__dict__["forward"]  # the class's own shows again
+
+
+def _rounded_linear(
+    linear: nn.Linear, weights: Quantizer | None, activations: Quantizer | None, limits: Limits | None, x: Tensor
+) -> Tensor:
+    weight = linear.weight if weights is None else weights.fake_quantize(linear.weight, "weights")
+    x = x if activations is None else activations.fake_quantize(x, "activations", limits)
+    return F.linear(x, weight, linear.bias)

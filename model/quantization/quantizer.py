@@ -1,0 +1,258 @@
+"""Quantizers: how a tensor is rounded to a number format, which values share a scale, and how that scale is found.
+
+A tensor is seen as blocks of values that share a scale: `blocks` says which dimensions of the view they span. A `Grid`
+holds the scale of each block and rounds to it; `Quantizer.fake_quantize` is both, in ordinary floating point.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, Field, PositiveInt, field_validator
+from pydantic import model_validator as validator
+from torch import Tensor
+
+from model.quantization.formats import Float, Format, parse_format
+
+Site = Literal["weights", "activations", "kv_cache"]
+Granularity = Literal["tensor", "channel", "token", "head", "group"]
+
+# The dimensions along which scales differ. Weights are [out, in], activations [..., tokens, channels], keys and values
+# [B, heads, tokens, head_dim]
+OWN_SCALE: dict[Site, dict[Granularity, tuple[int, ...]]] = {
+    "weights": {"tensor": (), "channel": (-2,)},
+    "activations": {"tensor": (), "channel": (-1,), "token": (-4, -3, -2)},
+    "kv_cache": {"tensor": (), "head": (-3,), "channel": (-3, -1), "token": (-4, -3, -2)},
+}
+SCALES = {"fp32": 32, "fp16": 16, "e8m0": 8, "e4m3": 8}  # bits of a stored scale
+SHRINKS = torch.linspace(1.0, 0.3, 71).tolist()  # of the range, when it is chosen by squared error
+TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The lowest and highest value that each block has to hold; broadcastable against the blocked view."""
+
+    low: Tensor
+    high: Tensor
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The values that each block of a view can take: a format times a scale, around a zero point."""
+
+    format: Format
+    scale: Tensor
+    """Broadcastable against the view, fp32."""
+    zero: Tensor | None = None
+    """Of an asymmetric integer grid: the code of the value 0, from 0 to 2^bits - 1."""
+
+    def codes(self, view: Tensor) -> Tensor:
+        """What would be stored: values of the format, or of an asymmetric grid 0 to 2^bits - 1; fp32."""
+        scaled = view.float() / self.scale
+        if self.zero is None:
+            return self.format.round(scaled)
+        return (scaled.round() + self.zero).clamp(0, 2**self.format.bits - 1)
+
+    def values(self, codes: Tensor) -> Tensor:
+        """What the codes stand for, fp32."""
+        return (codes if self.zero is None else codes - self.zero) * self.scale
+
+    def round(self, view: Tensor) -> Tensor:
+        """The nearest values of the grid, in the view's dtype."""
+        return self.values(self.codes(view)).to(view.dtype)
+
+    @property
+    def limits(self) -> Limits:
+        """The lowest and the highest value of the grid."""
+        if self.zero is None:
+            return Limits(-self.format.largest * self.scale, self.format.largest * self.scale)
+        return Limits(-self.zero * self.scale, (2**self.format.bits - 1 - self.zero) * self.scale)
+
+
+class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """How the values of one kind of tensor are rounded."""
+
+    format: str
+    """int2 to int16, or a float: e4m3, e5m2, e2m1, ... (eXmY)."""
+    granularity: Granularity = "tensor"
+    """Which values share a scale: those of a tensor, of a channel (of a weight: an output channel), of a token, of a
+    head (keys and values), or group_size neighbours along the last dimension."""
+    group_size: PositiveInt | None = None
+    """Values of a group; for granularity group."""
+    symmetric: bool = True
+    """Whether the grid reaches as far below zero as above. False: from the smallest value to the largest (integers)."""
+    range: Literal["absmax", "percentile", "mse"] = "absmax"
+    """What the grid has to hold: all values; the given percentile of them; or what gives the least squared error."""
+    percentile: float = Field(default=99.999, gt=50.0, lt=100.0)
+    """For range percentile, in percent of the values of a block."""
+    scales: Literal["fp32", "fp16", "e8m0", "e4m3"] = "fp32"
+    """Format of the scales. e8m0: powers of two, as in microscaling formats; e4m3: each relative to one fp32 scale of
+    the whole tensor, as in NVFP4."""
+
+    @field_validator("format")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        parse_format(name)
+        return name
+
+    @validator(mode="after")
+    def _check(self) -> "Quantizer":
+        if (self.granularity == "group") != (self.group_size is not None):
+            raise ValueError(
+                f"granularity = {self.granularity}, group_size = {self.group_size}: a size belongs to groups, and only "
+                "to them"
+            )
+        if not self.symmetric and isinstance(self.numbers, Float):
+            raise ValueError(f"symmetric = false, format = {self.format}: only integers have a zero point")
+        return self
+
+    @property
+    def numbers(self) -> Format:
+        """The number format."""
+        return parse_format(self.format)
+
+    def check(self, site: Site) -> None:
+        """Refuse granularities that such tensors do not have.
+
+        Raises:
+            ValueError: names those they have.
+        """
+        known = (*OWN_SCALE[site], "group")
+        if self.granularity not in known:
+            raise ValueError(f"granularity = {self.granularity}: {site} have {', '.join(known)}")
+
+    def fake_quantize(self, x: Tensor, site: Site, limits: Limits | None = None) -> Tensor:
+        """X rounded to the grid, same shape and dtype; the gradient passes where x lies within the grid, else is 0.
+
+        Args:
+            x: of the site's shape (OWN_SCALE), any float dtype; computed in fp32.
+            site: what x is.
+            limits: static ones, measured before; None: those of x itself (dynamic).
+        """
+        return _StraightThrough.apply(x, self, site, limits)  # type: ignore[no-untyped-call, no-any-return]
+
+    def blocked(self, x: Tensor, site: Site) -> tuple[Tensor, tuple[int, ...]]:
+        """X as fp32 blocks, and the dimensions that a block spans.
+
+        Raises:
+            ValueError: the last dimension is no multiple of the group size.
+        """
+        if self.group_size is not None:
+            if x.size(-1) % self.group_size:
+                raise ValueError(f"group_size = {self.group_size} does not divide the {x.size(-1)} values of a row")
+            return x.float().unflatten(-1, (-1, self.group_size)), (-1,)
+        own = {x.dim() + dim for dim in OWN_SCALE[site][self.granularity]}
+        return x.float(), tuple(dim for dim in range(x.dim()) if dim not in own)
+
+    def grid(self, x: Tensor, site: Site, limits: Limits | None = None) -> Grid:
+        """The grid for x, for its `blocked` view."""
+        view, dims = self.blocked(x, site)
+        if limits is not None:
+            return self.grid_between(limits, _largest(limits))
+        found = self._reach(view, dims)
+        largest = _largest(found)
+        if self.range != "mse":
+            return self.grid_between(found, largest)
+        best = self.grid_between(found, largest)
+        least = (best.round(view) - view).square().sum(dims, keepdim=True)
+        scale, zero = best.scale, best.zero
+        for shrink in SHRINKS[1:]:
+            grid = self.grid_between(Limits(found.low * shrink, found.high * shrink), largest)
+            error = (grid.round(view) - view).square().sum(dims, keepdim=True)
+            better = error < least
+            least = torch.where(better, error, least)
+            scale = torch.where(better, grid.scale, scale)
+            zero = None if zero is None or grid.zero is None else torch.where(better, grid.zero, zero)
+        return Grid(self.numbers, scale, zero)
+
+    def grid_between(self, limits: Limits, largest: Tensor) -> Grid:
+        """The grid that holds the limits of each block.
+
+        Args:
+            limits: of each block.
+            largest: magnitude in the whole tensor, which e4m3 scales are relative to.
+        """
+        numbers = self.numbers
+        if self.symmetric:
+            reach = torch.maximum(limits.low.abs(), limits.high.abs())
+            return Grid(numbers, self._scale(reach, numbers, largest))
+        # Zero must be on the grid: what is padded or pruned stays what it is
+        low, high = limits.low.clamp_max(0.0), limits.high.clamp_min(0.0)
+        codes = 2**numbers.bits - 1
+        scale = self._stored((high - low) / codes, largest / codes)
+        return Grid(numbers, scale, (-low / scale).round())
+
+    def _scale(self, reach: Tensor, numbers: Format, largest: Tensor) -> Tensor:
+        if self.scales == "e8m0":
+            # OCP MX v1.0, section 6.3: the exponent of the largest value minus that of the format's largest
+            top = numbers.largest_exponent if isinstance(numbers, Float) else numbers.bits - 2
+            exponent = torch.frexp(reach.clamp_min(TINY)).exponent - 1 - top
+            return torch.ldexp(torch.ones_like(reach), exponent.clamp(-126, 127))
+        return self._stored(reach / numbers.largest, largest / numbers.largest)
+
+    def _stored(self, scale: Tensor, largest_scale: Tensor) -> Tensor:
+        """The scale as it is kept: positive even for blocks of zeros."""
+        if self.scales == "fp16":
+            return scale.clamp(torch.finfo(torch.float16).tiny, torch.finfo(torch.float16).max).half().float()
+        if self.scales == "e4m3":
+            e4m3 = Float(4, 3)
+            whole = (largest_scale / e4m3.largest).clamp_min(TINY)
+            return e4m3.round((scale / whole).clamp_min(2.0**-9)) * whole  # 2^-9: the least that is not zero
+        return scale.clamp_min(TINY)
+
+    def _reach(self, view: Tensor, dims: tuple[int, ...]) -> Limits:
+        """What each block has to hold, by the whole block or by a percentile of it."""
+        if self.range != "percentile":
+            return Limits(view.amin(dims, keepdim=True), view.amax(dims, keepdim=True))
+        shape = view.amax(dims, keepdim=True).shape
+        rows = view.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))  # a block is a row
+        if self.symmetric:
+            high = _quantile(rows.abs(), self.percentile / 100).view(shape)
+            return Limits(-high, high)
+        low, high = (_quantile(rows, share / 100).view(shape) for share in (100 - self.percentile, self.percentile))
+        return Limits(low, high)
+
+    def stored_bits(self, shape: Sequence[int]) -> float:
+        """Bits for each value of a weight [out, in]: its code, and its share of scales and zero points."""
+        out, width = shape
+        blocks = {"tensor": 1, "channel": out, "group": out * width // (self.group_size or 1)}[self.granularity]
+        bits = blocks * (SCALES[self.scales] + (0 if self.symmetric else self.numbers.bits))
+        bits += 32 if self.scales == "e4m3" else 0
+        return self.numbers.bits + bits / (out * width)
+
+
+def _largest(limits: Limits) -> Tensor:
+    return torch.maximum(limits.low.abs().amax(), limits.high.abs().amax())
+
+
+def _quantile(rows: Tensor, share: float) -> Tensor:
+    """The quantile along the last dimension, which may be longer than torch.quantile takes."""
+    position = max(1, min(rows.size(-1), round(share * (rows.size(-1) - 1)) + 1))
+    return rows.kthvalue(position, dim=-1).values
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Rounding forward; backward the gradient of clamping to what the grid holds."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, quantizer: Quantizer, site: Site, limits: Limits | None) -> Tensor:
+        view, _ = quantizer.blocked(x, site)
+        grid = quantizer.grid(x, site, limits)
+        rounded = grid.round(view).reshape(x.shape).to(x.dtype)
+        clips = limits is not None or quantizer.range != "absmax"
+        if clips:
+            # Half a step beyond the last value still rounds to it without loss
+            ends = grid.limits
+            within = (view >= ends.low - grid.scale / 2) & (view <= ends.high + grid.scale / 2)
+            ctx.save_for_backward(within.reshape(x.shape))
+        ctx.clips = clips
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        if ctx.clips:
+            (within,) = ctx.saved_tensors
+            gradient = gradient * within
+        return gradient, None, None, None
