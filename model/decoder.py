@@ -113,12 +113,18 @@ class LanguageModelHead(nn.Module):
         self.cap = config.final_logit_softcapping
 
     def forward(self, hidden: Tensor, labels: Tensor | None, z_loss: float) -> Tensor | tuple[Tensor, Tensor]:
-        """Hidden [B, T, D] -> logits [B, T, V] in fp32, or the two sums of `linear_cross_entropy`."""
+        """Hidden [B, T, ..., D] -> logits [B, T, ..., V] in fp32; with labels [B, T, ...] the loss instead.
+
+        The loss is that of `linear_cross_entropy`, and beside it the cross-entropy, summed over B and T only: one
+        number for labels [B, T].
+        """
         if self.multiplier != 1.0:
             hidden = hidden * self.multiplier
         if labels is None:
             return soft_cap(F.linear(hidden, self.weight).float(), self.cap)
-        return linear_cross_entropy(hidden.flatten(0, 1), self.weight, labels.flatten(), cap=self.cap, z_loss=z_loss)
+        tokens, width = labels.flatten(), hidden.size(-1)
+        loss, nats = linear_cross_entropy(hidden.reshape(-1, width), self.weight, tokens, cap=self.cap, z_loss=z_loss)
+        return loss, nats.view(labels.shape).sum((0, 1))
 
 
 class CausalLM(nn.Module):

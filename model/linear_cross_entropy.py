@@ -34,8 +34,9 @@ def linear_cross_entropy(
         z_loss: coefficient of logsumexp(logits)^2 (PaLM, arXiv 2204.02311 section 5), added to the loss.
 
     Returns:
-        The sum over valid tokens of cross-entropy + z-loss (differentiable, fp32, nats) and of cross-entropy alone
-        (detached): two scalars. Sums, not means, because only the caller knows the valid tokens of the global batch.
+        The sum over valid tokens of cross-entropy + z-loss (differentiable, fp32, nats), a scalar; and the
+        cross-entropy of each token (detached, 0 where ignored), [N]. A sum, not a mean, because only the caller knows
+        the valid tokens of the global batch.
     """
     device = hidden.device.type
     if torch.is_autocast_enabled(device):  # the products below are outside autograd's view, so cast for them here
@@ -46,11 +47,10 @@ def linear_cross_entropy(
         return loss, cross_entropy
     chunk = _chunk_size(weight)
     parts = [
-        torch.stack(_losses(h @ weight.T, y, cap, z_loss)[:2])
+        _losses(h @ weight.T, y, cap, z_loss)[:2]
         for h, y in zip(hidden.split(chunk), labels.split(chunk), strict=True)
     ]
-    total = torch.stack(parts).sum(0)
-    return total[0], total[1]
+    return torch.stack([loss for loss, _ in parts]).sum(), torch.cat([nats for _, nats in parts])
 
 
 def _chunk_size(weight: Tensor) -> int:
@@ -58,20 +58,20 @@ def _chunk_size(weight: Tensor) -> int:
 
 
 def _losses(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of raw logits [n, vocab_size]: summed loss, summed cross-entropy, the capped logits and their log-softmax."""
+    """Of raw logits [n, vocab_size]: summed loss, cross-entropy [n], the capped logits and their log-softmax."""
     capped = soft_cap(logits.float(), cap)
     log_probabilities = capped.log_softmax(-1)
-    cross_entropy = F.nll_loss(log_probabilities, labels, ignore_index=IGNORED, reduction="sum")
+    cross_entropy = F.nll_loss(log_probabilities, labels, ignore_index=IGNORED, reduction="none")
     if not z_loss:
-        return cross_entropy, cross_entropy, capped, log_probabilities
+        return cross_entropy.sum(), cross_entropy, capped, log_probabilities
     log_z = (capped[:, 0] - log_probabilities[:, 0])[labels != IGNORED]
-    return cross_entropy + z_loss * log_z.square().sum(), cross_entropy, capped, log_probabilities
+    return cross_entropy.sum() + z_loss * log_z.square().sum(), cross_entropy, capped, log_probabilities
 
 
 def _losses_and_gradient(
     logits: Tensor, labels: Tensor, cap: float | None, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed loss, summed cross-entropy and d loss / d logits [n, vocab_size] (fp32) of one chunk of raw logits.
+    """Summed loss, cross-entropy [n] and d loss / d logits [n, vocab_size] (fp32) of one chunk of raw logits.
 
     By hand, since it writes over the log-probabilities: autograd would hold three tensors of this size where this needs
     one. With p = softmax(capped) and Z its normaliser, d loss / d capped = p (1 + 2 z_loss log Z) - onehot(label).
@@ -101,20 +101,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
         """Accumulate loss and gradients over chunks; the weight's gradient is summed in fp32."""
         grad_hidden = torch.empty_like(hidden)
         grad_weight = None
-        totals = torch.zeros(2, dtype=torch.float32, device=hidden.device)
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        nats = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         chunk = _chunk_size(weight)
-        for h, y, grad_h in zip(hidden.split(chunk), labels.split(chunk), grad_hidden.split(chunk), strict=True):
+        pieces = (tensor.split(chunk) for tensor in (hidden, labels, grad_hidden, nats))
+        for h, y, grad_h, each in zip(*pieces, strict=True):
             loss, cross_entropy, gradient = _losses_and_gradient(h @ weight.T, y, cap, z_loss)
             grad_logits = gradient.to(h.dtype)
-            totals += torch.stack((loss, cross_entropy))
+            total += loss
+            each.copy_(cross_entropy)
             torch.mm(grad_logits, weight, out=grad_h)
             product = grad_logits.T @ h
             grad_weight = product.float() if grad_weight is None else grad_weight.add_(product)
         assert grad_weight is not None, "an empty batch has no loss"
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
-        cross_entropy = totals[1].clone()
-        ctx.mark_non_differentiable(cross_entropy)
-        return totals[0].clone(), cross_entropy
+        ctx.mark_non_differentiable(nats)
+        return total, nats
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _grad_cross_entropy: Tensor) -> tuple[Tensor, Tensor, None, None, None]:

@@ -124,12 +124,8 @@ class LatentLookahead(Objective):
         states, thoughts, anchors = self._run(model, batch)
         loss, cross_entropy = model.lm_head(states, labels, self.config.z_loss)
         targets = slot_labels(anchors, labels, batch["document_ids"], self.config.horizon)
-        slots = [
-            model.lm_head(thoughts[:, :, number], targets[:, :, number], self.config.z_loss)
-            for number in range(self.config.horizon)
-        ]
-        slot_loss = torch.stack([each for each, _ in slots]).sum()
-        nats, counts = torch.stack([nats for _, nats in slots]), (targets >= 0).sum((0, 1))
+        slot_loss, nats = model.lm_head(thoughts, targets, self.config.z_loss)  # nats [tau]
+        counts = (targets >= 0).sum((0, 1))
         gain = self._plain_nats(model, states, anchors, targets) - nats[0]
         reports = torch.stack((torch.cat((nats, gain[None])), torch.cat((counts, counts[:1]))), dim=1)
         return torch.stack((loss, self.config.weight_at(step) * slot_loss)), cross_entropy, reports

@@ -26,13 +26,13 @@ def problem(ignored: float = 0.3, dtype: torch.dtype = torch.float32) -> tuple[T
 def ordinary(
     hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Loss, cross-entropy and gradients of hidden and weight, in float64 and with all logits at once."""
+    """Loss, cross-entropy of each token and gradients of hidden and weight, in float64 and with all logits at once."""
     h, w = (tensor.detach().double().requires_grad_() for tensor in (hidden, weight))
     logits = h @ w.T
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
-    nats = cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
-    loss = nats + z_loss * sum(logits[i].logsumexp(0) ** 2 for i in range(len(labels)) if labels[i] != -100)
+    nats = cross_entropy(logits, labels, ignore_index=-100, reduction="none")
+    loss = nats.sum() + z_loss * sum(logits[i].logsumexp(0) ** 2 for i in range(len(labels)) if labels[i] != -100)
     loss.backward()
     assert h.grad is not None
     assert w.grad is not None
@@ -73,7 +73,7 @@ def test_nothing_but_ignored_labels() -> None:
     loss, nats = linear_cross_entropy(hidden, weight, labels, z_loss=0.1)
     loss.backward()
     assert hidden.grad is not None
-    assert (loss.item(), nats.item(), hidden.grad.abs().sum().item()) == (0.0, 0.0, 0.0)
+    assert (loss.item(), nats.abs().sum().item(), hidden.grad.abs().sum().item()) == (0.0, 0.0, 0.0)
 
 
 def test_bf16_keeps_the_loss_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
