@@ -22,12 +22,32 @@ POWER_STEPS = 20  # of the power iteration; the estimate is from below, and with
 TINY = torch.finfo(torch.float32).tiny  # keeps a tensor of zeros at a ratio of 0
 
 
+def outlier_sums(x: Tensor) -> Sums:
+    """Of activations x [B, T, D]."""
+    x = x.float()
+    size = x.abs()
+    return {
+        "channels": x.square().sum((0, 1)).double(),  # (D)
+        "tokens": _count(x, x.size(0) * x.size(1)),
+        "ratios": (size.amax(-1) / size.median(-1).values).double().sum(),
+    }
+
+
+def outlier_statistics(sums: Sums) -> Statistics:
+    """With s_j the RMS of channel j: kurt = mean(s^4) / mean(s^2)^2, uncentred, in [1, D] (arXiv 2405.19279 eq. 1);
+    mmr = mean over tokens of max |x| / (lower) median |x|.
+    """
+    channels = sums["channels"]
+    return _floats(
+        kurt=channels.square().mean() / channels.mean().square(),
+        mmr=sums["ratios"] / sums["tokens"],
+    )
+
+
 def stream_sums(x: Tensor) -> Sums:
     """Of the residual stream x [B, T, D], sequence by sequence, so that documents of different rows never mix."""
     x = x.float()
-    squares = x.square()
-    size = x.abs()
-    token_squares = squares.sum(-1)  # (B, T)
+    token_squares = x.square().sum(-1)  # (B, T)
     totals = x.sum(1).double().square().sum(-1)  # (B): |sum of the tokens|^2
     with torch.autocast(x.device.type, enabled=False):
         # |X X^T|_F = |X^T X|_F: the smaller of the two products will do
@@ -35,9 +55,7 @@ def stream_sums(x: Tensor) -> Sums:
         top = top_eigenvalue(gram)
     energy = token_squares.double().sum(-1)  # (B): |X|_F^2
     return {
-        "channels": squares.sum((0, 1)).double(),  # (D)
-        "tokens": _count(x, x.size(0) * x.size(1)),
-        "ratios": (size.amax(-1) / size.median(-1).values).double().sum(),
+        **outlier_sums(x),
         "sequences": _count(x, x.size(0)),
         "pairs": _count(x, x.size(0) * x.size(1) * (x.size(1) - 1)),
         "products": (totals - energy).sum(),
@@ -50,25 +68,23 @@ def stream_sums(x: Tensor) -> Sums:
 def stream_statistics(sums: Sums) -> Statistics:
     """Size, outliers and signal propagation of the stream.
 
-    With s_j the RMS of channel j, X the stream over its RMS and G = X X^T / D the products of tokens of one sequence:
-    rms; kurt = mean(s^4) / mean(s^2)^2, uncentred, in [1, D] (arXiv 2405.19279 eq. 1); mmr = mean over tokens of
-    max |x| / (lower) median |x|; corr_mean and corr_rms = mean and RMS of G off its diagonal, 1 when all tokens are
-    alike; rank1_resid = |X - mean token|_F / |X|_F, 0 likewise; stable_rank = mean over sequences of
+    With X the stream over its RMS and G = X X^T / D the products of tokens of one sequence: rms; kurt and mmr of
+    `outlier_statistics`; corr_mean and corr_rms = mean and RMS of G off its diagonal, 1 when all tokens are alike;
+    rank1_resid = |X - mean token|_F / |X|_F, 0 likewise; stable_rank = mean over sequences of
     |X|_F^2 / |X|_2^2, from 1 to min(T, D).
     """
     channels = sums["channels"]
     energy = channels.sum()
     mean_square = energy / (sums["tokens"] * channels.numel())
     scale = channels.numel() * mean_square  # makes the product of two tokens an entry of G
-    return _floats(
+    rest = _floats(
         rms=mean_square.sqrt(),
-        kurt=channels.square().mean() / channels.mean().square(),
-        mmr=sums["ratios"] / sums["tokens"],
         corr_mean=sums["products"] / sums["pairs"] / scale,
         corr_rms=(sums["product_squares"].clamp_min(0) / sums["pairs"]).sqrt() / scale,
         rank1_resid=((energy - sums["mean_part"]).clamp_min(0) / energy).sqrt(),
         stable_rank=sums["stable_rank"] / sums["sequences"],
     )
+    return {**outlier_statistics(sums), **rest}
 
 
 def top_eigenvalue(gram: Tensor) -> Tensor:

@@ -11,11 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.quantization.quantizer import Limits, Quantizer
+from model.quantization.quantizer import Grid, Limits, Quantizer
 
 
 class QuantizedLinear(nn.Linear):
     """A linear layer that rounds its weight and its input in each forward; straight-through gradients."""
+
+    input_scale: Tensor | None
+    """What the input is divided by before it is rounded, [in_features]; the weight has been multiplied by it."""
+    grid: Grid | None
+    """Of a weight that was rounded for good: the grid whose values it has, for the quantizer's `blocked` view."""
 
     def __init__(
         self,
@@ -23,6 +28,7 @@ class QuantizedLinear(nn.Linear):
         weights: Quantizer | None,
         activations: Quantizer | None,
         limits: Limits | None = None,
+        input_scale: Tensor | None = None,
     ) -> None:
         """Take the place of `linear`, whose parameters stay the very same.
 
@@ -31,6 +37,7 @@ class QuantizedLinear(nn.Linear):
             weights: how its weight is rounded; None: not at all, for instance because it has been.
             activations: how its input is rounded.
             limits: of the input, measured before (static); None: found for each input (dynamic).
+            input_scale: of the input, [in_features].
 
         Raises:
             ValueError: a granularity that weights or activations do not have.
@@ -42,10 +49,13 @@ class QuantizedLinear(nn.Linear):
             weights.check("weights")
         if activations is not None:
             activations.check("activations")
-        self.weights, self.activations, self.limits = weights, activations, limits
+        self.weights, self.activations, self.limits, self.grid = weights, activations, limits, None
+        self.register_buffer("input_scale", input_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]."""
+        if self.input_scale is not None:
+            x = x / self.input_scale
         return _rounded_linear(self, self.weights, self.activations, self.limits, x)
 
     def extra_repr(self) -> str:

@@ -80,11 +80,13 @@ def apply_precision(blocks: nn.Module, precision: PrecisionConfig) -> None:
 class StoredRounded:
     """What becomes of keys and values [B, heads, tokens, head_dim] when a cache stores them."""
 
-    def __init__(self, keys: Quantizer, values: Quantizer) -> None:
+    def __init__(self, keys: Quantizer | None, values: Quantizer | None) -> None:
         self.keys, self.values = keys, values
         for quantizer in (keys, values):
-            quantizer.check("kv_cache")
+            if quantizer is not None:
+                quantizer.check("kv_cache")
 
     def __call__(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Both rounded."""
-        return self.keys.fake_quantize(keys, "kv_cache"), self.values.fake_quantize(values, "kv_cache")
+        """Both rounded; what has no quantizer stays."""
+        keys = keys if self.keys is None else self.keys.fake_quantize(keys, "kv_cache")
+        return keys, values if self.values is None else self.values.fake_quantize(values, "kv_cache")

@@ -4,7 +4,7 @@ A tensor is seen as blocks of values that share a scale: `blocks` says which dim
 holds the scale of each block and rounds to it; `Quantizer.fake_quantize` is both, in ordinary floating point.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ OWN_SCALE: dict[Site, dict[Granularity, tuple[int, ...]]] = {
     "kv_cache": {"tensor": (), "head": (-3,), "channel": (-3, -1), "token": (-4, -3, -2)},
 }
 SCALES = {"fp32": 32, "fp16": 16, "e8m0": 8, "e4m3": 8}  # bits of a stored scale
-SHRINKS = torch.linspace(1.0, 0.3, 71).tolist()  # of the range, when it is chosen by squared error
+SHRINKS = torch.linspace(1.0, 0.3, 71).tolist()[1:]  # of the range, when it is chosen by squared error
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -36,6 +36,19 @@ class Limits:
 
     low: Tensor
     high: Tensor
+
+    @property
+    def largest(self) -> Tensor:
+        """The largest magnitude of all blocks, a scalar."""
+        return torch.maximum(self.low.abs().amax(), self.high.abs().amax())
+
+    def widened(self, other: "Limits") -> "Limits":
+        """What holds both."""
+        return Limits(torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
+
+    def shrunk(self, share: float) -> "Limits":
+        """Both ends times `share`."""
+        return Limits(self.low * share, self.high * share)
 
 
 @dataclass(frozen=True)
@@ -146,26 +159,40 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         own = {x.dim() + dim for dim in OWN_SCALE[site][self.granularity]}
         return x.float(), tuple(dim for dim in range(x.dim()) if dim not in own)
 
+    def limits(self, x: Tensor, site: Site) -> Limits:
+        """What the grid for x has to hold: all of each block, or the percentile of it."""
+        return self._reach(*self.blocked(x, site))
+
     def grid(self, x: Tensor, site: Site, limits: Limits | None = None) -> Grid:
         """The grid for x, for its `blocked` view."""
         view, dims = self.blocked(x, site)
         if limits is not None:
-            return self.grid_between(limits, _largest(limits))
+            return self.grid_between(limits, limits.largest)
         found = self._reach(view, dims)
-        largest = _largest(found)
         if self.range != "mse":
-            return self.grid_between(found, largest)
-        best = self.grid_between(found, largest)
-        least = (best.round(view) - view).square().sum(dims, keepdim=True)
-        scale, zero = best.scale, best.zero
-        for shrink in SHRINKS[1:]:
-            grid = self.grid_between(Limits(found.low * shrink, found.high * shrink), largest)
-            error = (grid.round(view) - view).square().sum(dims, keepdim=True)
-            better = error < least
-            least = torch.where(better, error, least)
-            scale = torch.where(better, grid.scale, scale)
-            zero = None if zero is None or grid.zero is None else torch.where(better, grid.zero, zero)
-        return Grid(self.numbers, scale, zero)
+            return self.grid_between(found, found.largest)
+        return self.search(view, found, lambda missed: missed.square().sum(dims, keepdim=True), SHRINKS)
+
+    def search(self, view: Tensor, limits: Limits, error: Callable[[Tensor], Tensor], shares: Sequence[float]) -> Grid:
+        """For each block, the grid of least error among those that hold a share of its limits.
+
+        Args:
+            view: as `blocked` gives it.
+            limits: of each block.
+            error: differences to the view -> the error of each block.
+            shares: to try besides the whole, at most 1.
+        """
+        best = self.grid_between(limits, limits.largest)
+        least = error(best.round(view) - view)
+        for share in shares:
+            grid = self.grid_between(limits.shrunk(share), limits.largest)
+            found = error(grid.round(view) - view)
+            better = found < least
+            least = torch.where(better, found, least)
+            scale = torch.where(better, grid.scale, best.scale)
+            zero = None if best.zero is None or grid.zero is None else torch.where(better, grid.zero, best.zero)
+            best = Grid(self.numbers, scale, zero)
+        return best
 
     def grid_between(self, limits: Limits, largest: Tensor) -> Grid:
         """The grid that holds the limits of each block.
@@ -221,10 +248,6 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         bits = blocks * (SCALES[self.scales] + (0 if self.symmetric else self.numbers.bits))
         bits += 32 if self.scales == "e4m3" else 0
         return self.numbers.bits + bits / (out * width)
-
-
-def _largest(limits: Limits) -> Tensor:
-    return torch.maximum(limits.low.abs().amax(), limits.high.abs().amax())
 
 
 def _quantile(rows: Tensor, share: float) -> Tensor:

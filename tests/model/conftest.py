@@ -4,6 +4,7 @@
 values and, by default, its parameterization is away from the base: no bias is zero, no gain and no multiplier is one.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +35,17 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "max_position_embeddings": 48,
+}
+STOCK_SHAPE: dict[str, Any] = {
+    "vocab_size": 53,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 40,
+    "bos_token_id": None,
+    "eos_token_id": None,
 }
 # m_N = 4, m_L = 3, attention scale 1/2 of the usual one
 SCALED: dict[str, Any] = {
@@ -83,6 +95,12 @@ def enliven() -> Enliven:
 
 
 @pytest.fixture(scope="session")
+def calibration_text() -> list[Tensor]:
+    """Three pairs of random sequences, [2, 24] token ids each."""
+    return list(torch.randint(53, (3, 2, 24), generator=torch.Generator().manual_seed(5)))
+
+
+@pytest.fixture(scope="session")
 def make_model(make_config: MakeConfig, enliven: Enliven) -> MakeModel:
     """Build a decoder in evaluation mode; keyword arguments are keys of the model's configuration."""
 
@@ -112,6 +130,16 @@ def loaded(model: CausalLM, folder: Path) -> LoadedModel:
     }
     config = parse_config(values, source="test")
     return LoadedModel(model, folder / "checkpoints" / "step_00000010", None, config, 10, 160)
+
+
+def stock_model(source: dict[str, Any], enliven: Enliven) -> Any:
+    """A model of transformers by its own class; `source` has the entries of its config.json besides the shape."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # slow to load, and few tests need it
+
+    entries = copy.deepcopy({**STOCK_SHAPE, **source})
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**entries)).eval()
+    enliven(model)
+    return model
 
 
 def packed_batch(documents: Tensor, ignored: int) -> dict[str, Tensor]:

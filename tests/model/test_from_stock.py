@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from model.config import ModelConfig
 from model.decoder import CausalLM
@@ -15,21 +15,11 @@ from model.export.fold import Weights
 from model.export.from_stock import from_stock, model_section
 from model.multipliers import Multipliers
 from model.parameterization import ParameterizationConfig, multipliers
+from tests.model.conftest import STOCK_SHAPE, stock_model
 
 Enliven = Callable[..., None]
 
 TOKENS = torch.randint(53, (2, 33), generator=torch.Generator().manual_seed(0))
-SHAPE: dict[str, Any] = {
-    "vocab_size": 53,
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 40,
-    "max_position_embeddings": 40,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
 GRANITE = {"attention_multiplier": 0.3, "embedding_multiplier": 1.7, "residual_multiplier": 0.6, "logits_scaling": 2.5}
 SOURCES: list[dict[str, Any]] = [
     {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-4},
@@ -50,13 +40,6 @@ SCALED = {
     "output_multiplier": 2.3,
     "gamma_0": 0.7,
 }
-
-
-def stock_model(source: dict[str, Any], enliven: Enliven) -> Any:
-    entries = copy.deepcopy({**SHAPE, **source})
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**entries)).eval()
-    enliven(model)
-    return model
 
 
 def taken_over(stock: Any, rule: dict[str, Any]) -> tuple[CausalLM, Weights]:
@@ -135,6 +118,6 @@ ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     ],
 )
 def test_what_our_decoder_lacks_is_refused(source: dict[str, Any], message: str) -> None:
-    entries = AutoConfig.for_model(**copy.deepcopy({**SHAPE, **source})).to_dict()
+    entries = AutoConfig.for_model(**copy.deepcopy({**STOCK_SHAPE, **source})).to_dict()
     with pytest.raises(ValueError, match=message):
         model_section(entries)

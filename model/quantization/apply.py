@@ -1,0 +1,153 @@
+"""Post-training quantization of a whole model by a recipe, block by block."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from model.quantization.awq import awq_grid, awq_scale
+from model.quantization.calibration import CalibrationText, InputSums, decoder_blocks, unfold_conv1d
+from model.quantization.gptq import gptq
+from model.quantization.hadamard import check_rotation, rotate
+from model.quantization.kv_cache import check_kv_cache, round_kv_cache
+from model.quantization.layers import QuantizedLinear
+from model.quantization.quantizer import Grid, Limits, Quantizer
+from model.quantization.recipes import Recipe
+from model.quantization.report import LayerReport, Observer
+from model.quantization.smooth import smooth_scale
+
+
+@torch.no_grad()
+def quantize_model(model: nn.Module, recipe: Recipe, samples: Sequence[Tensor] = ()) -> list[LayerReport]:
+    """Round a trained model by a recipe, in place, and leave it in evaluation mode.
+
+    The linear layers of the blocks become `QuantizedLinear`: `weight` holds values of its `grid`. Embedding, head and
+    norms stay. Layers are rounded one after the other, each for the inputs that those before it leave. To try many
+    recipes, give each a `copy.deepcopy` of the model.
+
+    A model that rounds while it trains gives its stored weights to the recipe, and keeps its own rounding where the
+    recipe has none.
+
+    Args:
+        model: a CausalLM, or a causal language model of transformers; GPT-2's Conv1D become nn.Linear.
+        recipe: what to do.
+        samples: calibration text, token ids [B, T] each; also what the reports measure on.
+
+    Returns:
+        A report of each rounded layer, in the order of the blocks; none if the recipe is about keys and values only.
+
+    Raises:
+        ValueError: the recipe needs text and there is none, or it cannot be applied to this model.
+    """
+    check_recipe(model, recipe, len(samples))
+    model.eval()
+    if recipe.rotate:
+        rotate(model)
+    unfold_conv1d(model)
+    reports = _round_layers(model, recipe, samples) if recipe.rounds_layers else []
+    if recipe.keys is not None or recipe.values is not None:
+        round_kv_cache(model, recipe.keys, recipe.values)
+    return reports
+
+
+def check_recipe(model: nn.Module, recipe: Recipe, samples: int) -> None:
+    """Refuse what would fail later, before any time is spent.
+
+    Raises:
+        ValueError: names the recipe, and what does not fit.
+    """
+    if recipe.needs_samples and not samples:
+        raise ValueError(f"recipe {recipe.name} needs calibration text: give samples, or a recipe without")
+    try:
+        if recipe.rotate:
+            check_rotation(model)
+        if recipe.keys is not None or recipe.values is not None:
+            check_kv_cache(model)
+        place, blocks = decoder_blocks(model)
+    except ValueError as error:
+        raise ValueError(f"recipe {recipe.name}: {error}") from None
+    for name, module in blocks.named_modules(prefix=place):
+        if isinstance(module, QuantizedLinear) and module.grid is not None:
+            raise ValueError(f"recipe {recipe.name}: {name} is rounded already; begin with the model as it was trained")
+        if not isinstance(module, nn.Linear) and type(module).__name__ != "Conv1D":
+            continue
+        width = module.in_features if isinstance(module, nn.Linear) else module.weight.size(0)
+        for quantizer in (recipe.weights, recipe.input_quantizer(name)):
+            size = None if quantizer is None else quantizer.group_size
+            if size is not None and width % size:
+                raise ValueError(
+                    f"recipe {recipe.name}: group_size = {size} does not divide the {width} inputs of {name}"
+                )
+
+
+def _round_layers(model: nn.Module, recipe: Recipe, samples: Sequence[Tensor]) -> list[LayerReport]:
+    place, blocks = decoder_blocks(model)
+    text = CalibrationText(model, samples) if samples else None
+    reports = []
+    for number, block in enumerate(blocks):
+        observers = {}
+        for group in _alone(block) if text is None else text.groups():
+            rounded = _round_group(recipe, group, text)
+            for name, layer in rounded.items():
+                block.set_submodule(name, layer)
+                observers[name] = Observer(group[name], layer)
+        if text is not None:
+            text.advance()
+        reports += [each.report(f"{place}.{number}.{name}", recipe.weights) for name, each in observers.items()]
+    return reports
+
+
+def _alone(block: nn.Module) -> list[dict[str, nn.Linear]]:
+    return [{name: module} for name, module in block.named_modules() if isinstance(module, nn.Linear)]
+
+
+def _round_group(
+    recipe: Recipe, group: Mapping[str, nn.Linear], text: CalibrationText | None
+) -> dict[str, QuantizedLinear]:
+    """Rounded layers in the place of those that share an input."""
+    first = next(iter(group.values()))
+    sums = text.sums(first, with_products=recipe.method != "rtn") if text and recipe.needs_samples else None
+    scale = None if sums is None else _input_scale(recipe, group, sums)
+    scale = None if scale is None else scale.to(first.weight.dtype)
+    quantizers = {name: recipe.input_quantizer(name) for name in group}
+    limits: dict[str, Limits] = {}
+    if recipe.static and text is not None:
+        found = text.limits(first, scale, {each for each in quantizers.values() if each is not None})
+        limits = {name: found[quantizer] for name, quantizer in quantizers.items() if quantizer is not None}
+
+    rounded = {}
+    for name, layer in group.items():
+        weights, activations = None, quantizers[name]
+        if isinstance(layer, QuantizedLinear):  # of a model that rounds while it trains
+            weights = layer.weights if recipe.weights is None else None
+            activations = activations or layer.activations
+        quantized = QuantizedLinear(layer, weights, activations, limits.get(name), scale)
+        weight = layer.weight if scale is None else layer.weight * scale
+        if recipe.weights is not None:
+            weight, quantized.grid = _round_weight(recipe, recipe.weights, weight.float(), sums, scale)
+        quantized.weight = nn.Parameter(weight.to(layer.weight.dtype), layer.weight.requires_grad)
+        rounded[name] = quantized
+    return rounded
+
+
+def _input_scale(recipe: Recipe, group: Mapping[str, nn.Linear], sums: InputSums) -> Tensor | None:
+    weights = [layer.weight.float() for layer in group.values()]
+    if recipe.smooth is not None:
+        return smooth_scale(weights, sums.largest, recipe.smooth)
+    if recipe.method == "awq" and recipe.weights is not None:
+        return awq_scale(weights, recipe.weights, sums.mean_size, sums.products)
+    return None
+
+
+def _round_weight(
+    recipe: Recipe, quantizer: Quantizer, weight: Tensor, sums: InputSums | None, scale: Tensor | None
+) -> tuple[Tensor, Grid]:
+    """The weight, multiplied by the input scale before, on its grid."""
+    if sums is not None and recipe.method != "rtn":
+        products = sums.products if scale is None else sums.products / scale.outer(scale)
+        if recipe.method == "gptq":
+            return gptq(weight, products, quantizer, recipe.act_order, recipe.damping, recipe.block_size)
+        grid = awq_grid(weight, quantizer, products)
+    else:
+        grid = quantizer.grid(weight, "weights")
+    return grid.round(quantizer.blocked(weight, "weights")[0]).reshape(weight.shape), grid

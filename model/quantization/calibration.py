@@ -1,0 +1,186 @@
+"""Calibration: what the layers of each block get to see on some text, one block at a time.
+
+The text runs through the blocks as they are by then: what comes before a layer has been rounded already. Only the
+hidden states before one block are kept, and sums over them.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model.decoder import CausalLM
+from model.quantization.quantizer import Limits, Quantizer
+
+PLACES = ("model.layers", "transformer.h", "gpt_neox.layers", "model.decoder.layers")
+Arguments = tuple[Tensor, tuple[Any, ...], dict[str, Any]]  # hidden states, and the rest of a block's arguments
+
+
+def decoder_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The blocks of a CausalLM or of a Hugging Face causal language model, and the name of their list.
+
+    Raises:
+        ValueError: they are in none of the usual places.
+    """
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    for place in PLACES:
+        if place in lists:
+            return place, lists[place]
+    raise ValueError(f"{type(model).__name__}: its blocks are in none of {', '.join(PLACES)}")
+
+
+def unfold_conv1d(model: nn.Module) -> None:
+    """Put an nn.Linear in the place of every Conv1D of transformers (GPT-2), whose weight [in, out] is turned around.
+
+    Names of parameters stay.
+    """
+    for name, module in list(model.named_modules()):
+        if type(module).__name__ == "Conv1D":
+            weight = module.get_parameter("weight")
+            linear = nn.Linear(weight.size(0), weight.size(1), device="meta")
+            linear.weight = nn.Parameter(weight.detach().T.contiguous(), weight.requires_grad)
+            linear.bias = module.get_parameter("bias")
+            model.set_submodule(name, linear.train(module.training))
+
+
+class InputSums:
+    """Sums over the inputs x of a group of layers: max |x| and mean |x| of each, [in], and the sum of x x^T."""
+
+    def __init__(self, width: int, device: torch.device, with_products: bool) -> None:
+        self.with_products = with_products
+        self.tokens = 0
+        self.largest = torch.zeros(width, device=device)
+        self.total = torch.zeros(width, dtype=torch.float64, device=device)
+        size = width if with_products else 0
+        self.products = torch.zeros(size, size, dtype=torch.float64, device=device)
+
+    def add(self, x: Tensor) -> None:
+        """Take in [..., in]."""
+        rows = x.detach().flatten(0, -2).float()
+        sizes = rows.abs()
+        self.tokens += len(rows)
+        self.largest = torch.maximum(self.largest, sizes.amax(0))
+        self.total += sizes.sum(0)
+        if self.with_products:
+            self.products += rows.T @ rows
+
+    @property
+    def mean_size(self) -> Tensor:
+        """Mean |x|, [in]."""
+        return self.total / self.tokens
+
+
+class CalibrationText:
+    """Text on its way through a model, before the block whose turn it is."""
+
+    def __init__(self, model: nn.Module, samples: Sequence[Tensor]) -> None:
+        """Begin before the first block.
+
+        Args:
+            model: in evaluation mode.
+            samples: token ids [B, T] each.
+        """
+        self.model, (_, self.blocks) = model, decoder_blocks(model)
+        self.samples = samples
+        self.number = 0
+        self.calls = [self._arguments(sample) for sample in samples]
+        self.hidden = [call[0][0] for call in self.calls]
+
+    def groups(self) -> list[dict[str, nn.Linear]]:
+        """The block's linear layers by name, those that share an input together, in the order in which they run.
+
+        Raises:
+            ValueError: one does not run.
+        """
+        block = self.blocks[self.number]
+        linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+        found: list[tuple[Tensor, dict[str, nn.Linear]]] = []
+
+        def note(name: str, layer: nn.Linear, x: Tensor) -> None:
+            group = next((group for other, group in found if other is x), None)
+            if group is None:
+                found.append((x, {name: layer}))
+            else:
+                group[name] = layer
+
+        self._run({layer: partial(note, name, layer) for name, layer in linears.items()}, self.samples[:1])
+        if idle := linears.keys() - {name for _, group in found for name in group}:
+            raise ValueError(f"block {self.number}: {', '.join(sorted(idle))} does not run on the calibration text")
+        return [group for _, group in found]
+
+    def sums(self, layer: nn.Linear, with_products: bool) -> InputSums:
+        """Of the input of a layer of the block."""
+        sums = InputSums(layer.in_features, layer.weight.device, with_products)
+        self._run({layer: sums.add}, self.samples)
+        return sums
+
+    def limits(
+        self, layer: nn.Linear, scale: Tensor | None, quantizers: Iterable[Quantizer]
+    ) -> dict[Quantizer, Limits]:
+        """Static limits of the input of a layer, divided by scale, for each quantizer: extremes over the samples."""
+        found: dict[Quantizer, Limits] = {}
+
+        def add(x: Tensor) -> None:
+            x = x if scale is None else x / scale.to(x.dtype)
+            for quantizer in quantizers:
+                new = quantizer.limits(x, "activations")
+                found[quantizer] = found[quantizer].widened(new) if quantizer in found else new
+
+        self._run({layer: add}, self.samples)
+        return found
+
+    def advance(self) -> None:
+        """Move on through the block, as it is now, to the next one."""
+        self.hidden = list(self._run({}, self.samples))
+        if self.number == 0:
+            # What later blocks get of the first one (value residual) is rounded by now, too
+            self.calls = [self._arguments(sample) for sample in self.samples]
+        self.number += 1
+
+    def _run(self, hooks: dict[nn.Linear, Callable[[Tensor], None]], samples: Sequence[Tensor]) -> list[Tensor]:
+        """Outputs of the block for the first of the samples; hooks see the inputs of layers."""
+        handles = [
+            layer.register_forward_pre_hook(lambda _, args, see=see: see(args[0])) for layer, see in hooks.items()
+        ]
+        try:
+            outputs = []
+            for hidden, calls in zip(self.hidden[: len(samples)], self.calls, strict=False):
+                _, arguments, named = calls[self.number]
+                output = self.blocks[self.number](hidden, *arguments, **named)
+                outputs.append(output if isinstance(output, Tensor) else output[0])
+            return outputs
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _arguments(self, sample: Tensor) -> list[Arguments]:
+        """What each block is called with for a sample; the model runs until the last one would."""
+        found: list[Arguments] = []
+
+        def catch(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            named = dict(named)
+            hidden, *rest = arguments if arguments else (named.pop("hidden_states"),)
+            # Hidden states of later blocks are not those of rounded ones: only the first are of use
+            found.append((hidden if not found else hidden[:0], tuple(rest), named))
+            if len(found) == len(self.blocks):
+                raise _AllCaught
+
+        handles = [block.register_forward_pre_hook(catch, with_kwargs=True) for block in self.blocks]
+        try:
+            sample = sample.to(next(self.model.parameters()).device)
+            if isinstance(self.model, CausalLM):
+                self.model.model(sample)
+            else:
+                self.model(input_ids=sample, use_cache=False)
+        except _AllCaught:
+            pass
+        finally:
+            for handle in handles:
+                handle.remove()
+        return found
+
+
+class _AllCaught(Exception):  # noqa: N818 - not an error
+    """The last block was about to run."""

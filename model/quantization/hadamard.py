@@ -1,0 +1,188 @@
+"""Rotations that even out outlier channels before rounding, folded into the weights (QuaRot, arXiv 2404.00456).
+
+The residual stream x becomes x Q with an orthogonal Q: what writes to the stream is turned, what reads from it is
+turned back, and an RMSNorm without gains commutes with Q. Gains go into the layers that follow first, and a tied head
+becomes a matrix of its own. The values of each head are turned likewise, by one R for all heads and layers, and turned
+back in o_proj. Nothing is left to do at run time: logits are the same in real arithmetic.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from model.decoder import CausalLM
+from model.norms import SingleScaleRMSNorm
+from model.quantization.calibration import decoder_blocks
+
+STOCK = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
+WRITERS = ("self_attn.o_proj", "mlp.down_proj")
+# Switches of ours -> the values under which the stream and the values of a head may be turned
+ALLOWED = {
+    "block": ("pre_norm",),
+    "norm": ("rmsnorm", "single_scale_rmsnorm"),
+    "branch_gain": ("fixed", "scalar"),
+    "embedding_projection": (False,),
+}
+
+
+def check_rotation(model: nn.Module) -> None:
+    """Refuse models whose stream cannot be turned.
+
+    Raises:
+        ValueError: says what is in the way.
+    """
+    if isinstance(model, CausalLM):
+        for key, allowed in ALLOWED.items():
+            found = getattr(model.config, key)
+            if found not in allowed:
+                fitting = " or ".join(str(value) for value in allowed)
+                raise ValueError(f"no rotation folds into model.{key} = {found}: it has to be {fitting}")
+    elif type(model).__name__ not in STOCK:
+        raise ValueError(f"no rotation is known for {type(model).__name__}: only for CausalLM, {', '.join(STOCK)}")
+
+
+@torch.no_grad()
+def rotate(model: nn.Module, seed: int = 0) -> None:
+    """Turn the stream and the values of each head by random Hadamard matrices, in place.
+
+    A width without one (`hadamard`) is turned by a random orthogonal matrix instead, with a warning.
+
+    Args:
+        model: a pre-norm CausalLM with RMSNorm, or a stock Llama, Qwen2, Qwen3 or Mistral.
+        seed: of the signs.
+
+    Raises:
+        ValueError: the model is of another kind.
+    """
+    check_rotation(model)
+    _untie(model)
+    _fold_gains(model)
+    weight = model.get_parameter("model.embed_tokens.weight")
+    generator = torch.Generator().manual_seed(seed)
+    turn = random_rotation(weight.size(1), generator).to(weight.device)
+    for name in ("model.embed_tokens.weight", "model.embed_positions.weight", "lm_head.weight"):
+        if name in dict(model.named_parameters()):
+            _set(model.get_parameter(name), model.get_parameter(name).double() @ turn)
+    size = _head_size(model)
+    head_turn = random_rotation(size, generator).to(weight.device)
+    for block in decoder_blocks(model)[1]:
+        for reader in _readers(block, attention=True, mlp=True):
+            _set(reader.weight, reader.weight.double() @ turn)
+        for name in WRITERS:
+            _turn_output(_linear(block, name), turn)
+        if _mixes_linearly(model):
+            _turn_output(_linear(block, "self_attn.v_proj"), head_turn)
+            output = _linear(block, "self_attn.o_proj").weight
+            _set(output, (output.double().unflatten(1, (-1, size)) @ head_turn).flatten(1))
+
+
+def random_rotation(size: int, generator: torch.Generator) -> Tensor:
+    """An orthogonal matrix [size, size] in fp64: a Hadamard matrix with random signs, or by QR."""
+    matrix = hadamard(size)
+    if matrix is not None:
+        signs = torch.randint(2, (size,), generator=generator).double() * 2 - 1
+        return cast(Tensor, signs[:, None] * matrix / size**0.5)
+    warnings.warn(f"no Hadamard matrix of size {size} is known here: a random rotation takes its place", stacklevel=2)
+    turn, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    return cast(Tensor, turn)
+
+
+def hadamard(size: int) -> Tensor | None:
+    """A matrix of 1 and -1 with orthogonal rows, fp64; None if neither doubling nor Paley's construction has one.
+
+    Sizes are 2^k, and 2^k (q + 1) for a prime q with q mod 4 = 3: 12 2^k, 20 2^k, 44 2^k, ...
+    """
+    if size == 1:
+        return torch.ones(1, 1, dtype=torch.float64)
+    prime = size - 1
+    if size % 4 == 0 and all(prime % factor for factor in range(2, int(prime**0.5) + 1)):
+        return _paley(prime)
+    half = hadamard(size // 2) if size % 2 == 0 else None
+    return None if half is None else torch.cat((torch.cat((half, half), 1), torch.cat((half, -half), 1)))
+
+
+def _paley(prime: int) -> Tensor:
+    """I + S with S = [[0, 1], [-1, residues of i - j]], skew (Paley 1933)."""
+    numbers = torch.arange(prime)
+    residues = -torch.ones(prime, dtype=torch.float64)
+    residues[numbers.square() % prime] = 1.0
+    residues[0] = 0.0
+    skew = torch.ones(prime + 1, prime + 1, dtype=torch.float64)
+    skew[1:, 0] = -1.0
+    skew[0, 0] = 0.0
+    skew[1:, 1:] = residues[(numbers[:, None] - numbers) % prime]
+    return skew + torch.eye(prime + 1, dtype=torch.float64)
+
+
+def _untie(model: nn.Module) -> None:
+    """Give the head a matrix of its own."""
+    embedding, head = model.get_parameter("model.embed_tokens.weight"), model.get_submodule("lm_head")
+    if head.weight is embedding:
+        head.weight = nn.Parameter(embedding.detach().clone(), embedding.requires_grad)
+    config = model.config
+    if isinstance(model, CausalLM):
+        model.config = model.config.model_copy(update={"tie_word_embeddings": False})
+    else:
+        config.tie_word_embeddings = False  # type: ignore[union-attr]
+
+
+def _fold_gains(model: nn.Module) -> None:
+    """Move the gains of norms over the stream into the layers that read them. One gain for all channels may stay."""
+    for block in decoder_blocks(model)[1]:
+        parallel = getattr(block, "post_attention_layernorm", None) is None
+        _fold_gain(block.get_submodule("input_layernorm"), _readers(block, attention=True, mlp=parallel))
+        if not parallel:
+            _fold_gain(block.get_submodule("post_attention_layernorm"), _readers(block, attention=False, mlp=True))
+    _fold_gain(model.get_submodule("model.norm"), [model.get_submodule("lm_head")])
+
+
+def _fold_gain(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
+    if isinstance(norm, (SingleScaleRMSNorm, nn.Identity)):
+        return
+    gain = norm.get_parameter("weight")
+    for reader in readers:
+        weight = reader.get_parameter("weight")
+        _set(weight, weight.double() * gain.double())
+    gain.fill_(1.0)
+
+
+def _readers(block: nn.Module, attention: bool, mlp: bool) -> Iterator[nn.Linear]:
+    """The layers of the chosen branches that read the normed stream."""
+    for name, module in block.named_modules():
+        wanted = (attention and name.startswith("self_attn.")) or (mlp and name.startswith("mlp."))
+        if wanted and name not in WRITERS and isinstance(module, nn.Linear):
+            yield module
+
+
+def _mixes_linearly(model: nn.Module) -> bool:
+    """Whether nothing happens to the values between v_proj and o_proj but sums over positions."""
+    return not isinstance(model, CausalLM) or model.config.attention_gate != "elementwise"
+
+
+def _head_size(model: nn.Module) -> int:
+    config = model.config
+    if isinstance(model, CausalLM):
+        return model.config.head_dim
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)  # type: ignore[union-attr, operator]
+
+
+def _turn_output(linear: nn.Linear, turn: Tensor) -> None:
+    """Turn what a layer returns, in pieces of the size of the turn."""
+    size = len(turn)
+    _set(linear.weight, (turn.T @ linear.weight.double().unflatten(0, (-1, size))).flatten(0, 1))
+    if linear.bias is not None:
+        _set(linear.bias, (linear.bias.double().unflatten(0, (-1, size)) @ turn).flatten())
+
+
+def _linear(block: nn.Module, name: str) -> nn.Linear:
+    module = block.get_submodule(name)
+    if not isinstance(module, nn.Linear):
+        raise ValueError(f"{name} is no linear layer: the rotation has nowhere to go")
+    return module
+
+
+def _set(parameter: Tensor, value: Tensor) -> None:
+    parameter.copy_(value.to(parameter.dtype))

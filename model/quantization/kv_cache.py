@@ -1,0 +1,72 @@
+"""Rounded keys and values in a trained model: ours by `as_stored`, a Hugging Face model's by the cache it is given."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from model.attention.mixing import MixingAttention
+from model.attention.pruned import PrunedAttention
+from model.attention.softmax import SoftmaxAttention
+from model.decoder import CausalLM
+from model.quantization.precision import StoredRounded
+from model.quantization.quantizer import Quantizer
+
+
+def check_kv_cache(model: nn.Module) -> None:
+    """Refuse models whose keys and values cannot be rounded.
+
+    Raises:
+        ValueError: says which.
+    """
+    if isinstance(model, CausalLM):
+        if any(isinstance(module, (MixingAttention, PrunedAttention)) for module in model.modules()):
+            kind = model.config.attention
+            raise ValueError(
+                f"model.attention = {kind}: its cache is not rounded; take a recipe without keys and values"
+            )
+    elif not hasattr(model.config, "get_text_config"):
+        raise ValueError(f"{type(model).__name__}: neither a CausalLM nor a model of transformers")
+
+
+def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer | None) -> None:
+    """Make a model attend to keys and values as a cache would hold them, in place.
+
+    A model of transformers gets a cache that rounds what enters it whenever its caller gives none; `generate`, which
+    brings its own, is not served.
+
+    Args:
+        model: a CausalLM, or a causal language model of transformers.
+        keys: how keys are rounded, after QK-norm and rotary embedding; None: as the model was trained.
+        values: how values are rounded, likewise.
+    """
+    check_kv_cache(model)
+    if isinstance(model, CausalLM):
+        for module in model.modules():
+            if isinstance(module, SoftmaxAttention):
+                own = module.as_stored if isinstance(module.as_stored, StoredRounded) else StoredRounded(None, None)
+                module.as_stored = StoredRounded(keys or own.keys, values or own.values)
+        return
+    stored = StoredRounded(keys, values)
+
+    def give_cache(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        if kwargs.get("past_key_values") is not None:
+            return None
+        return args, {**kwargs, "past_key_values": _rounding_cache(module.config, stored), "use_cache": True}
+
+    model.register_forward_pre_hook(give_cache, with_kwargs=True)
+
+
+def _rounding_cache(config: Any, stored: StoredRounded) -> Any:
+    """A cache of transformers, for one model's layers."""
+    from transformers import DynamicCache  # an optional guest of this room, and slow to load
+
+    class RoundingCache(DynamicCache):  # type: ignore[misc]
+        """Rounds keys and values [B, heads, tokens, head_dim] as they enter."""
+
+        def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+            """All keys and values of the layer so far."""
+            return super().update(*stored(key_states, value_states), layer_idx, *args, **kwargs)
+
+    return RoundingCache(config=config)

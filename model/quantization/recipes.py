@@ -1,0 +1,276 @@
+"""Recipes of post-training quantization: what is rounded to which grid, and how the rounding is chosen.
+
+A recipe has a name that says what it does, such as gptq-w4-g128-actorder or w8a8-static-smooth0.5 (`RULE`), or is given
+in full.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError, ValidationInfo, field_validator
+from pydantic import model_validator as validator
+
+from model.quantization.precision import BLOCK_FORMATS
+from model.quantization.quantizer import Granularity, Quantizer, Site
+
+DOWN_PROJECTIONS = ("down_proj", "mlp.c_proj")  # the second layer of an MLP; its name in GPT-2
+RULE = """\
+  rtn-wB, gptq-wB, awq-wB   weights of B bits, a scale for each output channel; then -tensor or -gN (groups of N),
+                            -asym (zero points), -mse (range of least squared error), -actorder (gptq)
+  wBaC                      weights of B and inputs of C bits, a scale for each token; then -static, -dynamic (a scale
+                            for each tensor), -token or -gN (weights in groups, too), -asym, -pP (percentile),
+                            -downB (inputs of the down projection), -smoothA (SmoothQuant)
+  fp8-eXmY, fp8-eXmY-row    float weights and inputs, a scale for each tensor, or each channel and token
+  mxfp8, mxfp6, mxfp4, nvfp4, mxfp8_e5m2, mxfp6_e3m2   weights and inputs in blocks; then -w (weights only)
+  kvB                       keys and values, a scale for each tensor; then -head, -token or -channel (keys by the
+                            channel, values by the token), -asym
+  and at the end of any of them -hadamard (rotated first)"""
+WEIGHTS_ONLY = re.compile(r"(?P<method>rtn|gptq|awq)-w(?P<bits>\d+)")
+WEIGHTS_AND_INPUTS = re.compile(r"w(?P<bits>\d+)a(?P<input_bits>\d+)")
+FLOAT = re.compile("fp8-(?P<format>e2m5|e3m4|e4m3|e5m2|e6m1)")
+BLOCKS = re.compile("(?P<format>" + "|".join(sorted(BLOCK_FORMATS, key=len, reverse=True)) + ")")
+CACHE_KINDS: dict[str, tuple[Granularity, Granularity]] = {
+    "head": ("head", "head"),
+    "token": ("token", "token"),
+    "channel": ("channel", "token"),
+}
+CACHE = re.compile(r"kv(?P<bits>\d+)")
+
+
+class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """One way to quantize a trained model: the linear layers of its blocks, and its keys and values."""
+
+    name: str
+    """What reports call it."""
+    method: Literal["rtn", "gptq", "awq"] = "rtn"
+    """How weights are rounded: to the nearest value, with what is left of the error spread over later columns
+    (arXiv 2210.17323), or to the nearest after a search for input scales and ranges (arXiv 2306.00978)."""
+    weights: Quantizer | None = None
+    """Weights of the linear layers."""
+    activations: Quantizer | None = None
+    """Inputs of the linear layers."""
+    static: bool = False
+    """The limits of the inputs are those of the calibration text: the least and the largest over its batches of what
+    the quantizer's range says, all values or a percentile. False: those of each input."""
+    inputs: dict[str, Quantizer] = Field(default_factory=dict)
+    """Exceptions from `activations`: end of a layer's name -> quantizer of its input."""
+    keys: Quantizer | None = None
+    """Keys, as a cache stores them."""
+    values: Quantizer | None = None
+    """Values, as a cache stores them."""
+    smooth: float | None = Field(default=None, ge=0.0, le=1.0)
+    """SmoothQuant's alpha (arXiv 2211.10438): how much of the inputs' range moves into the weights. None: nothing."""
+    rotate: bool = False
+    """Turn the residual stream and the values of each head by a Hadamard matrix first (arXiv 2404.00456)."""
+    act_order: bool = False
+    """gptq: columns with the largest inputs first; groups have the grids of the unchanged weight."""
+    damping: PositiveFloat = 0.01
+    """gptq: added to the diagonal of the Hessian, as a share of its mean."""
+    block_size: PositiveInt = 128
+    """gptq: columns between two updates of all later ones; it changes the speed only."""
+
+    @field_validator("weights", "activations", "keys", "values")
+    @classmethod
+    def _fits(cls, value: Quantizer | None, info: ValidationInfo) -> Quantizer | None:
+        sites: dict[str | None, Site] = {"weights": "weights", "activations": "activations"}
+        if value is not None:
+            value.check(sites.get(info.field_name, "kv_cache"))
+        return value
+
+    @field_validator("inputs")
+    @classmethod
+    def _inputs_fit(cls, value: dict[str, Quantizer]) -> dict[str, Quantizer]:
+        for quantizer in value.values():
+            quantizer.check("activations")
+        return value
+
+    @validator(mode="after")
+    def _check(self) -> "Recipe":
+        if self.method != "rtn" and self.weights is None:
+            raise ValueError(f"method = {self.method} is about weights: say how they are rounded")
+        if self.method != "gptq" and self.act_order:
+            raise ValueError(f"act_order = true, method = {self.method}: only gptq has an order of columns")
+        if self.method == "awq" and self.smooth is not None:
+            raise ValueError(f"smooth = {self.smooth}, method = awq: both choose input scales, leave one out")
+        for quantizer in (self.activations, *self.inputs.values()) if self.static else ():
+            if quantizer is None:
+                raise ValueError("static = true is about activations: say how they are rounded")
+            if quantizer.granularity not in ("tensor", "channel") or quantizer.range == "mse":
+                raise ValueError(
+                    f"static = true, granularity = {quantizer.granularity}, range = {quantizer.range}: limits can be "
+                    "measured before for tensor and channel, and range absmax and percentile"
+                )
+        return self
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether it needs calibration text."""
+        return self.method != "rtn" or self.static or self.smooth is not None
+
+    @property
+    def rounds_layers(self) -> bool:
+        """Whether anything becomes of linear layers."""
+        return any(each is not None for each in (self.weights, self.activations, self.smooth)) or bool(self.inputs)
+
+    def input_quantizer(self, name: str) -> Quantizer | None:
+        """How the input of the layer of this name is rounded."""
+        exception = next((each for end, each in self.inputs.items() if name.endswith(end)), None)
+        return exception or self.activations
+
+
+def named_recipe(name: str) -> Recipe:
+    """The recipe of a name.
+
+    Raises:
+        ValueError: the name follows no rule; the message has the rule and names that are near.
+    """
+    stem = name.removesuffix("-hadamard")
+    kinds = (
+        (WEIGHTS_ONLY, _weights_only),
+        (WEIGHTS_AND_INPUTS, _weights_and_inputs),
+        (FLOAT, _float),
+        (BLOCKS, _blocks),
+        (CACHE, _cache),
+    )
+    for pattern, settings in kinds:
+        match = re.match(pattern.pattern + r"(?=-|$)", stem)
+        if match is None:
+            continue
+        options = [word for word in stem[match.end() :].split("-") if word]
+        try:
+            found = settings(match.groupdict(), options)
+            if not options:
+                return Recipe(name=name, rotate=stem != name, **found)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise ValueError(f"recipe {name}: {reason}") from None
+    near = difflib.get_close_matches(name, SETS["all"], n=3, cutoff=0.5)
+    hint = f"; near it: {', '.join(near)}" if near else ""
+    raise ValueError(f"{name!r} is no recipe{hint}. Names are\n{RULE}\nand sets of them {', '.join(SETS)}")
+
+
+def recipes(wanted: Sequence[str | Mapping[str, Any]]) -> tuple[Recipe, ...]:
+    """The recipes of names, of sets of names (`SETS`) and of settings in full, each once, in the order given.
+
+    Raises:
+        ValueError: there is no such recipe, its settings contradict each other, or two recipes share a name.
+    """
+    found: dict[str, Recipe] = {}
+    for each in wanted:
+        if isinstance(each, str):
+            several = [named_recipe(name) for name in SETS.get(each, (each,))]
+        else:
+            several = [Recipe.model_validate(each)]
+        for recipe in several:
+            if found.setdefault(recipe.name, recipe) != recipe:
+                raise ValueError(f"two recipes have the name {recipe.name}: rename one")
+    return tuple(found.values())
+
+
+def _flag(options: list[str], word: str) -> bool:
+    """Whether the word is among the options; it is taken out."""
+    if word not in options:
+        return False
+    options.remove(word)
+    return True
+
+
+def _number(options: list[str], letters: str) -> str | None:
+    """The number after the letters, if an option is made so; it is taken out."""
+    for option in options:
+        if match := re.fullmatch(letters + r"(\d+(?:\.\d+)?)", option):
+            options.remove(option)
+            return match[1]
+    return None
+
+
+def _grouped(options: list[str]) -> dict[str, Any]:
+    """Granularity by groups, if the options ask for it."""
+    size = _number(options, "g")
+    return {} if size is None else {"granularity": "group", "group_size": int(size)}
+
+
+def _weights_only(found: dict[str, str], options: list[str]) -> dict[str, Any]:
+    granularity = _grouped(options) or {"granularity": "tensor" if _flag(options, "tensor") else "channel"}
+    quantizer = Quantizer(
+        format=f"int{found['bits']}",
+        symmetric=not _flag(options, "asym"),
+        range="mse" if _flag(options, "mse") else "absmax",
+        scales="fp16",
+        **granularity,
+    )
+    return {"method": found["method"], "weights": quantizer, "act_order": _flag(options, "actorder")}
+
+
+def _weights_and_inputs(found: dict[str, str], options: list[str]) -> dict[str, Any]:
+    groups = _grouped(options)
+    static = not groups and _flag(options, "static")
+    dynamic = not groups and not static and _flag(options, "dynamic")
+    kinds = {"granularity": "tensor"} if static or dynamic else {"granularity": "token"}
+    if not (groups or static or dynamic):  # at most one of the four; what is left over is refused
+        _flag(options, "token")
+    percentile = _number(options, "p")
+    inputs: dict[str, Any] = {"symmetric": not _flag(options, "asym"), **(groups or kinds)}
+    if percentile is not None:
+        inputs |= {"range": "percentile", "percentile": float(percentile)}
+    down, smooth = _number(options, "down"), _number(options, "smooth")
+    exceptions = {} if down is None else dict.fromkeys(DOWN_PROJECTIONS, Quantizer(format=f"int{down}", **inputs))
+    weights = Quantizer(format=f"int{found['bits']}", scales="fp16", **(groups or {"granularity": "channel"}))
+    return {
+        "weights": weights,
+        "activations": Quantizer(format=f"int{found['input_bits']}", **inputs),
+        "static": static,
+        "inputs": exceptions,
+        "smooth": None if smooth is None else float(smooth),
+    }
+
+
+def _float(found: dict[str, str], options: list[str]) -> dict[str, Any]:
+    rows = _flag(options, "row")
+    weights = Quantizer(format=found["format"], granularity="channel" if rows else "tensor")
+    return {
+        "weights": weights,
+        "activations": Quantizer(format=found["format"], granularity="token" if rows else "tensor"),
+    }
+
+
+def _blocks(found: dict[str, str], options: list[str]) -> dict[str, Any]:
+    quantizer = BLOCK_FORMATS[found["format"]]
+    return {"weights": quantizer, "activations": None if _flag(options, "w") else quantizer}
+
+
+def _cache(found: dict[str, str], options: list[str]) -> dict[str, Any]:
+    kinds = next((CACHE_KINDS[word] for word in CACHE_KINDS if _flag(options, word)), ("tensor", "tensor"))
+    shared: dict[str, Any] = {"format": f"int{found['bits']}", "symmetric": not _flag(options, "asym")}
+    return {site: Quantizer(granularity=kind, **shared) for site, kind in zip(("keys", "values"), kinds, strict=True)}
+
+
+_WEIGHTS = (*(f"rtn-w{bits}" for bits in range(2, 9)), "gptq-w3", "gptq-w4")
+_W8A8 = tuple(
+    f"w8a8-{kind}{smooth}"
+    for smooth in ("", "-smooth0.5", "-smooth0.8")
+    for kind in ("static", "static-p99.999", "dynamic", "token")
+)
+_FP = (
+    *(f"fp8-{format_}{row}" for format_ in ("e4m3", "e5m2") for row in ("", "-row")),
+    *(f"{format_}{only}" for format_ in ("mxfp8", "mxfp6", "mxfp4", "nvfp4") for only in ("", "-w")),
+)
+_KV = tuple(f"kv{bits}{kind}" for bits in (2, 3, 4, 6, 8) for kind in ("", "-head", "-channel"))
+_MORE_WEIGHTS = (
+    *(f"rtn-w{bits}-{kind}" for bits in (3, 4, 8) for kind in ("tensor", "asym", "g128", "g64", "g32")),
+    *(f"gptq-w{bits}" for bits in (2, 5, 6, 8)),
+    *(f"gptq-w{bits}-{kind}" for bits in (3, 4) for kind in ("actorder", "g128", "g128-actorder")),
+    *(f"awq-w{bits}-g128" for bits in (3, 4)),
+)
+_FEW_BITS = ("w4a8-token", "w4a4-token", "w4a4-g32", "w4a4-down8")
+_ROTATED = ("rtn-w4-hadamard", "gptq-w4-hadamard", "w8a8-static-hadamard", "w4a4-token-hadamard", "kv4-hadamard")
+SETS: dict[str, tuple[str, ...]] = {
+    "weights": _WEIGHTS,
+    "w8a8": _W8A8,
+    "fp": _FP,
+    "kv": _KV,
+    "all": (*_WEIGHTS, *_MORE_WEIGHTS, *_W8A8, *_FEW_BITS, *_FP, *_KV, *_ROTATED),
+}
+"""Recipes by the name of a set."""

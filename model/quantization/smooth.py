@@ -1,0 +1,82 @@
+"""SmoothQuant (arXiv 2211.10438): part of the inputs' range moves into the weights, where it is easier to round.
+
+    x W^T = (x / s) (W s)^T      s_j = max|x_j|^alpha / max|W_:,j|^(1 - alpha)
+
+A layer divides its own input, which is exact whatever comes before it. Where that is a norm with a gain that nothing
+else reads, `fold_input_scales` moves the division there, and what remains is a plain model.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from model.quantization.calibration import decoder_blocks
+from model.quantization.layers import QuantizedLinear
+
+# Norms that end in "times weight, plus bias": not those of the Gemma classes, which multiply by 1 + weight
+NORMS = ("RMSNorm", "LayerNorm", "LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm", "GraniteRMSNorm")
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.g_proj")
+PRUNING = ("self_attn.ask_proj", "self_attn.offer_proj")
+MLP = ("mlp.gate_proj", "mlp.up_proj")
+ENDS = ("self_attn.o_proj", "mlp.down_proj")
+GPT2: dict[str, tuple[str, ...]] = {"ln_1": ("attn.c_attn",), "ln_2": ("mlp.c_fc",)}
+
+
+def smooth_scale(weights: Sequence[Tensor], largest: Tensor, alpha: float) -> Tensor:
+    """What to divide the inputs of layers by, and multiply their columns by, [in].
+
+    Args:
+        weights: of the layers that share the input, [out, in] each.
+        largest: max |x| of each input on the calibration text, [in].
+        alpha: share of the inputs' range that moves; 0 evens out the columns of the weights, 1 the inputs.
+    """
+    columns = torch.stack([weight.abs().amax(0) for weight in weights]).amax(0).float()
+    used = (largest > 0) & (columns > 0)  # an input that is always 0 says nothing of its size on other text
+    return torch.where(used, largest.float() ** alpha / columns.clamp_min(1e-30) ** (1 - alpha), 1.0)
+
+
+@torch.no_grad()
+def fold_input_scales(model: nn.Module) -> list[str]:
+    """Divide the gains of norms by the input scales of the layers that read them, in place.
+
+    Only in blocks known to feed a norm to nothing but linear layers: pre-norm ones, ours and those of Llama and its
+    kin, in parallel or not, and GPT-2's.
+
+    Returns:
+        Names of the layers that still divide their input: those after a nonlinearity or after attention, and all in
+        blocks of other kinds.
+    """
+    place, blocks = decoder_blocks(model)
+    for block in blocks:
+        for norm_name, readers in _norms_and_readers(block).items():
+            norm = block.get_submodule(norm_name)
+            layers = [layer for name in readers if isinstance(layer := block.get_submodule(name), QuantizedLinear)]
+            scales = [layer.input_scale for layer in layers]
+            if not scales or len(layers) < len(readers) or (first := scales[0]) is None:
+                continue
+            if not all(scale is not None and torch.equal(scale, first) for scale in scales):
+                continue
+            if type(norm).__name__ not in NORMS:
+                continue
+            for part in norm.parameters():  # gains, and biases if there are any
+                part.div_(first)
+            for layer in layers:
+                layer.input_scale = None
+    named = blocks.named_modules(prefix=place)
+    return [name for name, layer in named if isinstance(layer, QuantizedLinear) and layer.input_scale is not None]
+
+
+def _norms_and_readers(block: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The norms of a block that only linear layers read, and these."""
+    linears = {name for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+    norms = {name for name, _ in block.named_children() if name.startswith("ln_") or name.endswith("norm")}
+    if norms == GPT2.keys() and linears == {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}:
+        return GPT2
+    attention = tuple(name for name in (*ATTENTION, *PRUNING) if name in linears)
+    mlp = tuple(name for name in MLP if name in linears)
+    if "self_attn.v_proj" not in attention or linears != {*attention, *mlp, *ENDS}:
+        return {}  # an unknown kind, or skipless: its values are the normed stream itself
+    if norms == {"input_layernorm", "post_attention_layernorm"}:
+        return {"input_layernorm": attention, "post_attention_layernorm": mlp}
+    return {"input_layernorm": (*attention, *mlp)} if norms == {"input_layernorm"} else {}
