@@ -72,6 +72,11 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     @validator(mode="after")
     def _check_precision(self) -> "Config":
         check_precision(self.precision, self.model)
+        if self.precision.float8 and self.deepspeed.precision == "bf16" and self.deepspeed.zero_stage == 0:
+            raise ValueError(
+                f"precision.float8 = {self.precision.float8}: deepspeed.zero_stage = 0 computes in bf16 by autocast, "
+                "which float8 layers do not follow on every device: set deepspeed.zero_stage=1"
+            )
         return self
 
     @validator(mode="after")
