@@ -57,6 +57,7 @@ def plan(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
     memory = {stage: device_memory(config, count["total"], stage, arguments.devices) for stage in stages}
     return {
         "parameter_count": count,
+        "precision": config.precision.model_dump(),
         "optimizer": asdict(config.base_settings),
         "sizes": asdict(sizes(config.model, config.parameterization)),
         "multipliers": asdict(multipliers(config.model, config.parameterization)),
@@ -96,6 +97,8 @@ def print_plan(config: Config, facts: dict[str, Any], arguments: argparse.Namesp
         f"scaling     {config.parameterization.rule}: m_N {size['width']:g}, m_L {size['depth']:g}, "
         f"alpha {size['alpha']:g}"
     )
+    if not config.precision.is_plain:
+        print(f"precision   {config.precision}")
     for caution in cautions(model):
         print(f"warning     {caution}")
     print(f"optimizer   {describe_settings(config)}")

@@ -91,6 +91,8 @@ def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:
     )
     if config.train.initialize_from is not None:
         yield f"weights  from {config.train.initialize_from}, divided by what the parameterization multiplies"
+    if not config.precision.is_plain:
+        yield f"rounded  {config.precision}"
     for caution in cautions(model):
         yield f"warning  {caution}"
     yield f"tuned    {describe_settings(config)}"

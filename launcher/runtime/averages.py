@@ -54,7 +54,8 @@ def open_weights(anchor: Path, average: str | None) -> OpenedWeights:
             raise ValueError(f"--average {average}: {error}; leave it out with steps:A,B,...") from error
     config, *others = (load_config(folder / "config.yaml", []) for folder in folders)
     for folder, other in zip(folders[1:], others, strict=True):
-        changes = differences(config.model, other.model) + differences(config.parameterization, other.parameterization)
+        sections = ("model", "parameterization", "precision")
+        changes = [change for key in sections for change in differences(getattr(config, key), getattr(other, key))]
         if changes:
             raise ValueError(f"--average {average}: {folder} is of another model: {'; '.join(changes)}")
     if len(files) > 1:

@@ -1,7 +1,7 @@
 """A branch: a cooldown from a checkpoint of another run, its parent, into a run folder of its own.
 
 The branch takes over weights, optimizer states and the position in the data, goes on at the rate that the parent had
-there and cools down. The parent is only read. Where a branch starts is found out once and kept in its config.yaml, so
+there and cools down, in another precision if it is given one. The parent is only read. Where a branch starts is found out once and kept in its config.yaml, so
 the same command resumes it whatever the parent has saved or deleted since.
 """
 
@@ -63,7 +63,8 @@ def check(config: Config, corpora: dict[str, str], world: World) -> None:
     folder, step = Path(branch.checkpoint), branch.first_step
     _refuse(folder, _problems(folder))
     parent = load_config(folder / "config.yaml", [])
-    like = parent.model_copy(update={"schedule": parent.schedule.model_copy(update={"branch": branch})})
+    allowed = {"schedule": parent.schedule.model_copy(update={"branch": branch}), "precision": config.precision}
+    like = parent.model_copy(update=allowed)
     check_resume(like, config, corpora, folder, world, remedy="a branch continues its parent, so undo")
     _check_length(config, parent, folder)
 

@@ -1,8 +1,10 @@
 """What a run will cost before it starts: memory of one device for each ZeRO stage, FLOPs and time."""
 
+import math
 from dataclasses import dataclass
 
 from launcher.runtime.config import Config
+from model.config import ModelConfig
 from model.flops import training_flops_per_token
 from model.parameterization import ParameterRow, parameter_shapes
 from model.roles import role_of
@@ -76,11 +78,18 @@ def activation_bytes(config: Config) -> float:
     heads = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
     mlp = (4 if model.is_gated else 2) * model.intermediate_size
     block = tokens * (6 * model.hidden_size + heads + mlp) * width
+    if config.precision.weights is not None:  # the backward pass needs rounded weights, whatever ZeRO shards
+        block += width * hidden_matrices(model) / model.num_hidden_layers
     stream = tokens * model.hidden_size * width
     layers = model.num_hidden_layers
     blocks = block + layers * stream if config.train.activation_checkpointing else layers * block
     logits = min(tokens * model.vocab_size, 2**25) * 12.0  # one chunk: logits, fp32 copy, gradient
     return blocks + logits
+
+
+def hidden_matrices(model: ModelConfig) -> int:
+    """Parameters of the linear layers of all blocks."""
+    return sum(math.prod(shape) for name, shape in parameter_shapes(model).items() if role_of(name) == "hidden_matrix")
 
 
 @dataclass(frozen=True)

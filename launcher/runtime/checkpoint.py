@@ -218,7 +218,7 @@ def check_resume(
     world: World,
     remedy: str = "give this one another run.name, or undo",
 ) -> None:
-    """Refuse a resume that contradicts what shaped the run: model, parameterization, objective, data order, seed.
+    """Refuse a resume that contradicts what shaped the run: model, parameterization, precision, objective, data, seed.
 
     Where the weights came from counts as well, and the kind of optimizer, since it decides what its state is made of.
 
@@ -242,6 +242,7 @@ def check_resume(
         ),
         ("model", old.model, new.model),
         ("parameterization", old.parameterization, new.parameterization),
+        ("precision", old.precision, new.precision),
         ("objective", old.objective, new.objective),
         # Warm-up, decay and length may change; where a branch starts and how long it cools down may not
         ("schedule", ScheduleConfig(branch=old.schedule.branch), ScheduleConfig(branch=new.schedule.branch)),

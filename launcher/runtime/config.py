@@ -30,6 +30,7 @@ from model.objectives.latent_lookahead import LatentLookaheadConfig
 from model.objectives.next_token import NextTokenConfig
 from model.objectives.silent_thoughts import SilentThoughtsConfig
 from model.parameterization import OptimizerSettings, ParameterizationConfig, ParameterRow, parameter_table
+from model.quantization.precision import PrecisionConfig, check_precision
 
 
 class ConfigError(ValueError):
@@ -42,6 +43,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     run: RunConfig
     model: ModelConfig
     parameterization: ParameterizationConfig
+    precision: PrecisionConfig = PrecisionConfig()
     objective: ObjectiveConfig = Field(default=NextTokenConfig(), discriminator="name")
     data: DataConfig
     optimizer: OptimizerConfig
@@ -65,6 +67,16 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
                 f"model.max_position_embeddings = {self.model.max_position_embeddings}: raise it or shorten sequences"
             )
         _ = self.parameter_rows  # refuses what does not fit together
+        return self
+
+    @validator(mode="after")
+    def _check_precision(self) -> "Config":
+        check_precision(self.precision, self.model)
+        if self.precision.float8 and self.deepspeed.precision == "bf16" and self.deepspeed.zero_stage == 0:
+            raise ValueError(
+                f"precision.float8 = {self.precision.float8}: deepspeed.zero_stage = 0 computes in bf16 by autocast, "
+                "which float8 layers do not follow on every device: set deepspeed.zero_stage=1"
+            )
         return self
 
     @validator(mode="after")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from launcher.runtime.config import Config
+from launcher.runtime.config import Config, ConfigError
 from launcher.runtime.distributed import World, quiet_stdout, sum_over_ranks
 from launcher.runtime.evaluate import answer_sums
 from launcher.runtime.moving_average import MovingAverage
@@ -39,7 +39,9 @@ from model.objectives import make_objective
 from model.objectives.next_token import NextTokenConfig
 from model.objectives.objective import TrainedLM
 from model.parameterization import multipliers
+from model.quantization import float8
 from model.quantization.layers import quantized_linears
+from model.quantization.precision import apply_precision
 from model.quantization.quantizer import Quantizer
 
 Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
@@ -113,11 +115,17 @@ class Engine:
         config: the run.
         world: this process among all; the process group must be up.
         weights: by name, instead of those that the seed draws.
+
+    Raises:
+        ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed.
     """
 
     def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
         import deepspeed  # after the accelerator is chosen in distributed.start
 
+        reason = float8.refusal(config.precision, world.device)
+        if reason is not None:
+            raise ConfigError(reason)
         self.config = config
         self.world = world
         rows = config.parameter_rows
@@ -140,6 +148,8 @@ class Engine:
             for name, weight in weights.items():
                 with torch.no_grad(), gather(parameters[name]):
                     parameters[name].copy_(weight)
+        apply_precision(model.model.layers, config.precision)
+        float8.compute_in_float8(model.model.layers, config.precision)
         model.model.activation_checkpointing = config.train.activation_checkpointing
         if config.train.compile:
             permit_graphs()

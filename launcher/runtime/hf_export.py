@@ -24,6 +24,8 @@ from model.export.targets import to_hugging_face
 from model.lookahead.generation import Trigger, generate_thinking, think
 from model.objectives.latent_lookahead import LatentLookahead
 from model.objectives.objective import TrainedLM
+from model.quantization.layers import rounded_weights
+from model.quantization.precision import PrecisionConfig
 
 RELATIVE_TOLERANCE = 1e-5  # of fp32 logits: max |difference| / max |logit|
 GREEDY_TOKENS = 32
@@ -76,15 +78,17 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     """Export to `output`.
 
     Raises:
-        ValueError: the output folder is in use, or no stock class computes this model.
+        ValueError: the output folder is in use, no stock class computes this model, or it rounds what no class rounds.
         ExportError: the reloaded folder differs from the model.
     """
     if not isinstance(model.module, CausalLM) or model.config is None:
         raise ValueError(f"{model.source}: already a Hugging Face folder; --model takes a run or a checkpoint")
     if output.exists() and not overwrite:
         raise ValueError(f"--output {output}: exists; choose another folder or add --overwrite")
+    _check_precision(model.config.precision)
     ours = model.module
     weights = {name: weight.detach().float() for name, weight in ours.named_parameters()}
+    weights |= {f"model.layers.{name}": weight for name, weight in rounded_weights(ours.model.layers).items()}
     plain = {name: weight for name, weight in weights.items() if not name.startswith(OBJECTIVE)}
     entries, stock_weights = to_hugging_face(target, ours.config, ours.multipliers, plain)
     room = _headroom(ours) if target == "compat" else None
@@ -110,6 +114,18 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return report
+
+
+def _check_precision(precision: PrecisionConfig) -> None:
+    """Refuse what weights alone cannot hold."""
+    for key in ("activations", "kv_cache"):
+        found = getattr(precision, key)
+        if found is not None:
+            raise ValueError(
+                f"precision.{key}: this run rounds them to {found}, and a Hugging Face class does not, so a folder would "
+                "be another model; eval.py and generate.py round. What can be exported is a run that rounds weights "
+                f"alone: branch from a checkpoint of this one with precision.{key}=null (docs/quantization.md)"
+            )
 
 
 def _write_tokenizer(model: LoadedModel, folder: Path) -> int | None:
@@ -271,6 +287,7 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
         ("Parameters", f"{parameters:,}"),
         ("Training", f"{model.tokens:,} tokens in {model.step:,} steps, context {config.data.sequence_length}"),
         *([] if model.average is None else [("Weights", model.average)]),
+        *([] if config.precision.weights is None else [("Rounded", f"{config.precision}, as in training")]),
         ("Data", ", ".join(source.label for source in config.data.train)),
         ("Parameterization", f"{rule.rule} (base width {rule.base_hidden_size}, depth {rule.base_num_hidden_layers})"),
         ("Peak learning rate", f"{config.optimizer.lr:g} at the base"),

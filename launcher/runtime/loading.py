@@ -27,6 +27,7 @@ from model.objectives import make_objective
 from model.objectives.latent_lookahead import LatentLookahead
 from model.objectives.objective import TrainedLM
 from model.parameterization import multipliers
+from model.quantization.precision import apply_precision
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -231,6 +232,7 @@ def _load_checkpoint(
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     module.load_state_dict(weights, assign=True)
     module.tie_weights()
+    apply_precision(module.model.layers, config.precision)
     tokenizer = opened.folder.resolve().parent.parent / "tokenizer"
     return LoadedModel(
         module=module.to(device, dtype).eval(),

@@ -63,6 +63,16 @@ class QuantizedLinear(nn.Linear):
         return f"{super().extra_repr()}, weights={self.weights}, activations={self.activations}"
 
 
+@torch.no_grad()
+def rounded_weights(layers: nn.Module) -> dict[str, Tensor]:
+    """Name and rounded weight of every layer inside `layers` that rounds it."""
+    return {
+        f"{name}.weight": module.weights.fake_quantize(module.weight, "weights")
+        for name, module in layers.named_modules()
+        if isinstance(module, QuantizedLinear) and module.weights is not None
+    }
+
+
 def replace_linears(layers: nn.Module, replacement: Callable[[str, nn.Linear], nn.Module]) -> None:
     """Put `replacement`(name, layer) in the place of every nn.Linear inside `layers`; parameters keep their names."""
     for name, module in list(layers.named_modules()):

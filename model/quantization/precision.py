@@ -4,12 +4,19 @@ Laws of precision (arXiv 2411.04330) are about such models: integers of P bits, 
 each output channel, activations and keys and values with one for each tensor.
 """
 
+from typing import Literal
+
 from pydantic import BaseModel, ValidationInfo, field_validator
+from pydantic import model_validator as validator
 from torch import Tensor, nn
 
 from model.attention.softmax import SoftmaxAttention
+from model.config import ModelConfig
+from model.parameterization import parameter_shapes
+from model.quantization.formats import parse_format
 from model.quantization.layers import QuantizedLinear, replace_linears
 from model.quantization.quantizer import Granularity, Quantizer, Site
+from model.roles import role_of
 
 PAPERS: dict[Site, Granularity] = {"weights": "channel", "activations": "tensor", "kv_cache": "tensor"}
 BLOCK_FORMATS = {  # elements that share a scale of few bits
@@ -20,6 +27,9 @@ BLOCK_FORMATS = {  # elements that share a scale of few bits
     "mxfp4": Quantizer(format="e2m1", granularity="group", group_size=32, scales="e8m0"),
     "nvfp4": Quantizer(format="e2m1", granularity="group", group_size=16, scales="e4m3"),
 }
+PLAIN_BITS = 16  # of what is not rounded, as laws of precision count
+STORES = ("softmax", "shaped")  # kinds of attention whose keys and values are rounded
+FLOAT8_MULTIPLE = 16  # of both sides of a matrix, which float8 units of GPUs ask for
 
 
 class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -35,6 +45,11 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """Inputs of the linear layers."""
     kv_cache: Quantizer | None = None
     """Keys and values, as a cache would store them."""
+    float8: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] | None = None
+    """Instead: matrix products of the blocks in float8 while training, by a recipe of torchao. It is arithmetic, as bf16
+    is, and no property of the trained model."""
+    float8_emulated: bool = False
+    """Round to float8 and multiply in higher precision: slow, and on any device, to try a configuration."""
 
     @field_validator("weights", "activations", "kv_cache", mode="before")
     @classmethod
@@ -49,10 +64,41 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
             value.check(info.field_name)  # type: ignore[arg-type]
         return value
 
+    @validator(mode="after")
+    def _check(self) -> "PrecisionConfig":
+        rounded = [site for site in ("weights", "activations") if getattr(self, site) is not None]
+        if self.float8 is not None and rounded:
+            raise ValueError(f"float8 = {self.float8} rounds weights and activations by itself: leave out {rounded[0]}")
+        if self.float8_emulated and self.float8 is None:
+            raise ValueError("float8_emulated = true: nothing is in float8; set float8, or leave it out")
+        return self
+
     @property
     def is_plain(self) -> bool:
         """Whether nothing is rounded."""
-        return self.weights is None and self.activations is None and self.kv_cache is None
+        return all(getattr(self, key) is None for key in ("weights", "activations", "kv_cache", "float8"))
+
+    def bits(self, site: Site) -> int:
+        """Bits of a value while training, `PLAIN_BITS` where none is rounded."""
+        quantizer: Quantizer | None = getattr(self, site)
+        if quantizer is not None:
+            return quantizer.numbers.bits
+        return 8 if self.float8 is not None and site != "kv_cache" else PLAIN_BITS
+
+    @property
+    def weight_format(self) -> str | None:
+        """Number format of the weights while training; None: not rounded."""
+        if self.weights is not None:
+            return self.weights.format
+        return None if self.float8 is None else "e4m3"
+
+    def __str__(self) -> str:
+        """In one line: weights int4 (channel), kv_cache int8 (tensor)."""
+        sites = {site: getattr(self, site) for site in ("weights", "activations", "kv_cache")}
+        words = [f"{site} {found}" for site, found in sites.items() if found is not None]
+        if self.float8 is not None:
+            words.append(f"float8 products ({self.float8}{', emulated' if self.float8_emulated else ''})")
+        return ", ".join(words) or "nothing rounded"
 
 
 def named_quantizer(name: int | str, site: Site) -> Quantizer:
@@ -63,11 +109,46 @@ def named_quantizer(name: int | str, site: Site) -> Quantizer:
     """
     if isinstance(name, str) and name in BLOCK_FORMATS:
         return BLOCK_FORMATS[name]
-    return Quantizer(format=name if isinstance(name, str) else f"int{name}", granularity=PAPERS[site])
+    known = name if isinstance(name, str) else f"int{name}"
+    parse_format(known)  # its own error is shorter than that of a quantizer inside a section
+    return Quantizer(format=known, granularity=PAPERS[site])
+
+
+def check_precision(precision: PrecisionConfig, model: ModelConfig) -> None:
+    """Refuse what the blocks of a model have no room for.
+
+    Raises:
+        ValueError: names the key, and what would fit.
+    """
+    if precision.is_plain:
+        return
+    if precision.kv_cache is not None and model.attention not in STORES:
+        raise ValueError(
+            f"precision.kv_cache rounds the keys and values of model.attention: {' or '.join(STORES)}; it is "
+            f"{model.attention}, so leave kv_cache out"
+        )
+    matrices = {name: shape for name, shape in parameter_shapes(model).items() if role_of(name) == "hidden_matrix"}
+    rows = {name: shape[1] for name, shape in matrices.items()}
+    heads = {"model.head_dim": model.head_dim}
+    for site, lengths in (("weights", rows), ("activations", rows), ("kv_cache", heads)):
+        quantizer: Quantizer | None = getattr(precision, site)
+        size = None if quantizer is None else quantizer.group_size
+        for name, length in lengths.items():
+            if size is not None and length % size:
+                raise ValueError(
+                    f"precision.{site}: groups of {size} do not divide the {length} values of a row of {name}: choose "
+                    "a group_size that does, or another granularity"
+                )
+    for name, shape in matrices.items():
+        if precision.float8 is not None and any(side % FLOAT8_MULTIPLE for side in shape):
+            raise ValueError(
+                f"precision.float8 = {precision.float8}: {name} is {shape[0]} x {shape[1]}, and float8 units need "
+                f"multiples of {FLOAT8_MULTIPLE}: change the widths of the model section"
+            )
 
 
 def apply_precision(blocks: nn.Module, precision: PrecisionConfig) -> None:
-    """Make blocks compute as `precision` says, in place; names of parameters stay."""
+    """Make blocks compute as `precision` says, in place; names of parameters stay. Not float8: see float8.py."""
     weights, activations, kv_cache = precision.weights, precision.activations, precision.kv_cache
     if weights is not None or activations is not None:
         replace_linears(blocks, lambda _, linear: QuantizedLinear(linear, weights, activations))

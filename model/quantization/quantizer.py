@@ -241,6 +241,12 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         low, high = (_quantile(rows, share / 100).view(shape) for share in (100 - self.percentile, self.percentile))
         return Limits(low, high)
 
+    def __str__(self) -> str:
+        """In a word or two: int4 (channel), e2m1 (group of 32, e8m0 scales)."""
+        shared = self.granularity if self.group_size is None else f"group of {self.group_size}"
+        scales = "" if self.scales == "fp32" else f", {self.scales} scales"
+        return f"{self.format} ({shared}{scales})"
+
     def stored_bits(self, shape: Sequence[int]) -> float:
         """Bits for each value of a weight [out, in]: its code, and its share of scales and zero points."""
         out, width = shape

@@ -25,6 +25,7 @@ from model.decoder import CausalLM
 from model.diagnostics.coordinate_check import GATES, Record, coordinate_check, slope
 from model.initialization import initialize
 from model.parameterization import multipliers, parameter_table
+from model.quantization.precision import apply_precision
 
 Result = dict[str, Any]
 RECORD_AT = (0, 1, 2, 4, 10)  # steps; those beyond train.steps are left out
@@ -47,6 +48,7 @@ def run(config: Config, inputs: Inputs, world: World, _stop: StopRequest) -> boo
     rows = parameter_table(config.model, config.parameterization, settings)
     model = CausalLM(config.model, multipliers(config.model, config.parameterization)).to(world.device)
     initialize(model, rows, config.run.seed)
+    apply_precision(model.model.layers, config.precision)
     groups = group_settings(rows, config.optimizer, settings.betas)
     optimizer = make_optimizer(model, groups, zero_stage=0)
     steps = [step for step in RECORD_AT if step <= config.total_steps]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher.runtime.budget import totals
 from launcher.runtime.run_folder import RESULT, write_whole
 from launcher.runtime.sweep.cells import Cell
 from launcher.runtime.sweep.config import SweepConfig
@@ -35,6 +36,11 @@ def describe(cell: Cell) -> dict[str, Any]:
         "num_hidden_layers": config.model.num_hidden_layers,
         "base_hidden_size": config.parameterization.base_hidden_size,
         "base_num_hidden_layers": config.parameterization.base_num_hidden_layers,
+        "parameters": totals(config.parameter_rows)["non_embedding"],
+        "weight_bits": config.precision.bits("weights"),
+        "activation_bits": config.precision.bits("activations"),
+        "kv_bits": config.precision.bits("kv_cache"),
+        "weight_format": config.precision.weight_format,
         "lr": config.optimizer.lr,
         "status": "pending",
         "diverged": False,

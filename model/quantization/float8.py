@@ -1,0 +1,46 @@
+"""Training with the blocks' matrix products in float8, through torchao, whose layers take the place of ours.
+
+A recipe says which values share a scale: all of a tensor (tensorwise), or those of a row (rowwise), with the products
+that give the weights' gradients in bf16 (rowwise_with_gw_hp). Stored weights stay as they are.
+"""
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+import torch
+from torch import nn
+
+from model.quantization.precision import PrecisionConfig
+
+CAPABILITY = (8, 9)  # Ada, Hopper and later have float8 units
+
+
+def refusal(precision: PrecisionConfig, device: torch.device) -> str | None:
+    """Why nothing is computed so here; None: it is, or need not be."""
+    if precision.float8 is None:
+        return None
+    if find_spec("torchao") is None:
+        return f'precision.float8 = {precision.float8} needs torchao, which is missing: pip install "plumbline[float8]"'
+    if precision.float8_emulated:
+        return None
+    found = "a CPU"
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) >= CAPABILITY:
+            return None
+        found = f"{torch.cuda.get_device_name(device)} with {major}.{minor}"
+    return (
+        f"precision.float8 = {precision.float8} needs a GPU of capability {CAPABILITY[0]}.{CAPABILITY[1]} or more, and "
+        f"this is {found}: leave it out, or set precision.float8_emulated=true to try the configuration, slowly"
+    )
+
+
+def compute_in_float8(blocks: nn.Module, precision: PrecisionConfig) -> None:
+    """Replace the linear layers of blocks, in place; names of parameters stay. Nothing without `precision.float8`."""
+    if precision.float8 is None:
+        return
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    recipe = Float8LinearConfig.from_recipe_name(precision.float8)
+    # Padding: the gradient of a weight sums over tokens, and how many an objective has at once is its own affair
+    convert_to_float8_training(blocks, config=replace(recipe, emulate=precision.float8_emulated, pad_inner_dim=True))

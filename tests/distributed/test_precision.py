@@ -1,0 +1,222 @@
+"""Rounding while training: every ZeRO stage, world size, block and objective; resumes; branches into another precision.
+
+Rounding is a step function. Another order of summation first changes nothing, then moves a value over the edge of a
+step, and training amplifies that: so curves agree tightly at first and loosely later.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from data.loader import TrainBatches
+from launcher.runtime.checkpoint import CheckpointError, check_resume
+from launcher.runtime.config import ConfigError, load_config
+from launcher.runtime.engine import Engine
+from launcher.runtime.inputs import open_inputs
+from launcher.runtime.loading import load_model
+from model.quantization.precision import apply_precision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from launcher.runtime.config import Config
+    from launcher.runtime.distributed import World
+    from launcher.runtime.engine import StepResult
+    from tests.conftest import Pretrain, Run, Start
+
+BY_TOKEN = [
+    "precision.weights=4",
+    "precision.activations={format: int8, granularity: token}",
+    "precision.kv_cache={format: int6, granularity: token}",
+]
+PAPERS = ["precision.weights=4", "precision.activations=8", "precision.kv_cache=6"]
+SHORT = ["train.steps=4", "train.eval_interval=null", "train.eval_batches=1"]
+LOOKAHEAD = ["objective.name=latent_lookahead", "objective.horizon=3", "objective.anchors=4"]
+# Dropout and bf16 so that a resume has random numbers and master weights to get wrong
+RESUMED = [*SHORT, *PAPERS, "deepspeed.zero_stage=3", "deepspeed.precision=bf16", "model.dropout=0.1"]
+RESUMED += ["checkpoint.interval=2", "checkpoint.keep_last=9", "metrics.diagnostics_interval=3"]
+PARENT = [*SHORT, "train.steps=5", "checkpoint.interval=4", "checkpoint.keep_last=9"]  # its rate decays from step 4
+SETTINGS = {
+    **{f"stage_{stage}": [*SHORT, *BY_TOKEN, f"deepspeed.zero_stage={stage}"] for stage in range(4)},
+    "checkpointed": [*SHORT, *BY_TOKEN, "deepspeed.zero_stage=3", "train.activation_checkpointing=true"],
+    "micro_batch": [*SHORT, *BY_TOKEN, "data.micro_batch_size=4"],
+    **{f"look_{stage}": [*SHORT, *BY_TOKEN, *LOOKAHEAD, f"deepspeed.zero_stage={stage}"] for stage in (1, 3)},
+    "whole": RESUMED,
+    "parent": PARENT,
+}
+SPEED = ("tokens_per_second", "mfu")
+
+
+@pytest.fixture(scope="module")
+def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+    """The finished runs of all settings, by two ranks."""
+    worker, folder = Path(__file__).with_name("train_matrix.py"), tiny_config.parent / "runs"
+    settings = {f"rounded_{name}": overrides for name, overrides in SETTINGS.items()}
+    outcome = start(worker, [tiny_config, json.dumps(settings), "once"], folder, ranks=2).wait(300)
+    assert outcome.code == 0, outcome.stderr
+    return lambda name: type(outcome.run)(folder / f"rounded_{name}")
+
+
+def assert_together(found: dict[int, float], expected: dict[int, float]) -> None:
+    """To the last bits while no value has been moved over the edge of a step, closely for some steps more."""
+    assert list(found) == list(expected) == [1, 2, 3, 4]
+    assert list(found.values())[:2] == pytest.approx(list(expected.values())[:2], rel=2e-6)
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("stage_1", "stage_0"),
+        ("stage_2", "stage_0"),
+        ("stage_3", "stage_0"),
+        ("checkpointed", "stage_3"),
+        ("micro_batch", "stage_1"),
+        ("look_3", "look_1"),
+    ],
+)
+def test_stages_checkpointing_and_micro_batches_agree(runs: Callable[[str], Run], name: str, other: str) -> None:
+    """With scales for each token: what else is in the micro-batch does not matter."""
+    for key in ("loss", "grad_norm"):
+        assert_together(runs(name).column(key), runs(other).column(key))
+
+
+def steps(config: Config, world: World, count: int) -> list[StepResult]:
+    """The first steps of a run by one rank."""
+    engine, batches = Engine(config, world), TrainBatches(config.data, config.run.seed)
+    return [engine.train_step(batches.micro_batches(step), step, 1e-3 * (step + 1)) for step in range(count)]
+
+
+def test_one_rank_trains_as_two_do(runs: Callable[[str], Run], tiny_config: Path, world: World) -> None:
+    config = load_config(tiny_config, SETTINGS["stage_1"])
+    engine, batches = Engine(config, world), TrainBatches(config.data, config.run.seed)
+    rates, expected = (runs("stage_1").column(key) for key in ("lr", "loss"))
+    for step in range(2):
+        result = engine.train_step(batches.micro_batches(step), step, rates[step + 1])
+        assert result.loss.item() == pytest.approx(expected[step + 1], rel=2e-6)
+
+
+BLOCKS: dict[str, list[str]] = {
+    "shaped": ["model.family=shaped"],
+    "skipless": ["model.family=sas", "model.num_key_value_heads=2"],
+    "norm_free": ["model.family=outlier_protected"],
+    "sandwich": ["model.block=sandwich_norm", "model.value_residual=true", "model.attention_gate=elementwise"],
+    "post_norm": ["model.family=fog", "model.attention_bias=true"],
+    "mixing": ["model.family=mixit", "precision.kv_cache=null"],
+    "pruned": ["model.attention=pruned", "model.pruning_rank=8", "precision.kv_cache=null"],
+    "frozen": ["model.frozen_qk=true", "model.parallel=true", "model.attention_sink=true"],
+}
+
+
+@pytest.mark.parametrize("name", list(BLOCKS))
+def test_every_block_rounds_alike_when_it_is_sharded(tiny_config: Path, world: World, name: str) -> None:
+    """Two steps: the second one sees gradients that came through the rounding."""
+    found = {}
+    for stage in (0, 3):
+        config = load_config(tiny_config, [*PAPERS, *BLOCKS[name], f"deepspeed.zero_stage={stage}"])
+        found[stage] = [value for step in steps(config, world, 2) for value in (step.loss.item(), step.grad_norm)]
+    assert found[3] == pytest.approx(found[0], rel=2e-6)
+    plain = steps(load_config(tiny_config, BLOCKS[name]), world, 1)[0]
+    assert abs(plain.loss.item() - found[0][0]) > 1e-6, "something is rounded"
+
+
+def test_compiled_blocks_round_alike(tiny_config: Path, world: World) -> None:
+    short = [*BY_TOKEN, "model.num_hidden_layers=1"]
+    losses = [
+        [step.loss.item() for step in steps(load_config(tiny_config, [*short, f"train.compile={on}"]), world, 2)]
+        for on in ("false", "true")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(
+    runs: Callable[[str], Run], run_pretrain: Pretrain, tiny_config: Path
+) -> None:
+    """To the last bit, with the scales of whole tensors, and diagnostics in between."""
+    whole = runs("whole")
+    half = whole.folder.with_name("rounded_half")
+    shutil.copytree(whole.folder, half)
+    shutil.rmtree(half / "checkpoints" / "step_00000004")
+    (half / "result.json").unlink()
+    outcome = run_pretrain(tiny_config, "rounded_half", RESUMED, ranks=2)
+    assert outcome.code == 0, outcome.stderr
+    assert "rounded  weights int4 (channel), activations int8 (tensor), kv_cache int6 (tensor)" in outcome.stdout
+    assert "resuming after step 2" in outcome.stdout
+    lines = [[{k: v for k, v in r.items() if k not in SPEED} for r in run.records] for run in (outcome.run, whole)]
+    assert lines[0] == lines[1]
+    weights = [run.folder / "checkpoints" / "step_00000004" / "model-00000.safetensors" for run in (outcome.run, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize("change", ["precision.weights=3", "precision.kv_cache=null"])
+def test_a_resume_in_another_precision_is_refused(
+    runs: Callable[[str], Run], tiny_config: Path, world: World, change: str
+) -> None:
+    found = runs("whole").folder / "checkpoints" / "step_00000002"
+    old, new = load_config(found / "config.yaml", []), load_config(tiny_config, [*RESUMED, change])
+    with pytest.raises(CheckpointError, match=rf"\n  {change.partition('=')[0]}[.:\w]* .* -> "):
+        check_resume(old, new, open_inputs(old, world).fingerprints, found, world)
+
+
+def test_a_branch_may_round_what_its_parent_did_not(
+    runs: Callable[[str], Run], run_pretrain: Pretrain, tiny_config: Path
+) -> None:
+    """Quantization-aware training from a checkpoint: it starts as the parent's model at the branch's precision."""
+    parent = runs("parent").folder / "checkpoints" / "step_00000004"
+    typed = [*PARENT, *BY_TOKEN, f"schedule.branch.checkpoint={parent}", "schedule.branch.steps=2"]
+    outcome = run_pretrain(tiny_config, "rounded_branch", typed, ranks=2)
+    assert outcome.code == 0, outcome.stderr
+    losses = outcome.run.column("loss")
+    assert list(losses) == [5, 6]
+
+    config, opened = load_config(tiny_config, typed[:-2]), load_model(parent, torch.device("cpu"))
+    batches = TrainBatches(config.data, config.run.seed).micro_batches(4)
+    module: Any = opened.module
+    plain = sum(opened.score(batch)[0].item() for batch in batches) / (8 * 32)
+    apply_precision(module.model.layers, config.precision)
+    rounded = sum(opened.score(batch)[0].item() for batch in batches) / (8 * 32)
+    assert losses[5] == pytest.approx(rounded, rel=1e-6)
+    assert abs(rounded - plain) > 1e-5
+
+    again = load_model(outcome.run.folder, torch.device("cpu"))
+    assert again.config is not None
+    assert again.config.precision == config.precision
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_float8_trains_alike_when_it_is_sharded(tiny_config: Path, world: World, recipe: str) -> None:
+    """Emulated, for want of a GPU. In training it is near the plain run, and what is stored has the same names."""
+    emulated = [f"precision.float8={recipe}", "precision.float8_emulated=true"]
+    plain = steps(load_config(tiny_config, []), world, 3)
+    found = {}
+    for stage in (1, 3):
+        config = load_config(tiny_config, [*emulated, f"deepspeed.zero_stage={stage}"])
+        found[stage] = [value for step in steps(config, world, 3) for value in (step.loss.item(), step.grad_norm)]
+    assert found[3] == pytest.approx(found[1], rel=2e-6)
+    exact = [value for step in plain for value in (step.loss.item(), step.grad_norm)]
+    assert found[1] == pytest.approx(exact, rel=0.05)
+    assert abs(found[1][0] - exact[0]) > 1e-6
+    names = [name for name, _ in Engine(config, world).fp32_weights()]
+    assert names == [row.name for row in config.parameter_rows]
+
+
+def test_float8_without_its_units_or_its_library_is_one_clear_error(
+    tiny_config: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(tiny_config, ["precision.float8=rowwise"])
+    with pytest.raises(ConfigError, match=r"needs a GPU of capability 8.9 or more, and this is a CPU: leave it out"):
+        Engine(config, world)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "A100")
+    gpu = type(world)(0, 0, 1, torch.device("cuda", 0))
+    with pytest.raises(ConfigError, match=r"8\.9 or more, and this is A100 with 8\.0"):
+        Engine(config, gpu)
+    monkeypatch.setattr("model.quantization.float8.find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r'needs torchao, which is missing: pip install "plumbline\[float8\]"'):
+        Engine(config, gpu)
