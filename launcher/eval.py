@@ -66,7 +66,8 @@ def score_tasks(arguments: argparse.Namespace) -> None:
     if arguments.json:
         cli.print_json(facts)
         return
-    print(f"{facts['model']}, {facts['average'] or 'weights of one step'}, lm_eval {facts['lm_eval']}")
+    average = f", {model.average}" if model.average else ""
+    print(f"{model.source}{average}, lm_eval {scores['lm_eval']}")
     for line in harness_tasks.lines(scores):
         print(line)
     if not arguments.bootstrap:
@@ -160,7 +161,8 @@ def check_options(arguments: argparse.Namespace) -> None:
         ValueError: names the option, and where it belongs.
     """
     for name in NOT_OF_TASKS if arguments.tasks else OF_TASKS:
-        if getattr(arguments, name) not in (None, False):
+        value = getattr(arguments, name)
+        if value is not None and value is not False:  # --num-fewshot 0 was given
             wrong, right = ("--tasks", "--data or --task") if arguments.tasks else ("--data or --task", "--tasks")
             raise ValueError(f"--{name.replace('_', '-')} does not go with {wrong}: leave it out, or give {right}")
     if arguments.num_fewshot is not None and arguments.num_fewshot < 0:
