@@ -95,18 +95,17 @@ def score_tasks(
 def lines(scores: Mapping[str, Any]) -> Iterator[str]:
     """One line for each task and metric of `score_tasks`: value, standard error if there is one, documents, shots."""
     for task, values in scores["results"].items():
+        sizes = f"n {values['sample_len']}"
+        if task in scores["n-shot"]:
+            sizes += f", {scores['n-shot'][task]}-shot"
         for key, value in values.items():
-            metric, comma, kind = key.partition(",")  # "acc,none": the metric and the filter of the answers
+            metric, comma, kind = key.partition(",")  # "acc,none": the metric, and how answers were filtered
             if not comma or metric.endswith("_stderr"):
                 continue
             name = metric if kind == "none" else f"{metric} ({kind})"
-            error = values.get(f"{metric}_stderr,{kind}")
+            error = values[f"{metric}_stderr,{kind}"]
             spread = f" ± {error:.4f}" if isinstance(error, float) else ""
-            count = scores["n-samples"].get(task, {}).get("effective", values.get("sample_len"))
-            shots = scores["n-shot"].get(task)
-            yield f"{task:<20} {name:<20} {value:.4f}{spread:<10}  n {count}" + (
-                "" if shots is None else f", {shots}-shot"
-            )
+            yield f"{task:<20} {name:<20} {value:.4f}{spread:<10}  {sizes}"
 
 
 def _require_lm_eval() -> None:
@@ -118,7 +117,7 @@ def _require_lm_eval() -> None:
 
 
 def _index(names: Sequence[str], folders: Sequence[Path]) -> Any:
-    """lm_eval's index of the folders alone if they have all tasks: that of its own 14,000 takes ten seconds."""
+    """lm_eval's index; of the folders alone if all tasks are there, since that of its own 14,000 takes ten seconds."""
     from lm_eval.tasks import TaskManager
 
     if folders:

@@ -25,6 +25,7 @@ from launcher.runtime import harness_tasks, hf_export
 from launcher.runtime.harness import HarnessModel
 from launcher.runtime.harness_tasks import find_tasks, score_tasks
 from launcher.runtime.loading import LoadedModel, load_model, load_tokenizer
+from model.decoder import CausalLM
 
 if TYPE_CHECKING:
     from tests.conftest import Outcome, Pretrain, Start
@@ -207,6 +208,17 @@ def test_batches_change_nothing(model: LoadedModel, tokenizer: Any) -> None:
     assert [exact for _, exact in many] == [exact for _, exact in ones]
 
 
+def test_a_text_is_one_document(model: LoadedModel, tokenizer: Any) -> None:
+    """Where the model masks documents, and counts positions from their beginnings, as where it does not."""
+    plain = model.module
+    assert isinstance(plain, CausalLM)
+    masked = CausalLM(plain.config.model_copy(update={"document_mask": True}), plain.multipliers)
+    masked.load_state_dict(plain.state_dict())
+    requests = [asks(text) for text in DOCUMENTS]
+    found = HarnessModel(replace(model, module=masked.eval()), tokenizer).loglikelihood_rolling(requests)
+    assert found == pytest.approx(HarnessModel(model, tokenizer).loglikelihood_rolling(requests), rel=1e-5)
+
+
 @pytest.fixture(scope="module")
 def writer(model: LoadedModel) -> LoadedModel:
     """The model with another embedding and head, so that its likeliest bytes differ and are printable."""
@@ -296,8 +308,9 @@ def both_folders(place: Path) -> list[Path]:
 def test_the_tasks_of_the_repository_score_what_they_say(
     model: LoadedModel, tokenizer: Any, likeliest: list[int], place: Path
 ) -> None:
-    tasks = find_tasks(["held_out", "choices"], both_folders(place))
-    scores = score_tasks(model, tokenizer, tasks, batch_size=5)
+    names = sorted(path.stem for path in (REPOSITORY / "configs" / "harness").iterdir())
+    assert names == ["choices", "held_out"]
+    scores = score_tasks(model, tokenizer, find_tasks(names, both_folders(place)), batch_size=5)
     nats = sum(document_nats(model, text) for text in DOCUMENTS)
     count = sum(len(text.encode()) for text in DOCUMENTS)
     held_out = scores["results"]["held_out"]
@@ -341,6 +354,10 @@ def test_a_run_and_its_export_agree(model: LoadedModel, exported: LoadedModel, t
         for scored in (model, exported)
     )
     assert type(exported.module) is not type(model.module)
+    prompts = [asks(text, {"until": ["\n"], "max_gen_toks": 9}) for text in ("def ", "import os\nimport ", "x" * 60)]
+    assert HarnessModel(exported, tokenizer).generate_until(prompts) == HarnessModel(model, tokenizer).generate_until(
+        prompts
+    )
     for name in names:
         assert numbers(ours[name]) == pytest.approx(numbers(stock[name]), rel=1e-5), name
 
