@@ -95,9 +95,7 @@ def score_tasks(
 def lines(scores: Mapping[str, Any]) -> Iterator[str]:
     """One line for each task and metric of `score_tasks`: value, standard error if there is one, documents, shots."""
     for task, values in scores["results"].items():
-        sizes = f"n {values['sample_len']}"
-        if task in scores["n-shot"]:
-            sizes += f", {scores['n-shot'][task]}-shot"
+        shots = f", {scores['n-shot'][task]}-shot" if task in scores["n-shot"] else ""
         for key, value in values.items():
             metric, comma, kind = key.partition(",")  # "acc,none": the metric, and how answers were filtered
             if not comma or metric.endswith("_stderr"):
@@ -105,7 +103,7 @@ def lines(scores: Mapping[str, Any]) -> Iterator[str]:
             name = metric if kind == "none" else f"{metric} ({kind})"
             error = values[f"{metric}_stderr,{kind}"]
             spread = f" ± {error:.4f}" if isinstance(error, float) else ""
-            yield f"{task:<20} {name:<20} {value:.4f}{spread:<10}  {sizes}"
+            yield f"{task:<20} {name:<20} {value:.4f}{spread:<10}  n {values['sample_len']}{shots}"
 
 
 def _require_lm_eval() -> None:

@@ -459,6 +459,17 @@ def test_a_line_for_each_metric(
     assert lines[4:] == ["no standard errors: ask for them with --bootstrap 1000"]
 
 
+def test_lines_of_filters_and_groups() -> None:
+    """A group that averages nothing has no metric and no documents of its own."""
+    task = {"name": "sums", "sample_len": 7, "exact_match,strict": 0.5, "exact_match_stderr,strict": "N/A"}
+    mean = {"name": "mean", "sample_len": 9, "acc,none": 0.25, "acc_stderr,none": 0.125}
+    scores = {"results": {"sums": task, "none": {"name": "none"}, "mean": mean}, "n-shot": {"sums": 5}}
+    assert [re.sub(" +", " ", line) for line in harness_tasks.lines(scores)] == [
+        "sums exact_match (strict) 0.5000 n 7, 5-shot",
+        "mean acc 0.2500 ± 0.1250 n 9",
+    ]
+
+
 def test_without_lm_eval_one_line_says_what_to_install(evaluate: Evaluate, trained: Path) -> None:
     absent = "import sys\nsys.modules['lm_eval'] = None\n"
     outcome = evaluate("--model", trained, "--tasks", "hellaswag", sitecustomize=absent)
