@@ -80,6 +80,20 @@ def model(trained: Path) -> LoadedModel:
 
 
 @pytest.fixture(scope="module")
+def writer(model: LoadedModel) -> LoadedModel:
+    """The model with large random weights: what it predicts depends on all it sees, and its likeliest bytes differ."""
+    module = copy.deepcopy(model.module)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in module.named_parameters():
+            if weight.dim() == 2:
+                weight.normal_(std=1.0 if "embed" in name else 2 * weight.size(1) ** -0.5, generator=generator)
+        head = module.get_parameter("lm_head.weight")
+        head[: ord("!")] = head[ord("~") :] = 0  # printable ones
+    return replace(model, module=module)
+
+
+@pytest.fixture(scope="module")
 def exported(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """The same model as a stock class of transformers."""
     folder = tmp_path_factory.mktemp("harness") / "exported"
@@ -160,16 +174,18 @@ def document_nats(model: LoadedModel, text: str) -> float:
     return total
 
 
-def test_a_text_has_the_likelihood_of_its_tokens_one_by_one(model: LoadedModel, tokenizer: Any) -> None:
-    found = HarnessModel(model, tokenizer, batch_size=3).loglikelihood_rolling([asks(text) for text in DOCUMENTS])
-    assert found == pytest.approx([document_nats(model, text) for text in DOCUMENTS], rel=1e-5)
+def test_a_text_has_the_likelihood_of_its_tokens_one_by_one(writer: LoadedModel, tokenizer: Any) -> None:
+    found = HarnessModel(writer, tokenizer, batch_size=3).loglikelihood_rolling([asks(text) for text in DOCUMENTS])
+    assert found == pytest.approx([document_nats(writer, text) for text in DOCUMENTS], rel=1e-5)
     assert found[DOCUMENTS.index("")] == 0.0
 
 
-def test_a_continuation_has_the_likelihood_of_its_tokens_one_by_one(model: LoadedModel, tokenizer: Any) -> None:
+def test_a_continuation_has_the_likelihood_of_its_tokens_one_by_one(writer: LoadedModel, tokenizer: Any) -> None:
     requests = [asks(q["question"], f" {choice}") for q in QUESTIONS for choice in q["choices"]]
-    found = HarnessModel(model, tokenizer, batch_size=4).loglikelihood(requests)
-    assert [nats for nats, _ in found] == pytest.approx([n for q in QUESTIONS for n in choice_nats(model, q)], rel=1e-5)
+    found = HarnessModel(writer, tokenizer, batch_size=4).loglikelihood(requests)
+    assert [nats for nats, _ in found] == pytest.approx(
+        [n for q in QUESTIONS for n in choice_nats(writer, q)], rel=1e-5
+    )
 
 
 def test_only_what_greedy_decoding_gives_is_greedy(writer: LoadedModel, tokenizer: Any) -> None:
@@ -179,58 +195,44 @@ def test_only_what_greedy_decoding_gives_is_greedy(writer: LoadedModel, tokenize
     assert [exact for _, exact in found] == [True, False, False]
 
 
-def test_a_context_that_is_all_spaces_is_the_end_of_another_text(model: LoadedModel, tokenizer: Any) -> None:
+def test_a_context_that_is_all_spaces_is_the_end_of_another_text(writer: LoadedModel, tokenizer: Any) -> None:
     """lm_eval gives them to the continuation, and nothing is left to predict its first token from."""
-    ((nats, _),) = HarnessModel(model, tokenizer).loglikelihood([asks(" ", "x")])
-    assert nats == pytest.approx(nats_of(model, [EOS], list(b" x")), rel=1e-5)
+    ((nats, _),) = HarnessModel(writer, tokenizer).loglikelihood([asks(" ", "x")])
+    assert nats == pytest.approx(nats_of(writer, [EOS], list(b" x")), rel=1e-5)
 
 
-def test_what_is_too_long_loses_its_beginning(model: LoadedModel, tokenizer: Any) -> None:
+def test_what_is_too_long_loses_its_beginning(writer: LoadedModel, tokenizer: Any) -> None:
     text, answer = "a long beginning " * 4, " and its end"
     seen = text[-(CONTEXT + 1 - len(answer)) :]
-    adapter = HarnessModel(model, tokenizer)
+    adapter = HarnessModel(writer, tokenizer)
     # The last space of a context goes to the continuation
     found = adapter.loglikelihood([asks(text.rstrip(), answer), asks(text.rstrip()[-len(seen) :], answer)])
     assert found[0] == found[1]
-    assert found[0][0] == pytest.approx(nats_of(model, list(text.rstrip().encode()), list(answer.encode())), rel=1e-5)
+    assert found[0][0] == pytest.approx(nats_of(writer, list(text.rstrip().encode()), list(answer.encode())), rel=1e-5)
     assert adapter.loglikelihood([asks("x" * 40, "y" * CONTEXT)])[0][0] < 0
     with pytest.raises(ValueError, match=r"a continuation of 33 tokens does not fit .* which sees 32"):
         adapter.loglikelihood([asks("x", "y" * (CONTEXT + 1))])
 
 
-def test_batches_change_nothing(model: LoadedModel, tokenizer: Any) -> None:
+def test_batches_change_nothing(writer: LoadedModel, tokenizer: Any) -> None:
     documents = [asks(text) for text in DOCUMENTS]
     choices = [asks(q["question"], f" {choice}") for q in QUESTIONS for choice in q["choices"]]
-    alone, together = (HarnessModel(model, tokenizer, batch_size) for batch_size in (1, 64))
+    alone, together = (HarnessModel(writer, tokenizer, batch_size) for batch_size in (1, 64))
     assert together.loglikelihood_rolling(documents) == pytest.approx(alone.loglikelihood_rolling(documents), rel=1e-5)
     ones, many = alone.loglikelihood(choices), together.loglikelihood(choices)
     assert [nats for nats, _ in many] == pytest.approx([nats for nats, _ in ones], rel=1e-5)
     assert [exact for _, exact in many] == [exact for _, exact in ones]
 
 
-def test_a_text_is_one_document(model: LoadedModel, tokenizer: Any) -> None:
+def test_a_text_is_one_document(writer: LoadedModel, tokenizer: Any) -> None:
     """Where the model masks documents, and counts positions from their beginnings, as where it does not."""
-    plain = model.module
+    plain = writer.module
     assert isinstance(plain, CausalLM)
     masked = CausalLM(plain.config.model_copy(update={"document_mask": True}), plain.multipliers)
     masked.load_state_dict(plain.state_dict())
     requests = [asks(text) for text in DOCUMENTS]
-    found = HarnessModel(replace(model, module=masked.eval()), tokenizer).loglikelihood_rolling(requests)
-    assert found == pytest.approx(HarnessModel(model, tokenizer).loglikelihood_rolling(requests), rel=1e-5)
-
-
-@pytest.fixture(scope="module")
-def writer(model: LoadedModel) -> LoadedModel:
-    """The model with another embedding and head, so that its likeliest bytes differ and are printable."""
-    module = copy.deepcopy(model.module)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in module.named_parameters():
-            if "embed" in name or "lm_head" in name:
-                weight.normal_(generator=generator)
-        head = module.get_parameter("lm_head.weight")
-        head[: ord("!")] = head[ord("~") :] = 0
-    return replace(model, module=module)
+    found = HarnessModel(replace(writer, module=masked.eval()), tokenizer).loglikelihood_rolling(requests)
+    assert found == pytest.approx(HarnessModel(writer, tokenizer).loglikelihood_rolling(requests), rel=1e-5)
 
 
 def greedy_text(model: LoadedModel, prompt: str, count: int) -> str:
