@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from data.indexed import IndexedWriter
@@ -247,9 +248,10 @@ def test_generation_stops_before_the_first_string(writer: LoadedModel, tokenizer
     whole = greedy_text(writer, "def ", 12)
     early, late = whole[2:4], whole[5:7]
     assert 0 < whole.index(early) < whole.index(late), whole
-    until = [[], late, [late, early], ["", "never this"], None]
+    overlapping = [whole[3:5], whole[2:5]]  # the same token completes both
+    until = [[], late, [late, early], overlapping, ["", "never this"], None]
     requests = [asks("def ", {"until": strings, "max_gen_toks": 12}) for strings in until]
-    cut = [whole, whole[: whole.index(late)], whole[: whole.index(early)], whole, whole]
+    cut = [whole, whole[: whole.index(late)], whole[: whole.index(early)], whole[:2], whole, whole]
     assert HarnessModel(writer, tokenizer).generate_until(requests) == cut
 
 
@@ -289,6 +291,16 @@ def test_generation_that_cannot_be_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         HarnessModel(model, tokenizer).generate_until([asks("def ", options)])
+
+
+def test_what_a_tokenizer_puts_before_a_text_is_there_once(model: LoadedModel, trained: Path) -> None:
+    tokenizer = load_tokenizer(trained / "tokenizer")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{tokenizer.eos_token} $A", special_tokens=[(tokenizer.eos_token, EOS)]
+    )
+    adapter = HarnessModel(model, tokenizer)
+    assert adapter.tok_encode("x") == adapter.tok_encode("<|endoftext|>x") == [EOS, ord("x")]
+    assert adapter.tok_encode("x", add_special_tokens=False) == [ord("x")]
 
 
 def test_a_tokenizer_without_ends_is_refused(model: LoadedModel) -> None:
@@ -515,7 +527,7 @@ def test_a_task_whose_data_is_on_the_hub_says_so(evaluate: Evaluate, trained: Pa
     ("data", "split", "message"),
     [
         (None, "test", "FileNotFoundError"),
-        ('{"text": "x"}\nno JSON\n', "test", "DatasetGenerationError"),
+        ('{"text": "x"}\nno JSON\n', "test", r"DatasetGenerationError: [^:]+: \w+: "),  # and why
         ('{"text": "x"}\n', "exam", "KeyError: 'exam'"),
     ],
 )
@@ -528,7 +540,7 @@ def test_a_task_that_cannot_be_loaded_is_named(place: Path, data: str | None, sp
     yaml.write_text(yaml.read_text().replace("test_split: test", f"test_split: {split}"), encoding="utf-8")
     with pytest.raises(ValueError, match="--tasks broken: lm_eval cannot load it: ") as told:
         find_tasks(["broken"], [folder])
-    assert message in str(told.value)
+    assert re.search(message, str(told.value))
     assert "data_files are relative to the working directory" in str(told.value)
 
 
