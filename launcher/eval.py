@@ -1,4 +1,4 @@
-"""Score a model on held-out text: loss, perplexity, bits per byte; or on a task: exact match.
+"""Score a model on held-out text: loss, perplexity, bits per byte; on a task of ours: exact match; on lm_eval's tasks.
 
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib
 python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
@@ -6,6 +6,7 @@ python launcher/eval.py --model runs/quickstart --data corpora/stdlib --average 
 python launcher/eval.py --model runs/addition --task '{name: addition, digits: 3, seed: 1}'     # exact match
 python launcher/eval.py --model runs/star_graph --task '{name: star_graph}' --thinking     # docs/lookahead.md
 python launcher/eval.py --model runs/maze --task '{name: maze}' --shuffle-questions     # what is right without reading?
+python launcher/eval.py --model runs/quickstart --tasks held_out --task-folder configs/harness     # docs/harness.md
 """
 
 import argparse
@@ -25,15 +26,56 @@ from data.loader import ValidationBatches, open_source
 from data.streams import SampleSource, WindowStream
 from data.tasks.source import TaskStream
 from data.tokenizers import tokenizer_sha256
-from launcher.runtime import averages, cli
+from launcher.runtime import averages, cli, harness_tasks
 from launcher.runtime.config import ConfigError, explain
 from launcher.runtime.evaluate import HeldOutLoss, held_out_loss
-from launcher.runtime.loading import DTYPES, LoadedModel, load_model
+from launcher.runtime.loading import DTYPES, LoadedModel, load_model, load_tokenizer
+
+OF_TASKS = ("task_folder", "num_fewshot", "limit", "bootstrap")
+"""Options that go with --tasks only."""
+NOT_OF_TASKS = ("thinking", "shuffle_questions", "sequence_length", "max_batches")
+"""Options that do not go with --tasks."""
 
 
 def main() -> None:
-    """Load, check that model and corpus fit, score, print."""
+    """Score on what was asked for."""
     arguments = parse_arguments()
+    check_options(arguments)
+    if arguments.tasks:
+        score_tasks(arguments)
+    else:
+        score_held_out(arguments)
+
+
+def score_tasks(arguments: argparse.Namespace) -> None:
+    """Find lm_eval's tasks, load the model, score, print."""
+    tasks = harness_tasks.find_tasks(arguments.tasks.split(","), arguments.task_folder or [])
+    model = load_model(arguments.model, torch.device(arguments.device), DTYPES[arguments.dtype], arguments.average)
+    if model.tokenizer_path is None:
+        raise ValueError(f"{model.source}: has no tokenizer, so the text of --tasks cannot be turned into tokens")
+    scores = harness_tasks.score_tasks(
+        model,
+        load_tokenizer(model.tokenizer_path),
+        tasks,
+        num_fewshot=arguments.num_fewshot,
+        limit=arguments.limit,
+        batch_size=arguments.batch_size,
+        bootstrap=arguments.bootstrap or 0,
+    )
+    facts = {"model": str(model.source), "average": model.average, "limit": arguments.limit, **scores}
+    if arguments.json:
+        cli.print_json(facts)
+        return
+    average = f", {model.average}" if model.average else ""
+    print(f"{model.source}{average}, lm_eval {scores['lm_eval']}")
+    for line in harness_tasks.lines(scores):
+        print(line)
+    if not arguments.bootstrap:
+        print("no standard errors: ask for them with --bootstrap 1000")
+
+
+def score_held_out(arguments: argparse.Namespace) -> None:
+    """Load, check that model and corpus fit, score, print."""
     corpus = open_source(read_task(arguments.task) if arguments.task else SourceConfig(path=arguments.data))
     model = load_model(
         arguments.model,
@@ -67,7 +109,30 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--average", help=averages.HELP)
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--data", help="corpus; its held-out split is scored")
-    data.add_argument("--task", help="task as YAML, in the place of a corpus: '{name: addition, digits: 3}'")
+    data.add_argument(
+        "--task",
+        help="one of our own synthetic tasks as YAML, in the place of a corpus: '{name: addition, digits: 3}'",
+    )
+    data.add_argument(
+        "--tasks",
+        metavar="NAME[,NAME]",
+        help="tasks of lm-evaluation-harness by name: its own (hellaswag, ...), or those of --task-folder",
+    )
+    parser.add_argument(
+        "--task-folder",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="of --tasks: a folder with tasks of your own as YAML files, and the code they name; may be repeated",
+    )
+    parser.add_argument("--num-fewshot", type=int, help="of --tasks: examples before a question (default: the task's)")
+    parser.add_argument("--limit", type=cli.positive, help="of --tasks: the first documents of each only")
+    parser.add_argument(
+        "--bootstrap",
+        type=cli.positive,
+        metavar="N",
+        help="of --tasks: standard errors; of means by formula, of other metrics from N resamples (default: none)",
+    )
     parser.add_argument(
         "--shuffle-questions",
         action="store_true",
@@ -79,12 +144,29 @@ def parse_arguments() -> argparse.Namespace:
         help="of a run whose objective thinks: the tokens after the anchors of its anchor_policy are told by thoughts",
     )
     parser.add_argument("--sequence-length", type=int, help="tokens per window (default: as in training)")
-    parser.add_argument("--batch-size", type=int, default=8, help="windows per forward pass")
+    parser.add_argument(
+        "--batch-size", type=cli.positive, default=8, help="windows, or sequences of --tasks, per forward pass"
+    )
     parser.add_argument("--max-batches", type=int, help="score an evenly spread part only (default: everything)")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="arithmetic")
     parser.add_argument("--device", default=str(cli.default_device()), help="cpu, cuda, cuda:1, ...")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Refuse what the thing to score on has no use for.
+
+    Raises:
+        ValueError: names the option, and where it belongs.
+    """
+    for name in NOT_OF_TASKS if arguments.tasks else OF_TASKS:
+        value = getattr(arguments, name)
+        if value is not None and value is not False:  # --num-fewshot 0 was given
+            wrong, right = ("--tasks", "--data or --task") if arguments.tasks else ("--data or --task", "--tasks")
+            raise ValueError(f"--{name.replace('_', '-')} does not go with {wrong}: leave it out, or give {right}")
+    if arguments.num_fewshot is not None and arguments.num_fewshot < 0:
+        raise ValueError(f"--num-fewshot {arguments.num_fewshot}: 0 is none, more are examples before each question")
 
 
 def read_task(text: str) -> SourceConfig:
