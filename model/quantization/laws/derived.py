@@ -34,7 +34,7 @@ def critical_tokens(law: PrecisionLaw, parameters: float, post_bits: float) -> f
         ValueError: the law has no quantization after training.
     """
     law.require("B", "beta", "C_T", "gamma_D", "gamma_N", "gamma_post")
-    size = law.beta * law.B * parameters**law.gamma_N * np.exp(post_bits / law.gamma_post - law.b)
+    size = law.beta * law.B * parameters**law.gamma_N * float(np.exp(post_bits / law.gamma_post - law.b))
     return float((size / (law.gamma_D * law.C_T)) ** (1 / (law.gamma_D + law.beta)))
 
 
@@ -46,7 +46,7 @@ def optimal_precision(law: PrecisionLaw) -> float:
     Raises:
         ValueError: the law has no f, or fewer bits are always better under it.
     """
-    threshold = _threshold(law)
+    threshold = law.threshold
 
     def excess(bits: float) -> float:
         step = STEP * bits
@@ -66,12 +66,18 @@ def allocate(law: Law, flops: float, bits: float = BF16) -> Allocation:
     """The best N and D for C = (6/16) N D P when everything that has an f is trained in P = `bits`.
 
     From eq. 16: N = (alpha A / beta B)^s f^(-alpha s) (N D)^(beta s) with s = 1 / (alpha + beta), and D from the cost.
+
+    Raises:
+        ValueError: the law does not know the constants, or does not ask for a split.
     """
     law.require("A", "alpha", "B", "beta", "E")
+    for name in ("A", "B"):
+        if getattr(law, name) == 0:
+            raise ValueError(f"{name} = 0: under this law one of size and data does not matter, and no split is best")
     product = flops * BF16 / (6 * bits)  # N D
     share = 1 / (law.alpha + law.beta)
     ratio = law.alpha * law.A / (law.beta * law.B)
-    parameters = ratio**share * law.efficiency(bits) ** (-law.alpha * share) * product ** (law.beta * share)
+    parameters = float(ratio**share * law.efficiency(bits) ** (-law.alpha * share) * product ** (law.beta * share))
     tokens = product / parameters
     return Allocation(parameters, tokens, bits, _loss(law, parameters, tokens, bits))
 
@@ -92,16 +98,9 @@ def precision_at_size(law: PrecisionLaw, parameters: float, flops: float) -> All
     def loss(bits: float) -> float:
         return _loss(law, parameters, flops * BF16 / (6 * bits * parameters), bits)
 
-    bounds = (_threshold(law) + 1e-3, MOST_BITS)
+    bounds = (law.threshold + 1e-3, MOST_BITS)
     bits = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
     return Allocation(parameters, flops * BF16 / (6 * bits * parameters), bits, loss(bits))
-
-
-def _threshold(law: PrecisionLaw) -> float:
-    """Bits above which every f is positive."""
-    if not law.indices:
-        raise ValueError("gamma_w, gamma_a, gamma_kv: this law knows no training precision; fit one to such runs")
-    return max(0.0, *(getattr(law, f"gamma_{index}") * getattr(law, f"n_{index}") for index in law.indices))
 
 
 def _loss(law: Law, parameters: float, tokens: float, bits: float) -> float:

@@ -1,14 +1,13 @@
 """The law that all others extend: loss from parameters and tokens (Hoffmann et al., arXiv 2203.15556)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
-from typing_extensions import Self
 
-from model.quantization.laws.points import Floats, Points, points
+from model.quantization.laws.points import BF16, Floats, Points, points
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,28 @@ class Law:
         Raises:
             ValueError: a constant that the answer depends on is not known, or `at` is outside of the form's domain.
         """
-        total = np.zeros(at.parameters.shape)
-        for name, term in zip(self.LINEAR, self.terms(at), strict=True):
+        self.require("alpha", "beta")
+        return self._sum(self.terms(at))
+
+    def post_delta(self, at: Points) -> Floats:
+        """Nats that quantization after training adds; needs none of the constants of the rest."""
+        return self._sum(self._differences(at, replace(at, post_bits=np.full(at.post_bits.shape, np.inf))))
+
+    def training_delta(self, at: Points) -> Floats:
+        """Nats by which training in low precision is worse than in bf16; needs only the constants that matter to it."""
+        high, none = (np.full(at.parameters.shape, value) for value in (BF16, np.nan))
+        plain = {"weight_bits": high, "activation_bits": high, "kv_bits": high}
+        return self._sum(self._differences(at, replace(at, **plain, exponent_bits=none, mantissa_bits=none)))
+
+    def _differences(self, at: Points, reference: Points) -> list[Floats]:
+        """Of the terms, 0 where nothing changes; a term that is unknown in both is the same in both."""
+        pairs = zip(self.terms(at), self.terms(reference), strict=True)
+        return [np.where((here == there) | np.isnan(here), 0.0, here - there) for here, there in pairs]
+
+    def _sum(self, terms: Sequence[Floats]) -> Floats:
+        """Terms times their constants; a constant that is not known is needed where its term is not 0."""
+        total = np.zeros(terms[0].shape)
+        for name, term in zip(self.LINEAR, terms, strict=True):
             if term.any():
                 self.require(name)
                 total = total + getattr(self, name) * term
@@ -56,7 +75,6 @@ class Law:
 
     def terms(self, at: Points) -> tuple[Floats, ...]:
         """What the constants of `LINEAR` multiply, in their order."""
-        self.require("alpha", "beta")
         return at.parameters**-self.alpha, at.tokens**-self.beta, np.ones(at.parameters.shape)
 
     def at_bits(self, parameters: ArrayLike, tokens: ArrayLike, bits: ArrayLike) -> Points:  # noqa: ARG002 knows none
@@ -75,7 +93,9 @@ class Law:
         """
         unknown = [name for name in names if np.isnan(getattr(self, name))]
         if unknown:
-            raise ValueError(f"{', '.join(unknown)}: not known in this law, and the answer depends on it; fit or give it")
+            raise ValueError(
+                f"{', '.join(unknown)}: not known in this law, and the answer depends on it; fit or give it"
+            )
 
     @property
     def constants(self) -> dict[str, float]:
@@ -94,7 +114,7 @@ class Law:
         return {"alpha": exponent} if cls.TIED else {"alpha": exponent, "beta": exponent}
 
     @classmethod
-    def build(cls, found: Mapping[str, float]) -> Self:
+    def build(cls, found: Mapping[str, float]) -> "Law":
         """A law from what `search` asked for and constants of `LINEAR`."""
         return cls(**({"beta": found["alpha"]} if cls.TIED else {}), **found)
 
@@ -105,8 +125,9 @@ class Law:
         for name, letter, constants in (("parameters", "N", "A, alpha"), ("tokens", "D", "B, beta")):
             values = np.unique(getattr(at, name))
             if len(values) == 1:
-                notes.append(f"{name} is {values[0]:g} in all points: {letter} does not vary, {constants} and E are mixed")
-        plain = {"weight_bits": BF16, "activation_bits": BF16, "kv_bits": BF16, "post_bits": np.inf}
+                notes.append(
+                    f"{name} is {values[0]:g} in all points: {letter} does not vary, {constants} and E are mixed"
+                )
         notes += [
             f"{name} varies, and this form does not know it"
             for name in ("weight_bits", "activation_bits", "kv_bits", "post_bits")

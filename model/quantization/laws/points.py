@@ -63,8 +63,12 @@ def points(
     Raises:
         ValueError: a size, a number of tokens or a width is not positive.
     """
-    given = {name: np.asarray(value, np.float64) for name, value in locals().items()}
-    for name, column in given.items():
-        if (column < 0).any() or (column == 0).any() and name not in ("exponent_bits", "mantissa_bits"):
-            raise ValueError(f"{name} = {column.min():g}: must be positive")
-    return Points(*np.broadcast_arrays(*given.values()))
+    given = (
+        *(parameters, tokens, weight_bits, activation_bits, kv_bits, post_bits),
+        *(group_size, exponent_bits, mantissa_bits),
+    )
+    columns = np.broadcast_arrays(*(np.asarray(column, np.float64) for column in given))
+    for field, column in zip(fields(Points), columns, strict=True):
+        if (column < 0).any() or (field.name not in ("exponent_bits", "mantissa_bits") and (column == 0).any()):
+            raise ValueError(f"{field.name} = {column.min():g}: must be positive")
+    return Points(*columns)

@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
-from typing_extensions import Self
 
 from model.quantization.laws.law import Law, Range
 from model.quantization.laws.points import BF16, TRAINING, Floats, Points, points
@@ -55,14 +54,6 @@ class PrecisionLaw(Law):
         self.require("alpha", "beta")
         effective = at.parameters * self.kept(at)
         return effective**-self.alpha, at.tokens**-self.beta, np.ones(effective.shape), self._damage(at, effective)
-
-    def delta(self, at: Points) -> Floats:
-        """delta_PTQ: nats that rounding the weights to `post_bits` adds; 0 where they are as wide as trained."""
-        damage = self._damage(at, at.parameters * self.kept(at))
-        if damage.any():
-            self.require("C_T")
-            return self.C_T * damage
-        return damage
 
     def kept(self, at: Points) -> Floats:
         """N_eff / N: the product of the three f."""
@@ -107,6 +98,18 @@ class PrecisionLaw(Law):
         """The x that have an f."""
         return tuple(index for index in TRAINING if not np.isnan(getattr(self, f"gamma_{index}")))
 
+    @property
+    def threshold(self) -> float:
+        """Bits at or below which some f is not positive, 0 if there are none.
+
+        Raises:
+            ValueError: the law has no f.
+        """
+        if not self.indices:
+            raise ValueError("gamma_w, gamma_a, gamma_kv: this law knows no training precision; fit one to such runs")
+        zeros: list[float] = [getattr(self, f"gamma_{index}") * getattr(self, f"n_{index}") for index in self.indices]
+        return max(0.0, *zeros)
+
     def _damage(self, at: Points, effective: Floats) -> Floats:
         """delta_PTQ / C_T."""
         widths = [getattr(at, column) for column in TRAINING.values()]
@@ -135,7 +138,7 @@ class PrecisionLaw(Law):
 
     @classmethod
     def search(cls, at: Points) -> dict[str, Range]:
-        """The parts that the points speak of; an f as gamma_x and its zero gamma_x n_x, which stays below all widths."""
+        """What the points speak of; an f as gamma_x and its zero gamma_x n_x, which stays below all widths."""
         found = super().search(at)
         rounded = np.isfinite(at.post_bits)
         for index, column in TRAINING.items():
@@ -160,7 +163,7 @@ class PrecisionLaw(Law):
         return found
 
     @classmethod
-    def build(cls, found: Mapping[str, float]) -> Self:
+    def build(cls, found: Mapping[str, float]) -> Law:
         """n_x from the zero. b stays 0: C_T exp(b) is one number, which a fit calls C_T."""
         values = {name: value for name, value in found.items() if not name.startswith("zero_")}
         for index in TRAINING:

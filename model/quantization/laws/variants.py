@@ -30,14 +30,6 @@ class PowerLaw(Law):
         """N^-alpha, D^-beta, 1, and delta / k."""
         return *super().terms(at), self._damage(at)
 
-    def delta(self, at: Points) -> Floats:
-        """Nats that rounding the weights to `post_bits` adds."""
-        damage = self._damage(at)
-        if damage.any():
-            self.require("k")
-            return self.k * damage
-        return damage
-
     def _damage(self, at: Points) -> Floats:
         rounded = np.isfinite(at.post_bits)
         if not rounded.any():
@@ -78,14 +70,6 @@ class GranularityLaw(Law):
         """N^-alpha, D^-beta, 1, and delta / k."""
         return *super().terms(at), self._damage(at)
 
-    def delta(self, at: Points) -> Floats:
-        """Nats that training in the format adds."""
-        damage = self._damage(at)
-        if damage.any():
-            self.require("k")
-            return self.k * damage
-        return damage
-
     def _damage(self, at: Points) -> Floats:
         quantized = at.quantized
         if not quantized.any():
@@ -121,8 +105,8 @@ class GranularityLaw(Law):
 class FloatLaw(Law):
     """Training in a float format of E exponent and M mantissa bits, scales shared by groups of G.
 
-    delta = k D^beta / N^alpha (log2 G)^gamma_G / ((E + 0.5)^delta_E (M + 0.5)^nu_M), after Sun et al., arXiv 2501.02423.
-    Where groups have one size, or none, that factor is left to k. Points without a format have no delta.
+    delta = k D^beta / N^alpha (log2 G)^gamma_G / ((E + 0.5)^delta_E (M + 0.5)^nu_M), after Sun et al., arXiv
+    2501.02423. Where groups have one size, or none, that factor is left to k. Points without a format have no delta.
     """
 
     TITLE: ClassVar[str] = "trained in a float format, by exponent and mantissa bits (arXiv 2501.02423)"

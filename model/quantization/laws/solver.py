@@ -1,0 +1,147 @@
+"""The search for the constants of a form.
+
+Each form is linear in some constants once the others are given (variable projection, arXiv 2603.22339): a search over
+the others alone, with non-negative least squares inside, finds a start. From there all constants move together under
+the loss that is wanted, Huber's on log L with delta 1e-3, summed over points (arXiv 2203.15556, 2404.10102).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls
+from scipy.stats import qmc
+
+from model.quantization.laws.law import Law, Range
+from model.quantization.laws.points import Floats, Points
+
+HUBER = 1e-3  # of log L: errors beyond 0.1 % count linearly
+STARTS = 8
+POLISHED = 2  # of the starts: those that the search liked best
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Constants that fit best, and how well."""
+
+    law: Law
+    objective: float
+    place: Floats
+    """Of the optimum: the constants searched for, then what each linear term adds at a typical point, in nats."""
+
+
+class Problem:
+    """A form, the points it is fitted to, and where its constants are looked for."""
+
+    def __init__(self, form: type[Law], at: Points, loss: Floats, ranges: dict[str, Range]) -> None:
+        self.form, self.at, self.loss, self.ranges = form, at, loss, ranges
+        low, high = np.array([(found.low, found.high) for found in self.ranges.values()]).T
+        self.low, self.high = low, high
+        # A form without what its last term is about has columns of zeros
+        self.active = tuple(
+            name for name, column in zip(form.LINEAR, self._terms(self._middle(), at), strict=True) if column.any()
+        )
+
+    def solve(self, starts: int = STARTS, seed: int = 0) -> Solution:
+        """The best of several starts."""
+        found = sorted((self._project(start) for start in self._starts(starts, seed)), key=lambda pair: pair[0])
+        everywhere = np.arange(len(self.at))
+        return min(
+            (self.polish(place, everywhere) for _, place in found[:POLISHED]), key=lambda solution: solution.objective
+        )
+
+    def polish(self, place: Floats, rows: NDArray[np.intp]) -> Solution:
+        """All constants together, from `place`, under Huber's loss on the logarithm, over some rows."""
+        at, target = self.at[rows], np.log(self.loss[rows])
+
+        def residuals(place: Floats) -> Floats:
+            columns, _ = self._scaled(place[: len(self.low)], at)
+            return np.log(np.maximum(place[len(self.low) :] @ columns, 1e-9)) - target
+
+        most = np.full(len(self.active), 20 * self.loss.max())
+        low, high = np.concatenate([self.low, np.zeros(len(most))]), np.concatenate([self.high, most])
+        start = np.clip(place, low, high)
+        best = least_squares(
+            residuals, start, bounds=(low, high), loss="huber", f_scale=HUBER, x_scale="jac", max_nfev=300
+        )
+        return Solution(self._law(best.x), float(best.cost), best.x)
+
+    def sensitivity(self, solution: Solution) -> Floats:
+        """Slopes d log L / d constant at the solution, (points, constants in the order of `names`)."""
+
+        def logarithm(place: Floats) -> Floats:
+            columns, _ = self._scaled(place[: len(self.low)], self.at)
+            return np.log(np.maximum(place[len(self.low) :] @ columns, 1e-9))
+
+        slopes = []
+        for index, value in enumerate(solution.place):
+            # Against the nearer bound, where an f may end
+            step = np.zeros(len(solution.place))
+            step[index] = -1e-5 * max(abs(value), 0.1)
+            slopes.append((logarithm(solution.place + step) - logarithm(solution.place)) / step[index])
+        return np.stack(slopes, axis=1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What `Solution.place` holds."""
+        return (*self.ranges, *self.active)
+
+    def at_bounds(self, solution: Solution) -> list[str]:
+        """Constants that the bounds of the search hold, with the bound."""
+        held = []
+        for name, value, found in zip(self.ranges, solution.place, self.ranges.values(), strict=False):
+            near = 1e-3 * (found.high - found.low)
+            if value - found.low < near or found.high - value < near:
+                bound = found.low if value - found.low < near else found.high
+                held.append(f"{name} ended at the bound of its search, {bound:g}")
+        return held
+
+    def _project(self, start: Floats) -> tuple[float, Floats]:
+        """Variable projection: the sum of squared relative errors, and its place."""
+
+        def residuals(values: Floats) -> Floats:
+            columns, _ = self._scaled(values, self.at)
+            return self._inner(columns) @ columns / self.loss - 1
+
+        best = least_squares(residuals, start, bounds=(self.low, self.high), x_scale="jac", max_nfev=60)
+        columns, _ = self._scaled(best.x, self.at)
+        return float(best.cost), np.concatenate([best.x, self._inner(columns)])
+
+    def _inner(self, columns: Floats) -> Floats:
+        """The linear constants, by non-negative least squares on relative errors."""
+        rotation, triangle = np.linalg.qr((columns / self.loss).T)
+        found: Floats = nnls(triangle, rotation.sum(axis=0))[0]
+        return found
+
+    def _scaled(self, values: Floats, at: Points) -> tuple[Floats, Floats]:
+        """The active terms, each over its geometric mean, and these means.
+
+        What multiplies a scaled term is nats at a typical point: of order 1, and nearly free of the exponents.
+        """
+        terms = dict(zip(self.form.LINEAR, self._terms(values, at), strict=True))
+        columns = np.stack([terms[name] for name in self.active])
+        there = columns > 0
+        logs = np.log(columns, out=np.zeros_like(columns), where=there)
+        scales: Floats = np.exp(logs.sum(axis=1) / np.maximum(there.sum(axis=1), 1))
+        return columns / scales[:, None], scales
+
+    def _terms(self, values: Floats, at: Points) -> tuple[Floats, ...]:
+        return self.form.build(dict(zip(self.ranges, map(float, values), strict=True))).terms(at)
+
+    def _law(self, place: Floats) -> Law:
+        values, nats = place[: len(self.low)], place[len(self.low) :]
+        _, scales = self._scaled(values, self.at)
+        linear = dict(zip(self.active, map(float, nats / scales), strict=True))
+        return self.form.build({**dict(zip(self.ranges, map(float, values), strict=True)), **linear})
+
+    def _middle(self) -> Floats:
+        return np.array([(found.start_low + found.start_high) / 2 for found in self.ranges.values()])
+
+    def _starts(self, count: int, seed: int) -> Sequence[Floats]:
+        """The middle of the intervals, and a Latin hypercube over them."""
+        low, high = np.array([(found.start_low, found.start_high) for found in self.ranges.values()]).T
+        if count == 1:
+            return [self._middle()]
+        draws = qmc.LatinHypercube(len(low), rng=np.random.default_rng(seed)).random(count - 1)
+        return [self._middle(), *(low + draws * (high - low))]
