@@ -80,7 +80,7 @@ def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
         others = [_or_none(optimal_precision, other) for other in resampled if isinstance(other, PrecisionLaw)]
         known = [bits for bits in others if bits is not None]
         found["optimal_bits_band"] = list(np.percentile(known, BAND)) if known else None
-    if law.B > 0 and min(law.constants.get(name, 0.0) for name in ("C_T", "gamma_D")) > 0:
+    if "C_T" in law.constants:
         size = float(at.parameters.max())
         critical = {str(bits): critical_tokens(law, size, bits) / size for bits in POST_BITS}
         found["critical_tokens_per_parameter"] = {"parameters": size, "post_bits": critical}

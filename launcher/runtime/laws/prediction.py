@@ -1,17 +1,15 @@
 """What a law says of a configuration: its loss, other widths, and better ways to spend its compute."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
-from launcher.runtime.laws.document import open_law
+from launcher.runtime.laws.document import open_law, plain
 from model.quantization.laws.derived import (
+    Allocation,
     allocate,
     allocate_with_precision,
     critical_tokens,
-    optimal_precision,
     precision_at_size,
 )
 from model.quantization.laws.forms import name_of
@@ -45,24 +43,31 @@ def predict(name: str, parameters: int, tokens: int) -> dict[str, Any]:
         "source": sourced.source,
         "parameters": parameters,
         "tokens": tokens,
-        "loss": float(law.loss(points(parameters, tokens))),
+        "loss": _loss(sourced, name, parameters, tokens),
         "quantized": [TRAINING[index] for index in law.indices] if isinstance(law, PrecisionLaw) else [],
         "training": _training(law, parameters, tokens),
         "post": _post(law, parameters, tokens),
         "flops": flops,
         "notes": _notes(name, sourced, parameters, tokens),
     }
-    facts["at_16_bits"] = asdict(allocate(law, flops))
+    questions: dict[str, Callable[[], Allocation]] = {"at_16_bits": lambda: allocate(law, flops)}
     if isinstance(law, PrecisionLaw) and law.indices:
+        questions["at_optimal_bits"] = lambda: allocate_with_precision(law, flops)
+        questions["at_this_size"] = lambda: precision_at_size(law, parameters, flops)
+    for key, question in questions.items():
         try:
-            facts["optimal_bits"] = optimal_precision(law)
-            facts["at_optimal_bits"] = asdict(allocate_with_precision(law, flops))
-        except ValueError as error:
+            facts[key] = asdict(question())
+        except ValueError as error:  # a law without an optimum still predicts
             facts["notes"].append(str(error))
-        facts["at_this_size"] = asdict(precision_at_size(law, parameters, flops))
-    if isinstance(law, PrecisionLaw) and "C_T" in law.constants:
-        facts["critical_tokens"] = {str(bits): critical_tokens(law, parameters, bits) for bits in POST_BITS}
-    return facts
+    found: dict[str, Any] = plain(facts)
+    return found
+
+
+def _loss(sourced: SourcedLaw, name: str, parameters: int, tokens: int) -> float:
+    try:
+        return float(sourced.law.loss(points(parameters, tokens)))
+    except ValueError as error:
+        raise ValueError(f"law {name}: {error}") from error
 
 
 def _training(law: Law, parameters: int, tokens: int) -> list[dict[str, float]]:
@@ -84,8 +89,13 @@ def _post(law: Law, parameters: int, tokens: int) -> list[dict[str, float]]:
     """What quantization after training in bf16 adds, by width."""
     if not {"C_T", "gamma_P"} & set(law.constants):
         return []
-    deltas = law.post_delta(points(parameters, tokens, post_bits=np.array(POST_BITS)))
-    return [{"bits": bits, "delta": float(delta)} for bits, delta in zip(POST_BITS, deltas, strict=True)]
+    rows = []
+    for bits in POST_BITS:
+        row = {"bits": float(bits), "delta": float(law.post_delta(points(parameters, tokens, post_bits=bits)))}
+        if isinstance(law, PrecisionLaw):
+            row["critical_tokens"] = critical_tokens(law, parameters, bits)
+        rows.append(row)
+    return rows
 
 
 def _notes(name: str, sourced: SourcedLaw, parameters: int, tokens: int) -> list[str]:
@@ -122,6 +132,10 @@ def lines(facts: dict[str, Any]) -> Iterator[str]:
         for row in facts["training"]:
             yield f"{row['bits']:>13} {row['efficiency']:>10.3f} {row['loss']:>8.4f}"
     if facts["post"]:
-        yield f"\n{'bits after':>13} {'added':>10} {'loss':>8}   weights of the bf16 model"
+        yield f"\n{'bits after':>13} {'added':>10} {'loss':>8}   tokens beyond which the rounded bf16 model gets worse"
         for row in facts["post"]:
-            yield f"{row['bits']:>13} {row['delta']:>10.4f} {facts['loss'] + row['delta']:>8.4f}"
+            critical = row.get("critical_tokens")
+            yield (
+                f"{row['bits']:>13g} {row['delta']:>10.4f} {facts['loss'] + row['delta']:>8.4f}   "
+                f"{'-' if critical is None else f'{critical:.3g}'}"
+            )

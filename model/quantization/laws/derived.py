@@ -28,12 +28,14 @@ class Allocation:
 
 
 def critical_tokens(law: PrecisionLaw, parameters: float, post_bits: float) -> float:
-    """D_crit (eq. 13): beyond so many tokens a bf16 model that is then rounded to `post_bits` gets worse.
+    """D_crit (eq. 13): beyond so many tokens a bf16 model that is then rounded to `post_bits` gets worse; or inf.
 
     Raises:
         ValueError: the law has no quantization after training.
     """
     law.require("B", "beta", "C_T", "gamma_D", "gamma_N", "gamma_post")
+    if law.C_T * law.gamma_D == 0:
+        return float("inf")
     size = law.beta * law.B * parameters**law.gamma_N * float(np.exp(post_bits / law.gamma_post - law.b))
     return float((size / (law.gamma_D * law.C_T)) ** (1 / (law.gamma_D + law.beta)))
 

@@ -95,7 +95,7 @@ def kumar_grid(post_bits: tuple[float, ...] = ()) -> tuple[Points, NDArray[np.in
     models are also quantized to each of `post_bits`.
     """
     widths = (4, 5, 6, 7, 8, 10, 12)
-    low = [(3.0, BF16, BF16), *((float(bits),) * 3 for bits in widths)]
+    low: list[tuple[float, ...]] = [(3.0, BF16, BF16), *((bits,) * 3 for bits in widths)]
     low += [tuple(bits if part == here else BF16 for part in range(3)) for here in range(3) for bits in widths]
     rows, runs, run = [], [], 0
     for size, tokens in itertools.product(KUMAR_SIZES, KUMAR_TOKENS):
