@@ -1,9 +1,10 @@
-"""Fitting laws: what made the data is found again, what the data do not hold is said, what was held out is predicted."""
+"""Fitting laws: what made the data is found, what the data do not hold is said, what was held out is predicted."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from model.quantization.laws.fit import Measured, bands, fit, held_out, score
 from model.quantization.laws.law import Law
@@ -16,11 +17,10 @@ ONE_NUMBER = replace(KUMAR, C_T=KUMAR.C_T * float(np.exp(KUMAR.b)), b=0.0)  # al
 CHINCHILLA = Law(A=482.01, alpha=0.3478, B=2085.43, beta=0.3658, E=1.8172)
 
 
-def measure(law: Law, at: Points, noise: float = 0.0, seed: int = 0, runs: Floats | None = None) -> Measured:
+def measure(law: Law, at: Points, noise: float = 0.0, seed: int = 0, runs: NDArray[np.intp] | None = None) -> Measured:
     """Losses of a law, with errors of log loss."""
     errors = np.random.default_rng(seed).normal(0, noise, len(at))
-    numbers = np.arange(len(at)) if runs is None else runs.astype(np.intp)
-    return Measured(at, law.loss(at) * np.exp(errors), numbers)
+    return Measured(at, law.loss(at) * np.exp(errors), np.arange(len(at)) if runs is None else runs)
 
 
 def every(*columns: list[float]) -> list[Floats]:
@@ -76,7 +76,6 @@ def test_robustness_to_rounding_is_recovered_where_it_was_measured() -> None:
     size, tokens, weight, post = every([30e6, 220e6], [1.5e9, 26e9], [4, 5, 6, 8, 12, 16], [3, 4, 5, np.inf])
     at = points(size, tokens, weight, post_bits=post)
     at = at[(at.post_bits < at.weight_bits) | np.isinf(at.post_bits)]
-    # Widths of 16 have a C_w here, too
     found = fit(PrecisionLaw, measure(truth, at)).law
     assert {name: found.constants[name] for name in ("C_w", "gamma_w", "gamma_post")} == pytest.approx(
         {"C_w": 0.4, "gamma_w": 2.6745, "gamma_post": 0.5907}, rel=0.01
@@ -161,7 +160,8 @@ def test_a_hold_out_that_leaves_nothing_is_refused(how: str) -> None:
 
 def test_scores_are_those_of_the_textbook() -> None:
     outcome = score(np.array([1.0, 2.0, 4.0]), np.array([1.0, 2.0, 3.0]))
-    assert (outcome.points, outcome.r2, outcome.mean_absolute_error) == (3, 0.5, pytest.approx(1 / 3))
+    assert (outcome.points, outcome.r2) == (3, 0.5)
+    assert outcome.mean_absolute_error == pytest.approx(1 / 3)
     assert score(np.array([1.0]), np.array([2.0])).r2 is None
 
 
@@ -183,7 +183,7 @@ def test_the_bootstrap_draws_whole_runs() -> None:
     single = measure(CHINCHILLA, at, 0.01)
     five = np.repeat(np.arange(len(at)), 5)
     copies = Measured(at[five], single.loss[five], single.runs[five])
-    spread = [np.ptp(list(bands(list(fit(Law, data).bootstrap(40)))["E"])) for data in (single, copies)]
+    spread = [np.ptp(list(bands(list(fit(Law, data).bootstrap(25)))["E"])) for data in (single, copies)]
     assert spread[1] > 0.7 * spread[0]
     again = list(fit(Law, single).bootstrap(2))
     assert again == list(fit(Law, single).bootstrap(2)), "a function of the seed"

@@ -17,6 +17,7 @@ from model.quantization.laws.law import Law, Range
 from model.quantization.laws.points import Floats, Points
 
 HUBER = 1e-3  # of log L: errors beyond 0.1 % count linearly
+CONTINUATION = (1e-1, 3e-2, 1e-2, 3e-3, HUBER)
 STARTS = 8
 POLISHED = 2  # of the starts: those that the search liked best
 
@@ -61,11 +62,19 @@ class Problem:
 
         most = np.full(len(self.active), 20 * self.loss.max())
         low, high = np.concatenate([self.low, np.zeros(len(most))]), np.concatenate([self.high, most])
-        start = np.clip(place, low, high)
-        best = least_squares(
-            residuals, start, bounds=(low, high), loss="huber", f_scale=HUBER, x_scale="jac", max_nfev=300
-        )
-        return Solution(self._law(best.x), float(best.cost), best.x)
+        # Where errors count linearly there is no curvature to follow: arrive with wider quadratics, then narrow them
+        for width in CONTINUATION:
+            best = least_squares(
+                residuals,
+                np.clip(place, low, high),
+                bounds=(low, high),
+                loss="huber",
+                f_scale=width,
+                x_scale="jac",
+                max_nfev=100,
+            )
+            place = best.x
+        return Solution(self._law(place), float(best.cost), place)
 
     def sensitivity(self, solution: Solution) -> Floats:
         """Slopes d log L / d constant at the solution, (points, constants in the order of `names`)."""
