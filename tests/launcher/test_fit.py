@@ -1,4 +1,4 @@
-"""`fit.py` and `plan.py --law` as users type them: rows to law.json and figures, a prediction, one line for a mistake."""
+"""`fit.py` and `plan.py --law`: rows to law.json and figures, a prediction, one line for a mistake."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from launcher import fit, plan
+from launcher.runtime import cli
 from launcher.runtime.laws.document import open_law
 from launcher.runtime.laws.rows import read_rows
 from model.quantization.laws.points import points
 from model.quantization.laws.published import KUMAR
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from tests.conftest import Command
+
+    Run = Callable[..., tuple[int, str, str]]
 
 ROW = {"parameters": 30e6, "tokens": 1e9, "weight_bits": 16, "activation_bits": 16, "kv_bits": 16, "loss": 3.0}
 
@@ -41,6 +46,20 @@ def write(file: Path, rows: list[Any]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return file
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """An entry point in this process: exit code, standard output and error. A process of its own costs seconds."""
+
+    def call(main: Callable[[], None], *arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["verb.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.run(main)
+        assert isinstance(left.value.code, int)
+        return left.value.code, *capsys.readouterr()
+
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -110,13 +129,13 @@ def test_a_law_comes_back_as_it_was(fitted: dict[str, Any]) -> None:
     assert "fitted to " in sourced.source
 
 
-def test_the_tables_are_for_people(command: Command, tmp_path: Path) -> None:
+def test_the_tables_are_for_people(run: Run, tmp_path: Path) -> None:
     file = write(tmp_path / "points.jsonl", synthetic())
-    done = command("fit", file, "--output", tmp_path / "c", "--form", "chinchilla", "--bootstrap", "0")
-    assert done.returncode == 0, done.stderr
-    assert "alpha " in done.stdout
-    assert "R^2 0." in done.stdout
-    assert "warning    weight_bits varies, and this form does not know it" in done.stdout
+    code, output, _ = run(fit.main, file, "--output", tmp_path / "c", "--form", "chinchilla", "--bootstrap", "0")
+    assert code == 0
+    assert "alpha " in output
+    assert "R^2 0." in output
+    assert "warning    weight_bits varies, and this form does not know it" in output
     assert {path.name for path in (tmp_path / "c").iterdir()} == {"law.json", "predicted.png", "post_delta.png"}
 
 
@@ -134,28 +153,21 @@ def test_the_tables_are_for_people(command: Command, tmp_path: Path) -> None:
     ],
     ids=["missing", "text", "zero", "bool", "json", "list", "nothing", "one-width"],
 )
-def test_a_row_that_is_no_point_is_one_clear_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: list[Any], words: str
-) -> None:
-    from launcher import fit
-    from launcher.runtime import cli
-
+def test_a_row_that_is_no_point_is_one_clear_error(run: Run, tmp_path: Path, rows: list[Any], words: str) -> None:
     file = write(tmp_path / "points.jsonl", rows)
-    monkeypatch.setattr("sys.argv", ["fit.py", str(file), "--output", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as left:
-        cli.run(fit.main)
-    assert left.value.code == 2
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error.startswith("error: ")
-    assert words in error
+    code, _, errors = run(fit.main, file, "--output", tmp_path / "out")
+    assert code == 2
+    last = errors.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert words in last
     assert not (tmp_path / "out").exists(), "nothing was made"
 
 
-def test_wrong_requests_are_refused(command: Command, tmp_path: Path) -> None:
+def test_wrong_requests_are_refused(run: Run, tmp_path: Path) -> None:
     file = write(tmp_path / "points.jsonl", [ROW])
-    done = command("fit", file, "--output", tmp_path / "out", "--form", "kumar")
-    assert (done.returncode, done.stderr) == (
+    assert run(fit.main, file, "--output", tmp_path / "out", "--form", "kumar") == (
         2,
+        "",
         "error: form 'kumar': unknown; one of precision, chinchilla, post_power, granularity, float\n",
     )
     with pytest.raises(ValueError, match=r"neither a file nor a folder with results.jsonl or rows.jsonl"):
@@ -193,17 +205,22 @@ def test_plan_predicts_with_a_published_law(command: Command, tiny_config: Path)
     assert law["post"][0]["delta"] > law["post"][1]["delta"] > 0
 
 
-def test_plan_says_where_the_law_is_from(command: Command, tiny_config: Path, fitted: dict[str, Any]) -> None:
-    done = command("plan", "--config", tiny_config, "--law", "kumar2411")
-    assert "law         kumar2411 (precision): Kumar et al., arXiv 2411.04330, table 2" in done.stdout
-    assert "caution     published constants belong to their data and architecture and do not transfer" in done.stdout
-    assert "is outside of the fit, 3e+07 to 2.2e+08" in done.stdout
-    own = command("plan", "--config", tiny_config, "--law", fitted["folder"] / "law.json")
-    assert own.returncode == 0, own.stderr
-    assert "law.json, fitted to " in own.stdout
-    assert "do not transfer" not in own.stdout
-    assert "weight_bits\n" in own.stdout, "the widths that this law knows"
-    assert "law" not in json.loads(command("plan", "--config", tiny_config, "--json").stdout)
+def test_plan_says_where_the_law_is_from(run: Run, tiny_config: Path, fitted: dict[str, Any]) -> None:
+    code, output, _ = run(plan.main, "--config", tiny_config, "--law", "kumar2411")
+    assert code == 0
+    assert "law         kumar2411 (precision): Kumar et al., arXiv 2411.04330, table 2" in output
+    assert "caution     published constants belong to their data and architecture and do not transfer" in output
+    assert "is outside of the fit, 3e+07 to 2.2e+08" in output
+    code, output, _ = run(plan.main, "--config", tiny_config, "--law", fitted["folder"] / "law.json")
+    assert code == 0
+    assert "law.json, fitted to " in output
+    assert "do not transfer" not in output
+    assert "   weight_bits\n" in output, "the widths that this law knows"
+
+
+def test_plan_without_a_law_does_not_mention_one(run: Run, tiny_config: Path) -> None:
+    assert "law" not in json.loads(run(plan.main, "--config", tiny_config, "--json")[1])
+    assert "law " not in run(plan.main, "--config", tiny_config)[1]
 
 
 @pytest.mark.parametrize(
@@ -215,11 +232,8 @@ def test_plan_says_where_the_law_is_from(command: Command, tiny_config: Path, fi
         ("broken", "not a law.json of launcher/fit.py"),
     ],
 )
-def test_plan_refuses_a_law_that_is_none(
-    command: Command, tiny_config: Path, tmp_path: Path, law: str, words: str
-) -> None:
+def test_plan_refuses_a_law_that_is_none(run: Run, tiny_config: Path, tmp_path: Path, law: str, words: str) -> None:
     name = str(write(tmp_path / "law.json", ['{"form": "precision"}'])) if law == "broken" else law
-    done = command("plan", "--config", tiny_config, "--law", name)
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert words in done.stderr
+    code, output, errors = run(plan.main, "--config", tiny_config, "--law", name)
+    assert (code, output) == (2, "")
+    assert words in errors
