@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from model.quantization.laws.fit import Measured, fit
+from model.quantization.laws.fit import fit
+from model.quantization.laws.measured import Measured
 from model.quantization.laws.points import points
 from model.quantization.laws.precision import PrecisionLaw
 from model.quantization.laws.published import KUMAR, kumar_grid
@@ -25,13 +26,16 @@ DAMAGE = points(30e6, 26e9, post_bits=[3.0, 4.0, 5.0])
 def main() -> None:
     """Draw, fit, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--noise", type=float, default=0.005, help="standard deviation of log loss")
+    parser.add_argument("--noise", type=float, default=0.005, help="standard deviation of log loss, from run to run")
+    parser.add_argument("--evaluation-noise", type=float, default=0.0005, help="the same, from point to point")
     parser.add_argument("--draws", type=int, default=20)
     arguments = parser.parse_args()
     at, runs = kumar_grid(POST_BITS)
     truth, found = answers(replace(KUMAR, C_T=KUMAR.C_T * float(np.exp(KUMAR.b)), b=0.0)), []
     for draw in range(arguments.draws):
-        noise = np.random.default_rng(draw).normal(0, arguments.noise, len(at))
+        generator = np.random.default_rng(draw)
+        noise = generator.normal(0, arguments.noise, runs.max() + 1)[runs]
+        noise += generator.normal(0, arguments.evaluation_noise, len(at))
         law = fit(PrecisionLaw, Measured(at, KUMAR.loss(at) * np.exp(noise), runs)).law
         found.append(answers(law))
     print(json.dumps({"points": len(at), **{name: summary(name, truth, found) for name in truth}}, indent=2))

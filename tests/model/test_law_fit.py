@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from model.quantization.laws.fit import Measured, bands, fit, held_out, score
+from model.quantization.laws.fit import bands, fit, held_out, score
 from model.quantization.laws.law import Law
+from model.quantization.laws.measured import Measured
 from model.quantization.laws.points import Floats, Points, points
 from model.quantization.laws.precision import PrecisionLaw
 from model.quantization.laws.published import KUMAR, kumar_grid
@@ -18,9 +19,10 @@ CHINCHILLA = Law(A=482.01, alpha=0.3478, B=2085.43, beta=0.3658, E=1.8172)
 
 
 def measure(law: Law, at: Points, noise: float = 0.0, seed: int = 0, runs: NDArray[np.intp] | None = None) -> Measured:
-    """Losses of a law, with errors of log loss."""
-    errors = np.random.default_rng(seed).normal(0, noise, len(at))
-    return Measured(at, law.loss(at) * np.exp(errors), np.arange(len(at)) if runs is None else runs)
+    """Losses of a law, with errors of log loss, one for each run."""
+    numbers = np.arange(len(at)) if runs is None else runs
+    errors = np.random.default_rng(seed).normal(0, noise, numbers.max() + 1)
+    return Measured(at, law.loss(at) * np.exp(errors[numbers]), numbers)
 
 
 def every(*columns: list[float]) -> list[Floats]:
@@ -64,10 +66,12 @@ def test_the_curve_of_the_kv_cache_is_recovered_though_its_constants_are_not(noi
 
 def test_the_damage_of_rounding_is_recovered() -> None:
     at, runs = kumar_grid((3.0, 4.0, 5.0, 6.0))
-    found = fit(PrecisionLaw, measure(KUMAR, at, 0.002, runs=runs))
-    there = points(30e6, [6e9, 26e9, 26e9], post_bits=[3, 3, 4])
-    assert found.law.post_delta(there) == pytest.approx(KUMAR.post_delta(there), rel=0.08)
-    assert found.law.constants["gamma_D"] == pytest.approx(0.5068, rel=0.1)
+    measured = measure(KUMAR, at, 0.005, runs=runs)
+    evaluation = np.exp(np.random.default_rng(1).normal(0, 5e-4, len(at)))
+    found = fit(PrecisionLaw, replace(measured, loss=measured.loss * evaluation))
+    there = points(30e6, [6e9, 26e9, 26e9, 26e9], post_bits=[3, 3, 4, 5])
+    assert found.law.post_delta(there) == pytest.approx(KUMAR.post_delta(there), rel=0.05)
+    assert found.law.constants["gamma_D"] == pytest.approx(0.5068, rel=0.03)
     assert "b" not in bands([found.law, replace(found.law, A=1.0)]), "C_T exp(b) is one number"
 
 
@@ -170,7 +174,7 @@ def test_bands_hold_the_truth_and_shrink_with_noise() -> None:
     widths = []
     for noise in (0.005, 0.0005):
         found = fit(PrecisionLaw, measure(KUMAR, at, noise, runs=runs))
-        band = bands(list(found.bootstrap(20)))
+        band = bands(list(found.bootstrap(12)))
         widths.append(band["alpha"][1] - band["alpha"][0])
         assert band["alpha"][0] - widths[-1] < KUMAR.alpha < band["alpha"][1] + widths[-1]
     assert widths[1] < 0.2 * widths[0]
@@ -183,7 +187,7 @@ def test_the_bootstrap_draws_whole_runs() -> None:
     single = measure(CHINCHILLA, at, 0.01)
     five = np.repeat(np.arange(len(at)), 5)
     copies = Measured(at[five], single.loss[five], single.runs[five])
-    spread = [np.ptp(list(bands(list(fit(Law, data).bootstrap(25)))["E"])) for data in (single, copies)]
+    spread = [np.ptp(list(bands(list(fit(Law, data).bootstrap(20)))["E"])) for data in (single, copies)]
     assert spread[1] > 0.7 * spread[0]
     again = list(fit(Law, single).bootstrap(2))
     assert again == list(fit(Law, single).bootstrap(2)), "a function of the seed"

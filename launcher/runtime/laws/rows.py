@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from model.quantization.laws.fit import Measured
+from model.quantization.laws.measured import Measured
 from model.quantization.laws.points import points
 
 NAMES = ("results.jsonl", "rows.jsonl")  # in a folder: of a sweep, of a quantization report

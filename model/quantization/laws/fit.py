@@ -8,33 +8,12 @@ from numpy.typing import NDArray
 
 from model.quantization.laws.identifiability import cautions
 from model.quantization.laws.law import Law
-from model.quantization.laws.points import Floats, Points
+from model.quantization.laws.measured import Measured
+from model.quantization.laws.points import Floats
 from model.quantization.laws.solver import Problem, Solution
 
 LARGEST = {"largest-parameters": "parameters", "largest-tokens": "tokens"}
 BAND = (2.5, 97.5)  # percent
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Points and what they lost."""
-
-    at: Points
-    loss: Floats
-    """Nats per token."""
-    runs: NDArray[np.intp]
-    """Number of each point's run: one checkpoint, however it was quantized afterwards."""
-
-    def __getitem__(self, index: NDArray[np.bool_]) -> "Measured":
-        """Some of the points."""
-        return Measured(self.at[index], self.loss[index], self.runs[index])
-
-    def post_deltas(self) -> tuple["Measured", Floats]:
-        """The points quantized after training whose run was measured without, and how much more they lose."""
-        rounded = np.isfinite(self.at.post_bits)
-        plain = dict(zip(self.runs[~rounded], self.loss[~rounded], strict=True))
-        paired = self[rounded & np.isin(self.runs, list(plain))]
-        return paired, paired.loss - np.array([plain[run] for run in paired.runs])
 
 
 @dataclass(frozen=True)
@@ -82,7 +61,7 @@ def fit(form: type[Law], measured: Measured, hold_out: str | None = None, seed: 
     held = held_out(measured, hold_out, seed)
     train = measured[~held]
     # Bounds are those of all points: what is held out must have a prediction, too
-    problem = Problem(form, train.at, train.loss, form.search(measured.at))
+    problem = Problem(form, train, form.search(measured.at))
     solution = problem.solve(seed=seed)
     return Fit(problem, solution, train, measured[held], [*form.cautions(train.at), *cautions(problem, solution)])
 

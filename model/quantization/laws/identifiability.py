@@ -57,7 +57,7 @@ def _pairs(problem: Problem, spread: Floats) -> list[str]:
 
 
 def _poor(problem: Problem, solution: Solution, errors: Floats) -> list[str]:
-    residuals = np.log(solution.law.loss(problem.at)) - np.log(problem.loss)
+    residuals = problem.errors(solution)
     noise = 1.4826 * float(np.median(np.abs(residuals - np.median(residuals))))
     named = zip(problem.ranges, solution.place, noise * errors, strict=False)
     return [
