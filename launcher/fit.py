@@ -85,7 +85,9 @@ def print_fit(facts: dict[str, Any]) -> None:
             print(f"{title:<10} R^2 {r2}, mean absolute error {error:.4f} nats, {scores['points']} points")
     derived = facts["derived"]
     if derived.get("optimal_bits") is not None:
-        print(f"{'optimum':<10} {derived['optimal_bits']:.2f} bits in training")
+        band = derived["optimal_bits_band"]
+        edges = f"   {band[0]:.2f} to {band[1]:.2f}" if band else ""
+        print(f"{'optimum':<10} {derived['optimal_bits']:.2f} bits in training, whatever the compute{edges}")
     for warning in facts["warnings"]:
         print(f"warning    {warning}")
 

@@ -23,7 +23,7 @@ class Measured:
         return Measured(self.at[index], self.loss[index], self.runs[index])
 
     def checkpoints(self) -> NDArray[np.intp]:
-        """Index of the point of the same run without quantization after training; -1: it is one itself, or none is there."""
+        """Where the same run is without quantization after training; -1 for a point that is that, or has none."""
         rounded = np.isfinite(self.at.post_bits)
         plain = {run: index for index, run in enumerate(self.runs) if not rounded[index]}
         return np.array([plain.get(run, -1) if r else -1 for run, r in zip(self.runs, rounded, strict=True)], np.intp)
