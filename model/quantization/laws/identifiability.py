@@ -16,7 +16,7 @@ def cautions(problem: Problem, solution: Solution) -> list[str]:
     From the Gauss-Newton curvature of log L at the optimum. A pair is judged as it was searched for: an f by gamma and
     its zero gamma x n.
     """
-    notes = problem.at_bounds(solution)
+    notes = _bounds(problem, solution)
     points, constants = len(problem.loss), len(problem.names)
     if points <= constants:
         notes.append(f"{points} points for {constants} constants: the fit goes through the points, whatever they say")
@@ -38,6 +38,18 @@ def cautions(problem: Problem, solution: Solution) -> list[str]:
         return notes
     spread = np.linalg.inv(unit.T @ unit)
     return [*notes, *_pairs(problem, spread), *_poor(problem, solution, np.sqrt(np.diag(spread)) / lengths)]
+
+
+def _bounds(problem: Problem, solution: Solution) -> list[str]:
+    notes = []
+    for name, value, found in zip(problem.ranges, solution.place, problem.ranges.values(), strict=False):
+        near = 1e-3 * (found.high - found.low)
+        if min(value - found.low, found.high - value) < near:
+            bound = found.low if value - found.low < near else found.high
+            index = name.removeprefix("zero_")
+            label = name if index == name else f"gamma_{index} x n_{index}"
+            notes.append(f"{label} ended at the bound of its search, {bound:g}")
+    return notes
 
 
 def _pairs(problem: Problem, spread: Floats) -> list[str]:

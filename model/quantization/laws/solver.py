@@ -102,16 +102,6 @@ class Problem:
         """What `Solution.place` holds."""
         return (*self.ranges, *self.active)
 
-    def at_bounds(self, solution: Solution) -> list[str]:
-        """Constants that the bounds of the search hold, with the bound."""
-        held = []
-        for name, value, found in zip(self.ranges, solution.place, self.ranges.values(), strict=False):
-            near = 1e-3 * (found.high - found.low)
-            if value - found.low < near or found.high - value < near:
-                bound = found.low if value - found.low < near else found.high
-                held.append(f"{name} ended at the bound of its search, {bound:g}")
-        return held
-
     def _project(self, start: Floats) -> tuple[float, Floats]:
         """Variable projection: the sum of squared relative errors, and its place."""
 
