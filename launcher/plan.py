@@ -3,6 +3,7 @@
 python launcher/plan.py --config configs/quickstart.yaml
 python launcher/plan.py --config configs/quickstart.yaml --parameters                 # the parameterization's table
 python launcher/plan.py --config configs/ladder/7b.yaml --devices 64 --peak-tflops 989 --json
+python launcher/plan.py --config configs/ladder/7b.yaml --law laws/mine/law.json      # also the loss, by a scaling law
 """
 
 import argparse
@@ -14,6 +15,7 @@ from launcher.runtime import branch, cli
 from launcher.runtime.budget import GIB, compute, device_memory, totals
 from launcher.runtime.config import Config, load_config
 from launcher.runtime.horizon import describe_settings
+from launcher.runtime.laws import prediction
 from launcher.runtime.optimizer import ZERO_STAGES
 from model.combinations import cautions
 from model.flops import training_flops_per_token
@@ -42,6 +44,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--devices", type=int, default=1, help="GPUs (or CPU processes) to plan for")
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="peak of one device (default: H100, bf16)")
     parser.add_argument("--mfu", type=float, default=0.4, help="assumed model FLOPs utilisation")
+    parser.add_argument(
+        "--law", metavar="LAW", help="law.json of launcher/fit.py, or a published law such as kumar2411"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_intermixed_args()
 
@@ -55,7 +60,7 @@ def plan(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
     count = totals(rows)
     stages = ZERO_STAGES[config.optimizer.name]
     memory = {stage: device_memory(config, count["total"], stage, arguments.devices) for stage in stages}
-    return {
+    facts = {
         "parameter_count": count,
         "precision": config.precision.model_dump(),
         "optimizer": asdict(config.base_settings),
@@ -68,6 +73,9 @@ def plan(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
         "schedule": config.learning_rate.describe(),
         "compute": asdict(compute(config, arguments.devices, arguments.peak_tflops, arguments.mfu)),
     }
+    if arguments.law is not None:
+        facts["law"] = prediction.predict(arguments.law, count["non_embedding"], config.total_tokens)
+    return facts
 
 
 def print_parameters(facts: dict[str, Any]) -> None:
@@ -120,6 +128,10 @@ def print_plan(config: Config, facts: dict[str, Any], arguments: argparse.Namesp
         cells = (f"{memory[key] / GIB:>11.2f}" for key in columns)
         here = "  <- this configuration" if int(stage) == config.deepspeed.zero_stage else ""
         print(f"ZeRO-{stage} {' '.join(cells)}{here}")
+    if "law" in facts:
+        print()
+        for line in prediction.lines(facts["law"]):
+            print(line)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,14 @@ def positive(text: str) -> int:
     return value
 
 
+def natural(text: str) -> int:
+    """An integer of at least 0, for argparse."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is less than 0")
+    return value
+
+
 def add_job_options(parser: argparse._ActionsContainer, what: str) -> None:
     """What every Slurm job asks of the cluster; `what` has the time limit."""
     parser.add_argument("--time", help=f"time limit of {what}, e.g. 8:00:00; one that needs longer requeues itself")

@@ -1,0 +1,96 @@
+"""Fit a scaling law to measured runs: loss from parameters, tokens and bits; what follows from it, and its warnings.
+
+python launcher/fit.py runs/sweeps/precision --output laws/mine                       # a sweep's results.jsonl
+python launcher/fit.py runs/sweeps/precision reports/ptq --output laws/mine --hold-out largest-parameters
+python launcher/fit.py points.jsonl --output laws/chinchilla --form chinchilla --bootstrap 500 --json
+
+Writes law.json and figures to the output folder; `launcher/plan.py --law laws/mine/law.json` predicts with it. Each
+row has parameters (without embedding and head), tokens, weight_bits, activation_bits, kv_bits (16: not quantized),
+loss, and where they apply post_bits, run, weight_format, group_size. docs/laws.md says how to read the result.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from launcher.runtime import cli
+from launcher.runtime.laws.document import describe, plain
+from launcher.runtime.laws.plots import plot_fit
+from launcher.runtime.laws.rows import read_rows
+from launcher.runtime.run_folder import write_whole
+from model.quantization.laws.fit import fit
+from model.quantization.laws.forms import FORMS, form_named
+
+LAW = "law.json"
+
+
+def main() -> None:
+    """Read, fit, resample, write, print what was found."""
+    arguments = parse_arguments()
+    form = form_named(arguments.form)
+    rows = read_rows(arguments.results)
+    say(f"{len(rows.measured.at)} points from {len(rows.files)} file(s); form {arguments.form}: {form.TITLE}")
+    if rows.left_out:
+        say("left out: " + ", ".join(f"{count} {reason}" for reason, count in rows.left_out.items()))
+    found = fit(form, rows.measured, arguments.hold_out, arguments.seed)
+    draws = found.bootstrap(arguments.bootstrap, arguments.seed)
+    resampled = list(tqdm(draws, total=arguments.bootstrap, unit="fit", desc="bootstrap", disable=None))
+    facts = describe(rows, found, resampled, arguments.hold_out)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    write_whole(arguments.output / LAW, json.dumps(plain(facts), indent=2) + "\n")
+    figures = plot_fit(found, facts["curves"], arguments.output)
+    if arguments.json:
+        cli.print_json(plain(facts))
+        return
+    print_fit(facts)
+    print(f"\n{arguments.output / LAW} and {', '.join(figure.name for figure in figures)}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "results", type=Path, nargs="+", metavar="RESULTS", help="JSON Lines, or a folder that has them"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for law.json and the figures")
+    parser.add_argument("--form", default="precision", help=f"one of {', '.join(FORMS)} (default: precision)")
+    parser.add_argument("--hold-out", metavar="HOW", help="share of the runs, largest-parameters or largest-tokens")
+    parser.add_argument(
+        "--bootstrap", type=cli.natural, default=100, metavar="N", help="fits to redrawn runs; 0: no bands"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of starts, hold-out and redrawing")
+    parser.add_argument("--json", action="store_true", help="print law.json instead of the tables")
+    return parser.parse_args()
+
+
+def say(line: str) -> None:
+    """What is about to happen, beside the output."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_fit(facts: dict[str, Any]) -> None:
+    """Constants, scores, consequences, warnings."""
+    for name, value in facts["constants"].items():
+        band = facts["bands"].get(name)
+        print(f"{name:<10} {value:>12.5g}" + (f"   {band[0]:.4g} to {band[1]:.4g}" if band else ""))
+    for name, title in (("fit", "loss"), ("fit_post", "post delta"), ("held_out", "held out")):
+        scores = facts[name]
+        if scores is not None:
+            r2 = "-" if scores["r2"] is None else f"{scores['r2']:.4f}"
+            error = scores["mean_absolute_error"]
+            print(f"{title:<10} R^2 {r2}, mean absolute error {error:.4f} nats, {scores['points']} points")
+    derived = facts["derived"]
+    if derived.get("optimal_bits") is not None:
+        band = derived["optimal_bits_band"]
+        edges = f"   {band[0]:.2f} to {band[1]:.2f}" if band else ""
+        print(f"{'optimum':<10} {derived['optimal_bits']:.2f} bits in training, whatever the compute{edges}")
+    for warning in facts["warnings"]:
+        print(f"warning    {warning}")
+
+
+if __name__ == "__main__":
+    cli.run(main)

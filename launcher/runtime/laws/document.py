@@ -1,0 +1,140 @@
+"""law.json: a fitted law, how far to trust it and what follows from it; and its way back into a program.
+
+form, constants                    which form, and its constants
+source, training                   what it was fitted to: files, points, runs, ranges of N and D
+bands                              middle 95 % of each constant over bootstrapped fits
+fit, fit_post, held_out            points, R^2, mean absolute error in nats: of losses, of the deltas of quantization
+                                   after training, of points that the fit did not see
+warnings                           what the points could not tell
+derived, curves                    what follows; f_x(P) with its band
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launcher.runtime.laws.rows import Rows
+from model.quantization.laws.derived import (
+    allocate,
+    allocate_with_precision,
+    critical_tokens,
+    optimal_precision,
+)
+from model.quantization.laws.fit import BAND, Fit, bands, score
+from model.quantization.laws.forms import form_named, name_of
+from model.quantization.laws.law import Law
+from model.quantization.laws.points import TRAINING, Floats
+from model.quantization.laws.precision import PrecisionLaw
+from model.quantization.laws.published import PUBLISHED, SourcedLaw, published
+
+CURVE_POINTS = 60
+POST_BITS = (3, 4, 5, 6, 8)
+
+
+def describe(rows: Rows, fit: Fit, resampled: Sequence[Law], hold_out: str | None) -> dict[str, Any]:
+    """Everything about a fit, as plain values."""
+    law, train, held = fit.law, fit.train, fit.held_out
+    runs = len(np.unique(train.runs))
+    paired, deltas = train.post_deltas()
+    return {
+        "form": name_of(law),
+        "constants": law.constants,
+        "source": f"fitted to {len(train.at)} points of {runs} runs ({', '.join(map(str, rows.files))})",
+        "training": {
+            "files": [str(file) for file in rows.files],
+            "points": len(train.at),
+            "runs": runs,
+            "left_out": rows.left_out,
+            "parameters": [float(train.at.parameters.min()), float(train.at.parameters.max())],
+            "tokens": [float(train.at.tokens.min()), float(train.at.tokens.max())],
+        },
+        "bands": {name: list(band) for name, band in bands(resampled).items()},
+        "bootstrap": len(resampled),
+        "fit": asdict(score(law.loss(train.at), train.loss)),
+        "fit_post": asdict(score(law.post_delta(paired.at), deltas)) if len(deltas) else None,
+        "held_out": {"how": hold_out, **asdict(score(law.loss(held.at), held.loss))} if len(held.at) else None,
+        "warnings": list(fit.warnings),
+        "derived": derive(fit, resampled),
+        "curves": curves(fit, resampled),
+    }
+
+
+def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
+    """What follows from the constants, at the largest compute among the points: C = (6/16) N D P, P the weights'."""
+    law, at = fit.law, fit.train.at
+    flops = float((6 / 16 * at.parameters * at.tokens * at.weight_bits).max())
+    found: dict[str, Any] = {"flops": flops}
+    splits = law.A > 0 and law.B > 0
+    if splits:
+        found["at_16_bits"] = asdict(allocate(law, flops))
+    if not isinstance(law, PrecisionLaw):
+        return found
+    best = found["optimal_bits"] = _or_none(optimal_precision, law)
+    if best is not None and splits:
+        found["at_optimal_bits"] = asdict(allocate_with_precision(law, flops))
+        others = [_or_none(optimal_precision, other) for other in resampled if isinstance(other, PrecisionLaw)]
+        known = [bits for bits in others if bits is not None]
+        found["optimal_bits_band"] = list(np.percentile(known, BAND)) if known else None
+    if "C_T" in law.constants:
+        size = float(at.parameters.max())
+        critical = {str(bits): critical_tokens(law, size, bits) / size for bits in POST_BITS}
+        found["critical_tokens_per_parameter"] = {"parameters": size, "post_bits": critical}
+    return found
+
+
+def _or_none(question: Callable[[PrecisionLaw], float], law: PrecisionLaw) -> float | None:
+    """The answer, or None where this law has none."""
+    try:
+        return question(law)
+    except ValueError:
+        return None
+
+
+def curves(fit: Fit, resampled: Sequence[Law]) -> dict[str, dict[str, list[float]]]:
+    """f_x(P) from the narrowest width of the points to 16 bits, with the band of the resampled laws."""
+    if not isinstance(fit.law, PrecisionLaw):
+        return {}
+    found = {}
+    for index in fit.law.indices:
+        bits = np.linspace(getattr(fit.train.at, TRAINING[index]).min(), 16.0, CURVE_POINTS)
+        lines = [law.fraction(index, bits) for law in resampled if isinstance(law, PrecisionLaw)]
+        band: Floats = np.percentile(lines, BAND, axis=0) if lines else np.empty((0, 0))
+        found[index] = {"bits": bits.tolist(), "f": fit.law.fraction(index, bits).tolist()}
+        found[index] |= {name: edge.tolist() for name, edge in zip(("low", "high"), band, strict=False)}
+    return found
+
+
+def open_law(name: str) -> SourcedLaw:
+    """A published law by its name, or the one in a law.json.
+
+    Raises:
+        ValueError: neither, or the file is not a law.
+    """
+    path = Path(name)
+    if name in PUBLISHED or not (path.suffix or path.exists()):
+        return published(name)
+    if not path.is_file():
+        raise ValueError(f"law {name}: no such file; give one that launcher/fit.py wrote, or {', '.join(PUBLISHED)}")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        form = form_named(document["form"])
+        law = form(**{name: float(value) for name, value in document["constants"].items()})
+        training = document["training"]
+        ranges = tuple(training["parameters"]), tuple(training["tokens"])
+        return SourcedLaw(law, f"{path}, {document['source']}", *ranges)
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"law {name}: not a law.json of launcher/fit.py ({error!r})") from error
+
+
+def plain(value: Any) -> Any:
+    """The same with null for what is not a number, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,111 @@
+"""Measured points from JSON Lines: results of sweeps, rows of quantization reports, any file with the same keys.
+
+parameters       N, without embedding and head           weight_bits activation_bits kv_bits   of training; 16: none
+tokens           D                                       post_bits       null: not quantized after training
+loss             nats per token                          run             rows of one name are one checkpoint
+weight_format    e4m3 and the like, for the float law    group_size      for the granularity law
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from model.quantization.laws.measured import Measured
+from model.quantization.laws.points import points
+
+NAMES = ("results.jsonl", "rows.jsonl")  # in a folder: of a sweep, of a quantization report
+REQUIRED = ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits")
+OPTIONAL = {"post_bits": math.inf, "group_size": math.nan}
+FORMAT = re.compile(r"e(\d+)m(\d+)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What was read."""
+
+    measured: Measured
+    files: tuple[Path, ...]
+    left_out: dict[str, int]
+    """Why -> how many rows."""
+
+
+def read_rows(sources: Sequence[Path]) -> Rows:
+    """Read files, and folders that hold one.
+
+    Raises:
+        ValueError: nothing to read, a row that is no point, or no point at all; with file, line and key.
+    """
+    files = tuple(file for source in sources for file in _files(source))
+    left_out: Counter[str] = Counter()
+    seen: dict[tuple[Any, ...], None] = {}  # a dictionary keeps the order; nan is one object
+    for file in files:
+        for place, row in _rows(file):
+            reason = _unfinished(row)
+            if reason is None:
+                point = _point(place, row)
+                reason = "repeated" if point in seen else None
+                seen[point] = None
+            if reason is not None:
+                left_out[reason] += 1
+    if not seen:
+        raise ValueError(f"{', '.join(map(str, files))}: no finished point; left out: {dict(left_out) or 'nothing'}")
+    runs, *columns, losses = zip(*seen, strict=True)
+    numbers = {run: number for number, run in enumerate(dict.fromkeys(runs))}
+    at = points(*(np.array(column) for column in columns))
+    return Rows(Measured(at, np.array(losses), np.array([numbers[run] for run in runs])), files, dict(left_out))
+
+
+def _files(source: Path) -> list[Path]:
+    if source.is_file():
+        return [source]
+    found = [source / name for name in NAMES if (source / name).is_file()]
+    if not found:
+        raise ValueError(f"{source}: neither a file nor a folder with {' or '.join(NAMES)}")
+    return found
+
+
+def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        place = f"{file}, line {number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{place}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{place}: a {type(row).__name__}, not an object with keys")
+        yield place, row
+
+
+def _unfinished(row: dict[str, Any]) -> str | None:
+    """Why a row has no loss to fit; None for one that has."""
+    status, loss = row.get("status", "finished"), row.get("loss", 0.0)
+    if status != "finished":
+        return str(status)
+    return "no loss" if loss is None or (isinstance(loss, float) and not math.isfinite(loss)) else None
+
+
+def _point(place: str, row: dict[str, Any]) -> tuple[Any, ...]:
+    """Run, the columns of `points` in their order, and the loss."""
+    found = [_number(place, row, key) for key in REQUIRED]
+    found += [_number(place, row, key) if row.get(key) is not None else nothing for key, nothing in OPTIONAL.items()]
+    layout = FORMAT.fullmatch(str(row.get("weight_format")))
+    bits = map(float, layout.groups()) if layout else (math.nan, math.nan)
+    return str(row.get("run") or place), *found, *bits, _number(place, row, "loss")
+
+
+def _number(place: str, row: dict[str, Any], key: str) -> float:
+    if key not in row:
+        raise ValueError(f"{place}: no key {key!r}; a point has {', '.join((*REQUIRED, 'loss'))}")
+    value = row[key]
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{place}: {key} = {value!r} must be a positive number")
+    return float(value)

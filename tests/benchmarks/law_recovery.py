@@ -1,0 +1,63 @@
+"""Does a fit find the law that made the data? Published constants, recovered from noisy runs like the paper's.
+
+    python tests/benchmarks/law_recovery.py [--noise 0.005] [--draws 20]
+
+Prints a JSON object: constant -> published, and over the draws of noise the mean and the standard deviation of what was
+recovered and the median of the relative error. `C_T` is that of the published C_T exp(b), one number to a fit; f_kv(P)
+stands for (gamma_kv, n_kv), which trade against each other.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from model.quantization.laws.fit import fit
+from model.quantization.laws.measured import Measured
+from model.quantization.laws.points import points
+from model.quantization.laws.precision import PrecisionLaw
+from model.quantization.laws.published import KUMAR, kumar_grid
+
+POST_BITS = (3.0, 4.0, 5.0, 6.0)
+DAMAGE = points(30e6, 26e9, post_bits=[3.0, 4.0, 5.0])
+
+
+def main() -> None:
+    """Draw, fit, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--noise", type=float, default=0.005, help="standard deviation of log loss, from run to run")
+    parser.add_argument("--evaluation-noise", type=float, default=0.0005, help="the same, from point to point")
+    parser.add_argument("--draws", type=int, default=20)
+    arguments = parser.parse_args()
+    at, runs = kumar_grid(POST_BITS)
+    truth, found = answers(replace(KUMAR, C_T=KUMAR.C_T * float(np.exp(KUMAR.b)), b=0.0)), []
+    for draw in range(arguments.draws):
+        generator = np.random.default_rng(draw)
+        noise = generator.normal(0, arguments.noise, runs.max() + 1)[runs]
+        noise += generator.normal(0, arguments.evaluation_noise, len(at))
+        law = fit(PrecisionLaw, Measured(at, KUMAR.loss(at) * np.exp(noise), runs)).law
+        found.append(answers(law))
+    print(json.dumps({"points": len(at), **{name: summary(name, truth, found) for name in truth}}, indent=2))
+
+
+def answers(law: object) -> dict[str, float]:
+    """Constants, and curves where the constants are degenerate."""
+    if not isinstance(law, PrecisionLaw):
+        raise TypeError(f"{law!r}")
+    curve = {f"f_kv({bits})": float(law.fraction("kv", np.array([float(bits)]))[0]) for bits in (4, 5, 6)}
+    damage = dict(zip(("3 bits", "4 bits", "5 bits"), law.post_delta(DAMAGE).tolist(), strict=True))
+    constants = {name: value for name, value in law.constants.items() if name not in ("beta", "b")}
+    return {**constants, **curve, **{f"delta at {bits}": value for bits, value in damage.items()}}
+
+
+def summary(name: str, truth: dict[str, float], found: list[dict[str, float]]) -> dict[str, float]:
+    """One row of the table."""
+    values = np.array([answer[name] for answer in found])
+    error = np.median(np.abs(values / truth[name] - 1))
+    numbers = {"published": truth[name], "mean": values.mean(), "sd": values.std(ddof=1), "median_error": error}
+    return {key: float(f"{value:.4g}") for key, value in numbers.items()}
+
+
+if __name__ == "__main__":
+    main()
