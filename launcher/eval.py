@@ -25,10 +25,10 @@ from data.config import SourceConfig
 from data.loader import ValidationBatches, open_source
 from data.streams import SampleSource, WindowStream
 from data.tasks.source import TaskStream
-from data.tokenizers import tokenizer_sha256
 from launcher.runtime import averages, cli, harness_tasks
 from launcher.runtime.config import ConfigError, explain
 from launcher.runtime.evaluate import HeldOutLoss, held_out_loss
+from launcher.runtime.held_out import check_tokenizer, window_length
 from launcher.runtime.loading import DTYPES, LoadedModel, load_model, load_tokenizer
 
 OF_TASKS = ("task_folder", "num_fewshot", "limit", "bootstrap")
@@ -89,11 +89,7 @@ def score_held_out(arguments: argparse.Namespace) -> None:
             f"--thinking: {model.source} is no run whose objective thinks (latent_lookahead, pause, coconut)"
         )
     check_tokenizer(model, corpus)
-    length = arguments.sequence_length or (
-        model.config.data.sequence_length if model.config else min(model.context_length, 1024)
-    )
-    if length > model.context_length:
-        raise ValueError(f"--sequence-length {length} exceeds the model's {model.context_length} positions")
+    length = window_length(model, arguments.sequence_length)
     split = held_out(corpus, arguments.shuffle_questions)
     batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches)
     score = partial(model.score, thinking=arguments.thinking)
@@ -194,29 +190,6 @@ def held_out(corpus: SampleSource, shuffle_questions: bool) -> WindowStream:
     if not isinstance(corpus.held_out, TaskStream):
         raise ValueError(f"--shuffle-questions: {corpus} is text and asks nothing; give --task or leave it out")
     return replace(corpus.held_out, another_question=True)
-
-
-def check_tokenizer(model: LoadedModel, corpus: SampleSource) -> None:
-    """Refuse to score tokens that mean something else to the model.
-
-    Raises:
-        ValueError: the corpus was made with another tokenizer, or has ids that the model does not know.
-    """
-    vocabulary = model.vocab_size
-    if corpus.vocab_size is not None and corpus.vocab_size > vocabulary:
-        raise ValueError(
-            f"{corpus}: vocabulary of {corpus.vocab_size}, but {model.source} knows {vocabulary} ids; "
-            "prepare the text with the model's tokenizer"
-        )
-    if model.tokenizer_path is None or corpus.tokenizer_sha256 is None:
-        return
-    if not (model.tokenizer_path / "tokenizer.json").is_file():
-        return
-    if tokenizer_sha256(model.tokenizer_path) != corpus.tokenizer_sha256:
-        raise ValueError(
-            f"{corpus}: made with another tokenizer than {model.source}; prepare the text again with "
-            f"--tokenizer {model.tokenizer_path}"
-        )
 
 
 def report(

@@ -47,8 +47,7 @@ def linear_cross_entropy(
         return loss, cross_entropy
     chunk = _chunk_size(weight)
     parts = [
-        _losses(h @ weight.T, y, cap, z_loss)[:2]
-        for h, y in zip(hidden.split(chunk), labels.split(chunk), strict=True)
+        _losses(h @ weight.T, y, cap, z_loss)[:2] for h, y in zip(hidden.split(chunk), labels.split(chunk), strict=True)
     ]
     return torch.stack([loss for loss, _ in parts]).sum(), torch.cat([nats for _, nats in parts])
 

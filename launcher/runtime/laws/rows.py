@@ -4,6 +4,9 @@ parameters       N, without embedding and head           weight_bits activation_
 tokens           D                                       post_bits       null: not quantized after training
 loss             nats per token                          run             rows of one name are one checkpoint
 weight_format    e4m3 and the like, for the float law    group_size      for the granularity law
+
+Rows of quantize.py have base_loss besides, the loss of the checkpoint as it was trained, which is a point of its own,
+and a model in the place of run. Those that round more than weights after training say nothing of any law here.
 """
 
 import json
@@ -23,6 +26,7 @@ from model.quantization.laws.points import points
 NAMES = ("results.jsonl", "rows.jsonl")  # in a folder: of a sweep, of a quantization report
 REQUIRED = ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits")
 OPTIONAL = {"post_bits": math.inf, "group_size": math.nan}
+MORE_THAN_WEIGHTS = ("post_activation_bits", "post_kv_bits")
 FORMAT = re.compile(r"e(\d+)m(\d+)", re.IGNORECASE)
 
 
@@ -83,6 +87,8 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(row, dict):
             raise ValueError(f"{place}: a {type(row).__name__}, not an object with keys")
         yield place, row
+        if "base_loss" in row:
+            yield place, {**row, "loss": row["base_loss"], **dict.fromkeys(("post_bits", *MORE_THAN_WEIGHTS))}
 
 
 def _unfinished(row: dict[str, Any]) -> str | None:
@@ -90,6 +96,8 @@ def _unfinished(row: dict[str, Any]) -> str | None:
     status, loss = row.get("status", "finished"), row.get("loss", 0.0)
     if status != "finished":
         return str(status)
+    if any(row.get(key) is not None for key in MORE_THAN_WEIGHTS):
+        return "with inputs or keys and values quantized after training"
     return "no loss" if loss is None or (isinstance(loss, float) and not math.isfinite(loss)) else None
 
 
@@ -99,7 +107,7 @@ def _point(place: str, row: dict[str, Any]) -> tuple[Any, ...]:
     found += [_number(place, row, key) if row.get(key) is not None else nothing for key, nothing in OPTIONAL.items()]
     layout = FORMAT.fullmatch(str(row.get("weight_format")))
     bits = map(float, layout.groups()) if layout else (math.nan, math.nan)
-    return str(row.get("run") or place), *found, *bits, _number(place, row, "loss")
+    return str(row.get("run") or row.get("model") or place), *found, *bits, _number(place, row, "loss")
 
 
 def _number(place: str, row: dict[str, Any], key: str) -> float:

@@ -1,0 +1,199 @@
+"""Quantize models in many ways and measure what each costs on held-out text; or save one as a Hugging Face folder.
+
+python launcher/quantize.py --model runs/quickstart --data corpora/stdlib --recipes weights w8a8 --output quantized/qs
+python launcher/quantize.py --model runs/a/checkpoints/step_* --data corpora/stdlib --recipes rtn-w4 --output q/a
+python launcher/quantize.py --model runs/quickstart --data corpora/stdlib --recipes gptq-w4-g128 --save exports/qs-w4
+python launcher/quantize.py --list                                           # recipes, and how their names are made
+
+A row for each model and recipe goes to rows.jsonl, one for each of its layers to layers.jsonl; report.md and curves.png
+show them. Rows that are there are not measured again. docs/quantization.md explains recipes and columns.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from torch import Tensor
+from tqdm import tqdm
+from yaml import YAMLError
+
+from data.config import SourceConfig
+from data.loader import ValidationBatches, open_source
+from data.streams import SampleSource
+from data.windows import gather
+from launcher.runtime import averages, cli
+from launcher.runtime.config import explain
+from launcher.runtime.held_out import check_tokenizer, window_length
+from launcher.runtime.laws.document import open_law
+from launcher.runtime.loading import DTYPES, LoadedModel, load_model
+from launcher.runtime.quantize.report import write_report
+from launcher.runtime.quantize.rows import RowFile, Text, measure, noise_floor, row_key
+from launcher.runtime.quantize.save import save_quantized
+from model.quantization.recipes import RULE, SETS, Recipe, recipes
+
+CALIBRATION_BATCH = 8  # sequences
+
+
+def main() -> None:
+    """Check the request, then measure or save."""
+    arguments = parse_arguments()
+    if arguments.list:
+        print_recipes()
+        return
+    wanted = read_recipes(arguments.recipes)
+    law = open_law(arguments.law).law if arguments.law else None
+    source = open_source(SourceConfig(path=arguments.data))
+    if arguments.save is not None:
+        save(arguments, source, wanted)
+        return
+    rows = RowFile(arguments.output)
+    for path in arguments.model:
+        grid(arguments, source, open_model(path, arguments, source), wanted, rows)
+    report = write_report(rows.rows, arguments.output, law)
+    if arguments.json:
+        cli.print_json(rows.rows)
+    else:
+        print(report.read_text(encoding="utf-8"), end="")
+        print(f"\n{report}, {len(rows.rows)} rows in {arguments.output}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Command line.
+
+    Raises:
+        ValueError: options that do not go together.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the recipes and stop")
+    parser.add_argument("--model", type=Path, nargs="+", help="runs, checkpoints or Hugging Face folders")
+    parser.add_argument("--average", help=averages.HELP)
+    parser.add_argument("--data", help="corpus: its held-out split is scored, its training split calibrates")
+    parser.add_argument("--recipes", nargs="+", help="recipes, sets of them (--list), or YAML files of recipes")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--output", type=Path, help="folder of rows and report")
+    where.add_argument("--save", type=Path, help="write the quantized model there instead, for transformers")
+    parser.add_argument("--law", help="law.json of fit.py, or a published law: measured against predicted")
+    parser.add_argument("--calibration-sequences", type=cli.positive, default=128, help="for GPTQ, AWQ, static ranges")
+    parser.add_argument("--sequence-length", type=int, help="tokens per window (default: as in training)")
+    parser.add_argument("--batch-size", type=cli.positive, default=8, help="windows per forward pass")
+    parser.add_argument("--max-batches", type=cli.positive, help="score an evenly spread part only (default: all)")
+    parser.add_argument("--device", default=str(cli.default_device()), help="cpu, cuda, cuda:1, ...")
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON document")
+    arguments = parser.parse_args()
+    if not arguments.list:
+        missing = [name for name in ("model", "data", "recipes") if getattr(arguments, name) is None]
+        missing += ["output (or --save)"] if arguments.output is None and arguments.save is None else []
+        if missing:
+            raise ValueError(f"missing: {', '.join(f'--{name}' for name in missing)}; --list shows the recipes")
+    return arguments
+
+
+def print_recipes() -> None:
+    """The sets by name, and the rule."""
+    print(RULE)
+    for name, members in SETS.items():
+        print(f"\n{name}: {' '.join(members)}")
+
+
+def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
+    """The recipes of names, sets and files.
+
+    Raises:
+        ValueError: there is no such recipe, or a file cannot be read as recipes.
+    """
+    named: list[Any] = []
+    for each in given:
+        if not each.endswith((".yaml", ".yml")):
+            named.append(each)
+            continue
+        try:
+            content = OmegaConf.to_container(OmegaConf.load(each))
+        except (YAMLError, OmegaConfBaseException) as error:
+            raise ValueError(f"--recipes {each}: cannot be read as YAML: {error}") from error
+        named += content if isinstance(content, list) else [content]
+    try:
+        return recipes(named)
+    except ValidationError as error:
+        raise ValueError(f"--recipes: {'; '.join(explain(error, Recipe))}") from error
+
+
+def open_model(path: Path, arguments: argparse.Namespace, source: SampleSource) -> LoadedModel:
+    """A model in fp32, checked against the text."""
+    model = load_model(path, torch.device(arguments.device), DTYPES["fp32"], arguments.average)
+    check_tokenizer(model, source)
+    return model
+
+
+def grid(
+    arguments: argparse.Namespace, source: SampleSource, model: LoadedModel, wanted: Sequence[Recipe], rows: RowFile
+) -> None:
+    """Measure all recipes of one model that have no row yet."""
+    text = open_text(arguments, source, model)
+    waiting = [(row_key(model, recipe, text), recipe) for recipe in wanted]
+    waiting = [(key, recipe) for key, recipe in waiting if key not in rows]
+    if not waiting:
+        return
+    floor = noise_floor(model, text)
+    bar = tqdm(waiting, desc=str(model.source), unit="recipe", disable=None)
+    for key, recipe in bar:
+        bar.set_postfix_str(recipe.name)
+        row, layers = measure(model, recipe, text)
+        rows.add(key, {**row, "noise_floor": floor}, layers)
+
+
+def open_text(arguments: argparse.Namespace, source: SampleSource, model: LoadedModel) -> Text:
+    """What a model is scored and calibrated on."""
+    length = window_length(model, arguments.sequence_length)
+    calibration = list(calibration_batches(source, length, arguments.calibration_sequences))
+    return Text(
+        source=source,
+        sequence_length=length,
+        batches=lambda: ValidationBatches(source.held_out, length, arguments.batch_size, arguments.max_batches),
+        calibration=calibration,
+        settings={
+            "data": str(source),
+            "data_fingerprint": source.fingerprint,
+            "sequence_length": length,
+            "max_batches": arguments.max_batches,
+            "calibration_sequences": sum(len(batch) for batch in calibration),
+        },
+    )
+
+
+def calibration_batches(source: SampleSource, length: int, sequences: int) -> Iterator[Tensor]:
+    """Token ids [B, T] of windows spread evenly over the training split."""
+    split = source.splits["train"]
+    available = split.training_windows(length)
+    numbers = [i * available // min(sequences, available) for i in range(min(sequences, available))]
+    for first in range(0, len(numbers), CALIBRATION_BATCH):
+        chosen = numbers[first : first + CALIBRATION_BATCH]
+        yield gather([(split, number) for number in chosen], chosen, length)["input_ids"]
+
+
+def save(arguments: argparse.Namespace, source: SampleSource, wanted: Sequence[Recipe]) -> None:
+    """Write one model, quantized one way, as a Hugging Face folder.
+
+    Raises:
+        ValueError: several models or recipes were given.
+    """
+    if len(arguments.model) != 1 or len(wanted) != 1:
+        raise ValueError(
+            f"--save {arguments.save}: one model and one recipe, not {len(arguments.model)} and {len(wanted)}"
+        )
+    model = open_model(arguments.model[0], arguments, source)
+    text = open_text(arguments, source, model)
+    report = save_quantized(model, wanted[0], text.calibration, arguments.save)
+    if arguments.json:
+        cli.print_json(asdict(report))
+    else:
+        print(report)
+
+
+if __name__ == "__main__":
+    cli.run(main)

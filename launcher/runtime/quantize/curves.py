@@ -1,0 +1,153 @@
+"""The four curves of a quantization report, in one PNG file.
+
+1. what rounding costs against bits of the weights, a line for each way of rounding them
+2. the same against training tokens per parameter, a line for each recipe that several checkpoints were given
+3. against the kurtosis and the max-median ratio of the layers' inputs
+4. measured against predicted by a fitted law
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # before pyplot: no window
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from scipy import stats
+
+Row = dict[str, Any]
+Lines = dict[str, list[tuple[float, float]]]
+
+
+def draw_curves(rows: Sequence[Row], floor: float, path: Path) -> None:
+    """Write the figure.
+
+    Args:
+        rows: of rows.jsonl.
+        floor: deltas below are noise, nats per token.
+        path: PNG file.
+    """
+    figure, grid = plt.subplots(2, 2, figsize=(12, 9))
+    _lines(grid[0, 0], by_bits(rows), floor, "bits of the weights")
+    _lines(grid[0, 1], by_tokens(rows), floor, "training tokens per parameter")
+    grid[0, 1].set_xscale("log")
+    _outliers(grid[1, 0], rows)
+    _predicted(grid[1, 1], rows, floor)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120, format="png")
+    plt.close(figure)
+
+
+def by_bits(rows: Sequence[Row]) -> Lines:
+    """Weights only: how they are rounded, and which model -> (bits, delta)."""
+    several = len({row["model"] for row in rows}) > 1
+    lines: Lines = defaultdict(list)
+    for row in filter(rounds_weights_alone, rows):
+        if str(row["post"]["weights"]["format"]).startswith("int"):
+            way = _way(row["recipe"])
+            lines[f"{way}, {_short(row)}" if several else way].append((row["post_bits"], row["delta"]))
+    return _sorted(lines, least=2)
+
+
+def by_tokens(rows: Sequence[Row]) -> Lines:
+    """Recipe -> (training tokens per parameter, delta), of recipes with several checkpoints."""
+    lines: Lines = defaultdict(list)
+    for row in rows:
+        if row["tokens_per_parameter"] is not None:
+            lines[row["recipe"]].append((row["tokens_per_parameter"], row["delta"]))
+    return _sorted(lines, least=2)
+
+
+def outlier_pairs(rows: Sequence[Row], quantity: str) -> list[tuple[float, float]]:
+    """(quantity of the inputs, delta) of recipes that round activations."""
+    return [
+        (row[quantity], row["delta"])
+        for row in rows
+        if row["post_activation_bits"] is not None and row[quantity] is not None
+    ]
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's rank correlation, -1 to 1; nan where one side is constant."""
+    sides = list(zip(*pairs, strict=True))
+    return float(stats.spearmanr(*sides).statistic) if all(len(set(side)) > 1 for side in sides) else math.nan
+
+
+def rounds_weights_alone(row: Row) -> bool:
+    """Whether a recipe leaves inputs, keys and values as they are."""
+    return row["post_bits"] is not None and row["post_activation_bits"] is None and row["post_kv_bits"] is None
+
+
+def _way(recipe: str) -> str:
+    """A recipe's name without its bits: rtn-w4-g128 -> rtn-w-g128."""
+    return "-".join("w" if part[0] == "w" and part[1:].isdigit() else part for part in recipe.split("-"))
+
+
+def _short(row: Row) -> str:
+    parts = Path(row["model"]).parts
+    return "/".join(part for part in parts[-3:] if part not in ("runs", "checkpoints"))
+
+
+def _sorted(lines: Lines, least: int) -> Lines:
+    return {name: sorted(points) for name, points in lines.items() if len(points) >= least}
+
+
+def _lines(axes: Axes, lines: Lines, floor: float, label: str) -> None:
+    for name, points in lines.items():
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, marker="o", markersize=3, linewidth=1, label=name)
+    axes.set_xlabel(label)
+    axes.set_ylabel("loss added (nats per token)")
+    # Logarithmic where it costs something, linear around nothing: rounding may also help a little
+    axes.set_yscale("symlog", linthresh=max(floor, 1e-5))
+    axes.axhline(floor, color="#999", linewidth=0.8, linestyle=":")
+    axes.grid(alpha=0.3)
+    _legend_or_note(axes, lines, "no recipe has two points here")
+
+
+def _outliers(axes: Axes, rows: Sequence[Row]) -> None:
+    found = False
+    for quantity, marker in (("kurtosis_largest", "o"), ("mmr_largest", "^")):
+        pairs = outlier_pairs(rows, quantity)
+        if len(pairs) < 3:
+            continue
+        found = True
+        x, y = zip(*pairs, strict=True)
+        name = quantity.partition("_")[0]
+        axes.plot(x, y, marker, markersize=4, alpha=0.7, label=f"{name}, Spearman {spearman(pairs):+.2f}")
+    axes.set_xscale("log")
+    axes.set_yscale("symlog", linthresh=1e-4)
+    axes.set_xlabel("largest of a layer's input")
+    axes.set_ylabel("loss added, activations rounded (nats per token)")
+    axes.grid(alpha=0.3)
+    _legend_or_note(axes, found, "fewer than three rows round activations")
+
+
+def _predicted(axes: Axes, rows: Sequence[Row], floor: float) -> None:
+    pairs = [(row["predicted_delta"], row["delta"]) for row in rows if row["predicted_delta"] is not None]
+    if pairs:
+        x, y = zip(*pairs, strict=True)
+        axes.plot(x, y, "o", markersize=4, alpha=0.7, label=f"{len(pairs)} rows")
+        ends = [min(x + y), max(x + y)]
+        axes.plot(ends, ends, color="#999", linewidth=0.8)
+        for scale in (axes.set_xscale, axes.set_yscale):
+            _symlog(scale, floor)
+    axes.set_xlabel("predicted by the law (nats per token)")
+    axes.set_ylabel("measured (nats per token)")
+    axes.grid(alpha=0.3)
+    _legend_or_note(axes, pairs, "no law was given: --law")
+
+
+def _symlog(scale: Callable[..., None], floor: float) -> None:
+    scale("symlog", linthresh=max(floor, 1e-5))
+
+
+def _legend_or_note(axes: Axes, content: object, note: str) -> None:
+    if content:
+        axes.legend(fontsize=7)
+    else:
+        axes.text(0.5, 0.5, note, ha="center", va="center", color="#666", transform=axes.transAxes)

@@ -1,0 +1,102 @@
+"""What rounding costs: a quantized model against its original on the very same tokens."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.streams import WindowStream
+from launcher.runtime.loading import LoadedModel
+
+RESAMPLES = 2000
+ENDS = 0.025, 0.975  # of an interval that holds 95 %
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A quantized model against its original, over the same predicted tokens. Losses in nats per token."""
+
+    base_loss: float
+    """Mean cross-entropy of the original."""
+    loss: float
+    """Mean cross-entropy of the quantized model."""
+    delta: float
+    """loss - base_loss."""
+    delta_interval: tuple[float, float]
+    """Where delta lies for sequences without number, at 95 %: sequences are drawn again, each with both its losses."""
+    perplexity: float
+    """exp(loss)."""
+    bits_per_byte: float | None
+    """The loss in bits per byte of source text; None where there is no text."""
+    kl: float
+    """Mean Kullback-Leibler divergence of the quantized prediction from the original's, nats per token."""
+    agreement: float
+    """Share of the tokens for which both find the same one likeliest."""
+    predicted_tokens: int
+    sequences: int
+
+
+@torch.no_grad()
+def compare(base: LoadedModel, quantized: LoadedModel, batches: Iterable[Mapping[str, Any]]) -> Tensor:
+    """Sums over each sequence of the batches, [sequences, 5] in fp64.
+
+    Columns: predicted tokens, nats of the original, nats of the quantized model, divergence, tokens they agree on.
+    """
+    rows = []
+    for batch in batches:
+        labels = batch["labels"].to(base.device)
+        valid = labels >= 0
+        before, after = (model.logits(batch).log_softmax(-1) for model in (base, quantized))  # (B, T, V)
+        targets = labels.clamp_min(0)[..., None]
+        columns = (
+            torch.ones_like(before[..., 0]),
+            -before.gather(-1, targets)[..., 0],
+            -after.gather(-1, targets)[..., 0],
+            (before.exp() * (before - after)).sum(-1),
+            (before.argmax(-1) == after.argmax(-1)).float(),
+        )
+        rows.append(torch.stack([(column.double() * valid).sum(1) for column in columns], dim=1).cpu())
+    return torch.cat(rows)
+
+
+def damage(sums: Tensor, split: WindowStream) -> Damage:
+    """What `compare` found, over all sequences.
+
+    Args:
+        sums: [sequences, 5].
+        split: the text they are of.
+
+    Raises:
+        ValueError: there is nothing to predict.
+    """
+    tokens, base_nats, nats, divergence, agreements = sums.sum(0).tolist()
+    if not tokens:
+        raise ValueError(f"{split.name}: no token to predict")
+    loss, difference = nats / tokens, sums[:, 2] - sums[:, 1]
+    return Damage(
+        base_loss=base_nats / tokens,
+        loss=loss,
+        delta=float(difference.sum()) / tokens,
+        delta_interval=_interval(difference, sums[:, 0]),
+        perplexity=math.exp(min(loss, 700.0)),
+        bits_per_byte=split.bits_per_byte(loss),
+        kl=divergence / tokens,
+        agreement=agreements / tokens,
+        predicted_tokens=round(tokens),
+        sequences=len(sums),
+    )
+
+
+def _interval(differences: Tensor, tokens: Tensor) -> tuple[float, float]:
+    """Percentile bootstrap over sequences of the mean difference per token (Efron and Tibshirani 1993, section 13.3).
+
+    Both models see the same sequences, so what makes one text harder than another falls out.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(tokens), (RESAMPLES, len(tokens)), generator=generator)
+    means = differences[drawn].sum(1) / tokens[drawn].sum(1).clamp_min(1)
+    low, high = means.quantile(torch.tensor(ENDS, dtype=torch.float64)).tolist()
+    return low, high

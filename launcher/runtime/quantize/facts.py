@@ -1,0 +1,60 @@
+"""What a law of precision needs to know of a checkpoint: size, data, state of the learning rate, training precision."""
+
+from typing import Any
+
+from launcher.runtime.budget import totals
+from launcher.runtime.config import Config
+from launcher.runtime.loading import LoadedModel
+from model.quantization.calibration import decoder_blocks
+
+
+def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:
+    """Columns of a row that do not depend on the recipe; None where a Hugging Face folder does not say.
+
+    parameters          N: without embedding and head
+    tokens              D, seen in training
+    tokens_per_parameter  D / N
+    lr_phase, lr_factor   warm-up, peak or decay; the last update's rate over the peak
+    weight_bits, activation_bits, kv_bits   in training, 16 for what was not rounded
+    """
+    config = model.config
+    if config is not None:
+        parameters = totals(config.parameter_rows)["non_embedding"]
+    else:
+        parameters = sum(parameter.numel() for parameter in decoder_blocks(model.module)[1].parameters())
+    facts: dict[str, Any] = {
+        "model": str(model.source),
+        "average": model.average,
+        "step": model.step,
+        "parameters": parameters,
+        "tokens": model.tokens,
+        "tokens_per_parameter": model.tokens / parameters if model.tokens is not None else None,
+        "lr": None,
+        "lr_phase": None,
+        "lr_factor": None,
+        "weight_bits": None,
+        "activation_bits": None,
+        "kv_bits": None,
+    }
+    if config is not None and model.tokens is not None and model.step is not None:
+        facts |= {
+            "lr": config.optimizer.lr,
+            **_learning_rate(config, model.step, model.tokens),
+            "weight_bits": config.precision.bits("weights"),
+            "activation_bits": config.precision.bits("activations"),
+            "kv_bits": config.precision.bits("kv_cache"),
+        }
+    return facts
+
+
+def _learning_rate(config: Config, step: int, tokens: int) -> dict[str, Any]:
+    """Where on its schedule a run is after `step` steps."""
+    schedule = config.learning_rate
+    last = schedule.plan.tokens_before(max(0, step - 1))  # consumed when the last update was made
+    if tokens <= schedule.warmup_end:
+        phase = "warm-up"
+    elif tokens <= schedule.decay_start:
+        phase = "peak"
+    else:
+        phase = "decay"
+    return {"lr_phase": phase, "lr_factor": schedule.factor(last)}

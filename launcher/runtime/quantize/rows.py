@@ -1,0 +1,149 @@
+"""A row for each checkpoint and recipe: rows.jsonl, and what each layer said: layers.jsonl.
+
+Rows that are there already are not measured again: the same command goes on where it stopped.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from data.streams import SampleSource
+from launcher.runtime.loading import LoadedModel
+from launcher.runtime.quantize.damage import compare, damage
+from launcher.runtime.quantize.facts import checkpoint_facts
+from launcher.runtime.run_folder import write_whole
+from model.quantization.apply import quantize_model
+from model.quantization.recipes import Recipe
+from model.quantization.report import LayerReport
+
+ROWS, LAYERS = "rows.jsonl", "layers.jsonl"
+Batches = Callable[[], Iterable[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Text:
+    """What models are scored and calibrated on."""
+
+    source: SampleSource
+    sequence_length: int
+    batches: Batches
+    """Of the held-out split, the same at each call."""
+    calibration: Sequence[Tensor]
+    """Token ids [B, T] of the training split."""
+    settings: Mapping[str, Any]
+    """What a row's numbers depend on beside model and recipe."""
+
+
+def measure(model: LoadedModel, recipe: Recipe, text: Text) -> tuple[dict[str, Any], list[LayerReport]]:
+    """The row of one recipe, and its layers."""
+    started = time.monotonic()
+    quantized = replace(model, module=deepcopy(model.module))
+    layers = quantize_model(quantized.module, recipe, text.calibration)
+    seconds = time.monotonic() - started
+    found = damage(compare(model, quantized, text.batches()), text.source.held_out)
+    weights = sum(math.prod(report.shape) for report in layers)
+    outliers = {
+        "kurtosis": [layer.input_kurtosis_channels for layer in layers if layer.input_kurtosis_channels is not None],
+        "mmr": [layer.input_mmr for layer in layers if layer.input_mmr is not None],
+    }
+    row = {
+        **checkpoint_facts(model),
+        **text.settings,
+        "recipe": recipe.name,
+        "post": recipe.model_dump(exclude_none=True),
+        **precision_after(recipe),
+        **asdict(found),
+        "stored_bits": sum(layer.stored_bits * math.prod(layer.shape) for layer in layers) / weights
+        if layers
+        else None,
+        "seconds": round(seconds, 3),
+        "sqnr_least": min((layer.output_sqnr for layer in layers if layer.output_sqnr is not None), default=None),
+        **{f"{name}_mean": sum(values) / len(values) if values else None for name, values in outliers.items()},
+        **{f"{name}_largest": max(values, default=None) for name, values in outliers.items()},
+    }
+    return row, layers
+
+
+def precision_after(recipe: Recipe) -> dict[str, Any]:
+    """Bits after training: `post_bits` of the weights, and of what else a recipe rounds; None for what it does not."""
+    keys = recipe.keys or recipe.values
+    return {
+        "post_bits": None if recipe.weights is None else recipe.weights.numbers.bits,
+        "post_activation_bits": None if recipe.activations is None else recipe.activations.numbers.bits,
+        "post_kv_bits": None if keys is None else keys.numbers.bits,
+    }
+
+
+def noise_floor(model: LoadedModel, text: Text) -> float:
+    """By how many nats per token bf16 arithmetic changes the loss of a model: differences below say nothing."""
+    rounded = replace(model, module=deepcopy(model.module).to(torch.bfloat16))
+    return abs(damage(compare(model, rounded, text.batches()), text.source.held_out).delta)
+
+
+def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
+    """Which row it is: another model, recipe or text makes another."""
+    what = {
+        "model": str(model.source.resolve()),
+        "step": model.step,
+        "average": model.average,
+        "recipe": recipe.model_dump(),
+        "text": dict(text.settings),
+    }
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class RowFile:
+    """rows.jsonl and layers.jsonl of one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Read what is there; a line that a crash cut off is dropped."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.rows = list(_read_lines(folder / ROWS))
+        self._rewrite(folder / ROWS, self.rows)
+        known = {row["key"] for row in self.rows}
+        self._rewrite(folder / LAYERS, [layer for layer in _read_lines(folder / LAYERS) if layer["key"] in known])
+
+    def __contains__(self, key: str) -> bool:
+        return any(row["key"] == key for row in self.rows)
+
+    def add(self, key: str, row: Mapping[str, Any], layers: Sequence[LayerReport]) -> dict[str, Any]:
+        """Write a row; its layers first, so that a row is there only when all of it is."""
+        with (self.folder / LAYERS).open("a", encoding="utf-8") as file:
+            about = {"key": key, "model": row["model"], "recipe": row["recipe"]}
+            file.writelines(_line({**about, **asdict(layer)}) for layer in layers)
+        whole = {"key": key, **row}
+        with (self.folder / ROWS).open("a", encoding="utf-8") as file:
+            file.write(_line(whole))
+        self.rows.append(whole)
+        return whole
+
+    @staticmethod
+    def _rewrite(path: Path, objects: Sequence[Mapping[str, Any]]) -> None:
+        if path.is_file():
+            write_whole(path, "".join(map(_line, objects)))
+
+
+def _line(item: Mapping[str, Any]) -> str:
+    """One line of JSON, which has no infinity."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in item.items()
+    }
+    return json.dumps(finite) + "\n"
+
+
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.is_file():
+        return
+    text = path.read_text(encoding="utf-8")
+    for line in text.rpartition("\n")[0].splitlines():
+        yield json.loads(line)

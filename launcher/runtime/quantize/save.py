@@ -1,0 +1,234 @@
+"""A quantized model as a Hugging Face folder in the compressed-tensors format, which transformers and vLLM load.
+
+The folder appears under its name only when transformers, reloading it, computes what was measured.
+"""
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from launcher.runtime.hf_export import ExportError, export
+from launcher.runtime.loading import LoadedModel, hide_progress_bars
+from model.decoder import CausalLM
+from model.quantization.apply import quantize_model
+from model.quantization.formats import Integer
+from model.quantization.layers import QuantizedLinear, replace_linears
+from model.quantization.quantizer import Grid, Quantizer
+from model.quantization.recipes import Recipe
+from model.quantization.smooth import fold_input_scales
+
+EXACT, ALIKE = 1e-5, 0.02  # max |logit difference| / max |logit|
+CHECK_BATCH, CHECK_LENGTH = 2, 64
+
+
+@dataclass(frozen=True)
+class SaveReport:
+    """What was written and how it compares."""
+
+    folder: str
+    recipe: str
+    architecture: str
+    format: str
+    """Of compressed-tensors."""
+    relative_error: float
+    """max |logit difference| / max |logit| of the reloaded folder against the model that was measured, fp32."""
+    tolerance: float
+    """What was allowed: where inputs are rounded, transformers' scales differ from ours by 1 in 255."""
+    file_bytes: int
+    """Of the weights."""
+
+    def __str__(self) -> str:
+        """In two lines."""
+        return (
+            f"{self.folder}: {self.architecture}, {self.recipe}, {self.format}, {self.file_bytes:,} bytes of weights\n"
+            f"reloaded with transformers: logits within {self.relative_error:.1e} (allowed {self.tolerance:.0e})"
+        )
+
+
+def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor], output: Path) -> SaveReport:
+    """Quantize and write to `output`.
+
+    Args:
+        model: a run's or a Hugging Face folder's.
+        recipe: weights alone, or with inputs by the token.
+        samples: calibration text, token ids [B, T].
+        output: a folder that does not exist.
+
+    Raises:
+        ValueError: the folder exists, the format cannot hold the recipe, or no stock class computes the model.
+        ExportError: the reloaded folder computes something else.
+    """
+    if output.exists():
+        raise ValueError(f"--save {output}: exists; choose another folder")
+    scheme, name = _scheme(recipe)
+    with TemporaryDirectory(dir=_made(output.parent), prefix=f".{output.name}.") as scratch:
+        stock = _as_stock(model, Path(scratch) / "plain")
+        quantize_model(stock, recipe, samples)
+        if left := fold_input_scales(stock):
+            raise ValueError(
+                f"recipe {recipe.name}: {left[0]} and {len(left) - 1} more divide their inputs, which no stock class "
+                "does; save a recipe of rtn or gptq"
+            )
+        expected = _logits(stock)
+        staging = Path(scratch) / "quantized"
+        _write(stock, scheme, name, staging)
+        if model.tokenizer_path is not None:
+            for file in model.tokenizer_path.glob("*token*"):
+                shutil.copy(file, staging)
+        tolerance = EXACT if recipe.activations is None else ALIKE
+        error = _verify(staging, expected)
+        if not error <= tolerance:
+            raise ExportError(
+                f"--save {output}: reloaded, logits differ by {error:.1e} of the largest (allowed {tolerance:.0e}); "
+                "nothing was saved"
+            )
+        size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
+        staging.rename(output)
+    return SaveReport(str(output), recipe.name, type(stock).__name__, name, error, tolerance, size)
+
+
+def _scheme(recipe: Recipe) -> tuple[Any, str]:
+    """The QuantizationScheme that says what the recipe does, and the name of the format that holds it.
+
+    Raises:
+        ValueError: compressed-tensors cannot say it.
+    """
+    try:
+        from compressed_tensors.quantization import QuantizationScheme
+    except ImportError as error:
+        raise ValueError("--save needs compressed-tensors: pip install 'plumbline[quantize]'") from error
+    weights, inputs = recipe.weights, recipe.activations
+    problems = [
+        (weights is None, "it does not round weights"),
+        (recipe.keys is not None or recipe.values is not None, "keys and values are rounded by whoever serves it"),
+        (weights is not None and weights.scales not in ("fp32", "fp16"), "scales of few bits"),
+        (weights is not None and not weights.symmetric, "zero points"),
+        (weights is not None and not _is_storable(weights), "its weights are neither int2 to int8 nor e4m3"),
+        (bool(recipe.inputs) or recipe.static, "inputs are rounded with scales found for each token, or not at all"),
+        (inputs is not None and not _is_by_token(inputs, weights), "inputs have another format than weights, or scale"),
+    ]
+    if reasons := [reason for wrong, reason in problems if wrong]:
+        raise ValueError(f"recipe {recipe.name} cannot be saved: {reasons[0]}; try gptq-w4-g128, rtn-w8 or w8a8-token")
+    assert weights is not None, "asked above"
+    integers = isinstance(weights.numbers, Integer)
+    name = "float-quantized" if not integers else "pack-quantized" if inputs is None else "int-quantized"
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=_arguments(weights),
+        input_activations=None if inputs is None else _arguments(inputs, dynamic=True),
+    )
+    return scheme, name
+
+
+def _is_storable(weights: Quantizer) -> bool:
+    return (isinstance(weights.numbers, Integer) and weights.numbers.bits <= 8) or weights.format == "e4m3"
+
+
+def _is_by_token(inputs: Quantizer, weights: Quantizer | None) -> bool:
+    same = weights is not None and inputs.format == weights.format and inputs.numbers.bits == 8
+    return same and inputs.granularity == "token" and inputs.symmetric and inputs.range == "absmax"
+
+
+def _arguments(quantizer: Quantizer, dynamic: bool = False) -> Any:
+    from compressed_tensors.quantization import QuantizationArgs
+
+    return QuantizationArgs(
+        num_bits=quantizer.numbers.bits,
+        type="int" if isinstance(quantizer.numbers, Integer) else "float",
+        symmetric=True,
+        strategy=quantizer.granularity,
+        group_size=quantizer.group_size,
+        dynamic=dynamic,
+    )
+
+
+def _as_stock(model: LoadedModel, folder: Path) -> Any:
+    """The model as a stock class of transformers, fp32, on the CPU.
+
+    Raises:
+        ValueError: none computes it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if not isinstance(model.module, CausalLM):
+        return model.module.float().cpu()
+    report = export(model, folder, "auto")
+    if report.own_code:
+        raise ValueError(
+            f"{model.source}: no stock class computes this model, and the format is for stock classes; "
+            "measure it with --output, or export it unquantized"
+        )
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def _logits(stock: Any) -> Tensor:
+    """On the tokens that every check runs on."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (CHECK_BATCH, min(CHECK_LENGTH, stock.config.max_position_embeddings))
+    tokens = torch.randint(stock.config.vocab_size, shape, generator=generator)
+    logits: Tensor = stock(input_ids=tokens).logits
+    return logits
+
+
+def _write(stock: Any, scheme: Any, name: str, folder: Path) -> None:
+    """Hand scales to compressed-tensors, let it pack the weights, and let transformers write the folder."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
+
+    grids: dict[nn.Module, Grid] = {}
+
+    def plain(_: str, layer: nn.Linear) -> nn.Module:
+        linear = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+        linear.weight, linear.bias = layer.weight, layer.bias
+        if isinstance(layer, QuantizedLinear) and layer.grid is not None:
+            grids[linear] = layer.grid
+        return linear
+
+    replace_linears(stock, plain)
+    ignored = [name for name, module in stock.named_modules() if isinstance(module, nn.Linear) and module not in grids]
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme},
+        format=name,
+        ignore=ignored,
+        quantization_status=QuantizationStatus.FROZEN,
+    )
+    apply_quantization_config(stock, config)
+    for layer, grid in grids.items():
+        scale: Any = layer.weight_scale
+        scale.data = grid.scale.reshape(scale.shape).to(scale.dtype)
+    compressor = ModelCompressor.from_pretrained_model(stock, quantization_format=name)
+    with _quiet():
+        compressor.compress_model(stock)
+        stock.save_pretrained(folder)
+    compressor.update_config(str(folder))
+
+
+def _verify(folder: Path, expected: Tensor) -> float:
+    """Largest |logit difference| over largest |logit| of the folder, as a user would load it."""
+    from transformers import AutoModelForCausalLM
+
+    with _quiet():
+        found = _logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the bars that compressed-tensors draws over each of its steps; what goes wrong is raised."""
+    hide_progress_bars()
+    with redirect_stderr(StringIO()):
+        yield
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
