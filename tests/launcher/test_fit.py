@@ -71,6 +71,7 @@ def fitted(command: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         {"status": "diverged", "diverged": True, "loss": None, **{key: ROW[key] for key in ("parameters", "tokens")}},
         {"status": "pending", "loss": None},
         {**ROW, "loss": None},
+        {**ROW, "loss": float("nan")},
     ]
     plain = [row for row in rows if row["post_bits"] is None]
     write(folder / "sweep" / "results.jsonl", [*unfinished, *plain, plain[0]])
@@ -118,8 +119,8 @@ def test_the_law_says_how_far_to_trust_it(fitted: dict[str, Any]) -> None:
 
 def test_what_was_left_out_is_told(fitted: dict[str, Any]) -> None:
     assert "81 points from 2 file(s)" in fitted["stderr"]
-    assert "left out: 1 diverged, 1 pending, 1 no loss, 1 repeated" in fitted["stderr"]
-    assert fitted["facts"]["training"]["left_out"] == {"diverged": 1, "pending": 1, "no loss": 1, "repeated": 1}
+    assert "left out: 1 diverged, 1 pending, 2 no loss, 1 repeated" in fitted["stderr"]
+    assert fitted["facts"]["training"]["left_out"] == {"diverged": 1, "pending": 1, "no loss": 2, "repeated": 1}
 
 
 def test_a_law_comes_back_as_it_was(fitted: dict[str, Any]) -> None:
