@@ -76,7 +76,7 @@ def fitted(command: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     plain = [row for row in rows if row["post_bits"] is None]
     write(folder / "sweep" / "results.jsonl", [*unfinished, *plain, plain[0]])
     write(folder / "report" / "rows.jsonl", [row for row in rows if row["post_bits"] is not None])
-    options = ("--hold-out", "0.2", "--bootstrap", "10", "--json")
+    options = ("--hold-out", "0.2", "--bootstrap", "6", "--json")
     done = command("fit", folder / "sweep", folder / "report", "--output", folder / "out" / "mine", *options)
     assert done.returncode == 0, done.stderr
     return {"facts": json.loads(done.stdout), "folder": folder / "out" / "mine", "stderr": done.stderr}
@@ -87,7 +87,7 @@ def test_the_law_and_its_figures_are_written(fitted: dict[str, Any]) -> None:
     assert {path.name for path in folder.iterdir()} == {"law.json", "predicted.png", "f.png", "post_delta.png"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
     assert json.loads((folder / "law.json").read_text()) == facts
-    assert (facts["form"], facts["bootstrap"], facts["held_out"]["how"]) == ("precision", 10, "0.2")
+    assert (facts["form"], facts["bootstrap"], facts["held_out"]["how"]) == ("precision", 6, "0.2")
     assert facts["training"]["parameters"] == [30e6, 220e6]
     assert facts["training"]["points"] + facts["held_out"]["points"] == 81
     assert facts["training"]["runs"] == 54 - 11
