@@ -71,11 +71,12 @@ def fitted(command: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         {"status": "diverged", "diverged": True, "loss": None, **{key: ROW[key] for key in ("parameters", "tokens")}},
         {"status": "pending", "loss": None},
         {**ROW, "loss": None},
+        {**ROW, "loss": float("nan")},
     ]
     plain = [row for row in rows if row["post_bits"] is None]
     write(folder / "sweep" / "results.jsonl", [*unfinished, *plain, plain[0]])
     write(folder / "report" / "rows.jsonl", [row for row in rows if row["post_bits"] is not None])
-    options = ("--hold-out", "0.2", "--bootstrap", "10", "--json")
+    options = ("--hold-out", "0.2", "--bootstrap", "6", "--json")
     done = command("fit", folder / "sweep", folder / "report", "--output", folder / "out" / "mine", *options)
     assert done.returncode == 0, done.stderr
     return {"facts": json.loads(done.stdout), "folder": folder / "out" / "mine", "stderr": done.stderr}
@@ -86,7 +87,7 @@ def test_the_law_and_its_figures_are_written(fitted: dict[str, Any]) -> None:
     assert {path.name for path in folder.iterdir()} == {"law.json", "predicted.png", "f.png", "post_delta.png"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
     assert json.loads((folder / "law.json").read_text()) == facts
-    assert (facts["form"], facts["bootstrap"], facts["held_out"]["how"]) == ("precision", 10, "0.2")
+    assert (facts["form"], facts["bootstrap"], facts["held_out"]["how"]) == ("precision", 6, "0.2")
     assert facts["training"]["parameters"] == [30e6, 220e6]
     assert facts["training"]["points"] + facts["held_out"]["points"] == 81
     assert facts["training"]["runs"] == 54 - 11
@@ -118,8 +119,8 @@ def test_the_law_says_how_far_to_trust_it(fitted: dict[str, Any]) -> None:
 
 def test_what_was_left_out_is_told(fitted: dict[str, Any]) -> None:
     assert "81 points from 2 file(s)" in fitted["stderr"]
-    assert "left out: 1 diverged, 1 pending, 1 no loss, 1 repeated" in fitted["stderr"]
-    assert fitted["facts"]["training"]["left_out"] == {"diverged": 1, "pending": 1, "no loss": 1, "repeated": 1}
+    assert "left out: 1 diverged, 1 pending, 2 no loss, 1 repeated" in fitted["stderr"]
+    assert fitted["facts"]["training"]["left_out"] == {"diverged": 1, "pending": 1, "no loss": 2, "repeated": 1}
 
 
 def test_a_law_comes_back_as_it_was(fitted: dict[str, Any]) -> None:
