@@ -1,8 +1,8 @@
 """A branch: a cooldown from a checkpoint of another run, its parent, into a run folder of its own.
 
 The branch takes over weights, optimizer states and the position in the data, goes on at the rate that the parent had
-there and cools down, in another precision if it is given one. The parent is only read. Where a branch starts is found out once and kept in its config.yaml, so
-the same command resumes it whatever the parent has saved or deleted since.
+there and cools down, in another precision if it is given one. The parent is only read. Where a branch starts is found
+out once and kept in its config.yaml, so the same command resumes it whatever the parent has saved or deleted since.
 """
 
 import sys

@@ -77,7 +77,7 @@ def activation_bytes(config: Config) -> float:
     tokens = data.micro_batch_size * data.sequence_length
     heads = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
     mlp = (4 if model.is_gated else 2) * model.intermediate_size
-    block = tokens * (6 * model.hidden_size + heads + mlp) * width
+    block: float = tokens * (6 * model.hidden_size + heads + mlp) * width
     if config.precision.weights is not None:  # the backward pass needs rounded weights, whatever ZeRO shards
         block += width * hidden_matrices(model) / model.num_hidden_layers
     stream = tokens * model.hidden_size * width

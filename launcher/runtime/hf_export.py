@@ -122,9 +122,9 @@ def _check_precision(precision: PrecisionConfig) -> None:
         found = getattr(precision, key)
         if found is not None:
             raise ValueError(
-                f"precision.{key}: this run rounds them to {found}, and a Hugging Face class does not, so a folder would "
-                "be another model; eval.py and generate.py round. What can be exported is a run that rounds weights "
-                f"alone: branch from a checkpoint of this one with precision.{key}=null (docs/quantization.md)"
+                f"precision.{key}: this run rounds them to {found}, and a Hugging Face class does not, so a folder "
+                "would be another model; eval.py and generate.py round. A run that rounds weights alone can be "
+                f"exported: branch from a checkpoint of this one with precision.{key}=null (docs/quantization.md)"
             )
 
 

@@ -46,8 +46,8 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     kv_cache: Quantizer | None = None
     """Keys and values, as a cache would store them."""
     float8: Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"] | None = None
-    """Instead: matrix products of the blocks in float8 while training, by a recipe of torchao. It is arithmetic, as bf16
-    is, and no property of the trained model."""
+    """Instead: matrix products of the blocks in float8 while training, by a recipe of torchao. It is arithmetic, as
+    bf16 is, and no property of the trained model."""
     float8_emulated: bool = False
     """Round to float8 and multiply in higher precision: slow, and on any device, to try a configuration."""
 

@@ -62,6 +62,21 @@ def test_compiled_blocks_are_quantized_too() -> None:
     assert torch.equal(layers(x), exact)
 
 
+def test_compiled_blocks_round_and_learn_alike(make_model: MakeModel) -> None:
+    """In one graph: rounding does not cut it into pieces."""
+    by_token = Quantizer(format="int6", granularity="token")
+    precision = PrecisionConfig(weights=COARSE, activations=by_token, kv_cache=by_token)
+    found = []
+    for compiled in (False, True):
+        model = make_model(num_hidden_layers=1, num_key_value_heads=2)
+        apply_precision(model.model.layers, precision)
+        if compiled:
+            model.model.layers[0].compile(backend="aot_eager", fullgraph=True)
+        model(TOKENS, labels=TOKENS)[0].backward()
+        found.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
 def test_precision_rounds_the_blocks_for_good_and_keeps_every_name(make_model: MakeModel) -> None:
     model = make_model(num_key_value_heads=2)
     names = [name for name, _ in model.named_parameters()]
