@@ -1,7 +1,7 @@
 """Fit a scaling law to measured runs: loss from parameters, tokens and bits; what follows from it, and its warnings.
 
 python launcher/fit.py runs/sweeps/precision --output laws/mine                       # a sweep's results.jsonl
-python launcher/fit.py runs/sweeps/precision reports/ptq --output laws/mine --hold-out largest-parameters
+python launcher/fit.py runs/sweeps/precision quantized/rtn --output laws/mine --hold-out largest-parameters
 python launcher/fit.py points.jsonl --output laws/chinchilla --form chinchilla --bootstrap 500 --json
 
 Writes law.json and figures to the output folder; `launcher/plan.py --law laws/mine/law.json` predicts with it. Each
