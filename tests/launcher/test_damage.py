@@ -117,6 +117,13 @@ def test_the_interval_is_of_differences_not_of_losses() -> None:
     assert found.delta_interval == pytest.approx((0.2 - half, 0.2 + half), abs=0.015)
 
 
+def test_longer_sequences_count_for_more() -> None:
+    """Harmed by the same for each token, whatever their lengths: nothing is uncertain."""
+    tokens = torch.linspace(1, 100, 40, dtype=torch.float64)
+    found = damage(torch.stack((tokens, tokens, 1.5 * tokens, tokens, tokens), dim=1), Text())  # type: ignore[arg-type]
+    assert found.delta_interval == pytest.approx((0.5, 0.5))
+
+
 def test_no_tokens_are_no_result() -> None:
     with pytest.raises(ValueError, match="text: no token to predict"):
         damage(torch.zeros(3, 5, dtype=torch.float64), Text())  # type: ignore[arg-type]
@@ -126,7 +133,6 @@ def row(recipe: str = "rtn-w4", delta: float = 0.1, **changes: Any) -> dict[str,
     return {
         "model": "runs/a/checkpoints/step_1",
         "recipe": recipe,
-        "post": {"weights": {"format": "int4"}},
         "post_bits": 4,
         "post_activation_bits": None,
         "post_kv_bits": None,
@@ -173,13 +179,12 @@ def test_rows_last_and_torn_ones_are_dropped(tmp_path: Path) -> None:
 
 
 def test_curves_compare_like_with_like() -> None:
-    three = {"post": {"weights": {"format": "int3"}}, "post_bits": 3}
     rows = [
         row("rtn-w4-g32", 0.1),
-        row("rtn-w3-g32", 0.3, **three),
+        row("rtn-w3-g32", 0.3, post_bits=3),
         row("gptq-w4", 0.05),
         row("w4a8-token", 0.4, post_activation_bits=8),
-        row("mxfp4-w", 0.2, post={"weights": {"format": "e2m1"}}),
+        row("mxfp4-w", 0.2),
         row("gptq-w4", 0.02, model="runs/b/checkpoints/step_9", tokens_per_parameter=1.0),
     ]
     assert by_bits(rows) == {"rtn-w-g32, a/step_1": [(3, 0.3), (4, 0.1)]}

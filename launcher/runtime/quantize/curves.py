@@ -47,9 +47,8 @@ def by_bits(rows: Sequence[Row]) -> Lines:
     several = len({row["model"] for row in rows}) > 1
     lines: Lines = defaultdict(list)
     for row in filter(rounds_weights_alone, rows):
-        if str(row["post"]["weights"]["format"]).startswith("int"):
-            way = _way(row["recipe"])
-            lines[f"{way}, {_short(row)}" if several else way].append((row["post_bits"], row["delta"]))
+        way = _way(row["recipe"])
+        lines[f"{way}, {_short(row)}" if several else way].append((row["post_bits"], row["delta"]))
     return _sorted(lines, least=2)
 
 
