@@ -75,8 +75,8 @@ def _norms_and_readers(block: nn.Module) -> dict[str, tuple[str, ...]]:
         return GPT2
     attention = tuple(name for name in (*ATTENTION, *PRUNING) if name in linears)
     mlp = tuple(name for name in MLP if name in linears)
-    if "self_attn.v_proj" not in attention or linears != {*attention, *mlp, *ENDS}:
-        return {}  # an unknown kind, or skipless: its values are the normed stream itself
+    if linears != {*attention, *mlp, *ENDS}:
+        return {}  # an unknown kind, or skipless: without an o_proj, and its values are the normed stream itself
     if norms == {"input_layernorm", "post_attention_layernorm"}:
         return {"input_layernorm": attention, "post_attention_layernorm": mlp}
     return {"input_layernorm": (*attention, *mlp)} if norms == {"input_layernorm"} else {}

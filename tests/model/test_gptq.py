@@ -112,6 +112,8 @@ def test_inputs_fewer_than_columns_and_inputs_that_overflowed() -> None:
     weight, inputs = problem(tokens=5)
     rounded, _ = gptq(weight.float(), inputs.T @ inputs, CHANNEL)
     assert rounded.isfinite().all()
+    rounded, _ = gptq(weight, torch.zeros(24, 24), CHANNEL)  # a layer that is never reached
+    assert torch.equal(rounded, torch.zeros_like(weight))
     inputs[0, 0] = torch.inf
     with pytest.raises(ValueError, match="the inputs on the calibration text are not finite"):
         gptq(weight, inputs.T @ inputs, CHANNEL)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from model.decoder import CausalLM
 from model.quantization.apply import quantize_model
 from model.quantization.awq import ALPHAS, awq_grid, awq_scale
+from model.quantization.gptq import gptq
 from model.quantization.layers import QuantizedLinear
 from model.quantization.quantizer import Quantizer
 from model.quantization.recipes import Recipe, named_recipe
@@ -77,6 +78,29 @@ def test_smoothquant_evens_out_inputs_and_weights() -> None:
     even = smooth_scale([weight, other], largest, 0.5)
     used = largest > 0
     torch.testing.assert_close((largest / even)[used], (columns * even)[used])
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_scaled_weights_are_rounded_for_scaled_inputs(
+    make_model: MakeModel, calibration_text: list[Tensor], method: Any
+) -> None:
+    plain = make_model(num_hidden_layers=1)
+    with torch.no_grad():
+        plain.get_parameter("model.layers.0.input_layernorm.weight")[::11] *= 10.0
+    model, quantizer = copy.deepcopy(plain), Quantizer(format="int3", granularity="group", group_size=8)
+    smooth = 0.5 if method == "gptq" else None
+    quantize_model(model, Recipe(name="both", method=method, weights=quantizer, smooth=smooth), calibration_text)
+    layer: Any = model.get_submodule("model.layers.0.self_attn.q_proj")
+    with torch.no_grad():
+        rows = torch.cat([plain.model.layers[0].attention_input(plain.model.embed(x, x)) for x in calibration_text])  # type: ignore[operator]
+    rows = rows.flatten(0, 1) / layer.input_scale
+    weight = plain.get_parameter("model.layers.0.self_attn.q_proj.weight").detach() * layer.input_scale
+    if method == "gptq":
+        expected, _ = gptq(weight, (rows.T @ rows).double(), quantizer)
+    else:
+        grid = awq_grid(weight, quantizer, rows.T @ rows)
+        expected = grid.round(weight.unflatten(1, (-1, 8))).flatten(1)
+    assert float(torch.isclose(layer.weight, expected, rtol=1e-3, atol=1e-6).float().mean()) > 0.99
 
 
 def test_smoothing_helps_inputs_with_outlier_channels(make_model: MakeModel, calibration_text: list[Tensor]) -> None:
