@@ -35,7 +35,7 @@ from launcher.runtime.loading import DTYPES, LoadedModel, load_model
 from launcher.runtime.quantize.report import write_report
 from launcher.runtime.quantize.rows import RowFile, Text, measure, noise_floor, row_key
 from launcher.runtime.quantize.save import save_quantized
-from model.quantization.recipes import RULE, SETS, Recipe, recipes
+from model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
 
 CALIBRATION_BATCH = 8  # sequences
 

@@ -22,10 +22,10 @@ from launcher.runtime import cli
 from launcher.runtime.held_out import check_tokenizer, window_length
 from launcher.runtime.loading import LoadedModel, load_model
 from launcher.runtime.quantize.damage import Damage, compare, damage
-from model.quantization.apply import quantize_model
-from model.quantization.calibration import decoder_blocks
+from model.quantization.post_training.apply import quantize_model
+from model.quantization.post_training.calibration import decoder_blocks
+from model.quantization.post_training.recipes import Recipe
 from model.quantization.quantizer import Quantizer
-from model.quantization.recipes import Recipe
 
 GROUP = 32
 

@@ -19,7 +19,7 @@ from launcher.runtime.quantize.damage import compare, damage
 from launcher.runtime.quantize.report import predicted_delta, table, write_report
 from launcher.runtime.quantize.rows import LAYERS, ROWS, RowFile
 from model.quantization.laws.published import published
-from model.quantization.report import LayerReport
+from model.quantization.post_training.report import LayerReport
 
 VOCABULARY = 11
 BF16: dict[str, Any] = {"weight_bits": 16, "activation_bits": 16, "kv_bits": 16}

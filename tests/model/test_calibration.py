@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from model.attention.softmax import SoftmaxAttention
 from model.decoder import CausalLM
-from model.quantization.apply import quantize_model
-from model.quantization.calibration import CalibrationText, decoder_blocks, unfold_conv1d
-from model.quantization.gptq import gptq
 from model.quantization.layers import QuantizedLinear
+from model.quantization.post_training.apply import quantize_model
+from model.quantization.post_training.calibration import CalibrationText, decoder_blocks, unfold_conv1d
+from model.quantization.post_training.gptq import gptq
+from model.quantization.post_training.recipes import Recipe, named_recipe, recipes
 from model.quantization.precision import PrecisionConfig, StoredRounded, apply_precision
 from model.quantization.quantizer import Quantizer
-from model.quantization.recipes import Recipe, named_recipe, recipes
 from tests.model.conftest import stock_model
 
 MakeModel = Callable[..., CausalLM]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.quantization.gptq import gptq
+from model.quantization.post_training.gptq import gptq
 from model.quantization.quantizer import Grid, Quantizer
 
 CHANNEL = Quantizer(format="int3", granularity="channel")

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from model.decoder import CausalLM
-from model.quantization.apply import quantize_model
-from model.quantization.hadamard import hadamard, random_rotation, rotate
-from model.quantization.recipes import named_recipe
+from model.quantization.post_training.apply import quantize_model
+from model.quantization.post_training.hadamard import hadamard, random_rotation, rotate
+from model.quantization.post_training.recipes import named_recipe
 from tests.model.conftest import stock_model
 
 MakeModel = Callable[..., CausalLM]

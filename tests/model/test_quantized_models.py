@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from launcher.runtime.hf_export import export
 from launcher.runtime.loading import load_model
 from model.decoder import CausalLM
-from model.quantization.apply import quantize_model
 from model.quantization.layers import QuantizedLinear
+from model.quantization.post_training.apply import quantize_model
+from model.quantization.post_training.recipes import Recipe, named_recipe
 from model.quantization.quantizer import Quantizer
-from model.quantization.recipes import Recipe, named_recipe
 from tests.model.conftest import loaded, stock_model
 
 MakeModel = Callable[..., CausalLM]

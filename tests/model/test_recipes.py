@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from model.quantization.post_training.recipes import SETS, Recipe, named_recipe, recipes
 from model.quantization.precision import BLOCK_FORMATS
 from model.quantization.quantizer import Quantizer
-from model.quantization.recipes import SETS, Recipe, named_recipe, recipes
 
 
 def grid(format_: str, granularity: Any, **settings: Any) -> Quantizer:

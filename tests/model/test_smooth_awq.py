@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from model.decoder import CausalLM
-from model.quantization.apply import quantize_model
-from model.quantization.awq import ALPHAS, awq_grid, awq_scale
-from model.quantization.gptq import gptq
 from model.quantization.layers import QuantizedLinear
+from model.quantization.post_training.apply import quantize_model
+from model.quantization.post_training.awq import ALPHAS, awq_grid, awq_scale
+from model.quantization.post_training.gptq import gptq
+from model.quantization.post_training.recipes import Recipe, named_recipe
+from model.quantization.post_training.smooth import fold_input_scales, smooth_scale
 from model.quantization.quantizer import Quantizer
-from model.quantization.recipes import Recipe, named_recipe
-from model.quantization.smooth import fold_input_scales, smooth_scale
 from tests.model.conftest import stock_model
 
 MakeModel = Callable[..., CausalLM]

@@ -5,7 +5,7 @@ from typing import Any
 from launcher.runtime.budget import totals
 from launcher.runtime.config import Config
 from launcher.runtime.loading import LoadedModel
-from model.quantization.calibration import decoder_blocks
+from model.quantization.post_training.calibration import decoder_blocks
 
 
 def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:

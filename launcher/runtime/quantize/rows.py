@@ -21,9 +21,9 @@ from launcher.runtime.loading import LoadedModel
 from launcher.runtime.quantize.damage import compare, damage
 from launcher.runtime.quantize.facts import checkpoint_facts
 from launcher.runtime.run_folder import write_whole
-from model.quantization.apply import quantize_model
-from model.quantization.recipes import Recipe
-from model.quantization.report import LayerReport
+from model.quantization.post_training.apply import quantize_model
+from model.quantization.post_training.recipes import Recipe
+from model.quantization.post_training.report import LayerReport
 
 ROWS, LAYERS = "rows.jsonl", "layers.jsonl"
 Batches = Callable[[], Iterable[Mapping[str, Any]]]

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from launcher.runtime.hf_export import ExportError, export
 from launcher.runtime.loading import LoadedModel, hide_progress_bars
 from model.decoder import CausalLM
-from model.quantization.apply import quantize_model
 from model.quantization.formats import Integer
 from model.quantization.layers import QuantizedLinear, replace_linears
+from model.quantization.post_training.apply import quantize_model
+from model.quantization.post_training.recipes import Recipe
+from model.quantization.post_training.smooth import fold_input_scales
 from model.quantization.quantizer import Grid, Quantizer
-from model.quantization.recipes import Recipe
-from model.quantization.smooth import fold_input_scales
 
 EXACT, ALIKE = 1e-5, 0.02  # max |logit difference| / max |logit|
 CHECK_BATCH, CHECK_LENGTH = 2, 64

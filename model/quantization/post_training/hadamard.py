@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from model.decoder import CausalLM
 from model.norms import SingleScaleRMSNorm
-from model.quantization.calibration import decoder_blocks
+from model.quantization.post_training.calibration import decoder_blocks
 
 STOCK = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 WRITERS = ("self_attn.o_proj", "mlp.down_proj")
