@@ -197,11 +197,13 @@ def test_curves_compare_like_with_like() -> None:
 
 
 def test_a_table_puts_the_least_damage_first_and_marks_noise() -> None:
-    lines = table([row("bad", 0.5), row("none", -0.0004), row("kv4", 0.2, stored_bits=None, sqnr_least=None)])
-    assert [line.split("|")[1].strip() for line in lines[2:]] == ["none", "kv4", "bad"]
-    assert "| (-0.0004) |" in lines[2]
-    assert "| +0.2000 | +0.1900 to +0.2100 |" in lines[3]
-    assert "|  | +0.2000" in lines[3]
+    kv4 = row("kv4", 0.2, stored_bits=None, sqnr_least=None)
+    lines = table([row("bad", 0.5), row("none", -0.0004), kv4, row("helps", -0.2)])
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["helps", "none", "kv4", "bad"]
+    assert "| -0.2000 |" in lines[2]
+    assert "| (-0.0004) |" in lines[3]
+    assert "| +0.2000 | +0.1900 to +0.2100 |" in lines[4]
+    assert "|  | +0.2000" in lines[4]
 
 
 def test_a_report_needs_no_more_than_one_row(tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ MEANINGS: dict[str, dict[str, Any]] = {
     "w8a8-static": {**STATIC, "activations": grid("int8", "tensor")},
     "w8a8-static-p99.999": {**STATIC, "activations": grid("int8", "tensor", range="percentile", percentile=99.999)},
     "w8a8-static-asym": {**STATIC, "activations": grid("int8", "tensor", symmetric=False)},
+    "w8a8-static-asym-p99.999-wtensor": {
+        **STATIC,
+        "weights": grid("int8", "tensor", range="mse", scales="fp16"),
+        "activations": grid("int8", "tensor", symmetric=False, range="percentile", percentile=99.999),
+    },
     "w8a8-dynamic-smooth0.5": {
         "weights": grid("int8", "channel", scales="fp16"),
         "activations": grid("int8", "tensor"),

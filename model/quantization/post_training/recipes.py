@@ -21,7 +21,8 @@ RULE = """\
                             -asym (zero points), -mse (range of least squared error), -actorder (gptq)
   wBaC                      weights of B and inputs of C bits, a scale for each token; then -static, -dynamic (a scale
                             for each tensor), -token or -gN (weights in groups, too), -asym, -pP (percentile),
-                            -downB (inputs of the down projection), -smoothA (SmoothQuant)
+                            -downB (inputs of the down projection), -smoothA (SmoothQuant), -wtensor (weights: a scale
+                            for each tensor, range of least squared error)
   fp8-eXmY, fp8-eXmY-row    float weights and inputs, a scale for each tensor, or each channel and token
   mxfp8, mxfp6, mxfp4, nvfp4, mxfp8_e5m2, mxfp6_e3m2   weights and inputs in blocks; then -w (weights only)
   kvB                       keys and values, a scale for each tensor; then -head, -token or -channel (keys by the
@@ -217,7 +218,8 @@ def _weights_and_inputs(found: dict[str, str], options: list[str]) -> dict[str, 
         inputs |= {"range": "percentile", "percentile": float(percentile)}
     down, smooth = _number(options, "down"), _number(options, "smooth")
     exceptions = {} if down is None else dict.fromkeys(DOWN_PROJECTIONS, Quantizer(format=f"int{down}", **inputs))
-    weights = Quantizer(format=f"int{found['bits']}", scales="fp16", **(groups or {"granularity": "channel"}))
+    coarse = {"granularity": "tensor", "range": "mse"} if _flag(options, "wtensor") else {"granularity": "channel"}
+    weights = Quantizer(format=f"int{found['bits']}", scales="fp16", **(groups or coarse))
     return {
         "weights": weights,
         "activations": Quantizer(format=f"int{found['input_bits']}", **inputs),
@@ -251,7 +253,7 @@ _WEIGHTS = (*(f"rtn-w{bits}" for bits in range(2, 9)), "gptq-w3", "gptq-w4")
 _W8A8 = tuple(
     f"w8a8-{kind}{smooth}"
     for smooth in ("", "-smooth0.5", "-smooth0.8")
-    for kind in ("static", "static-p99.999", "dynamic", "token")
+    for kind in ("static", "static-p99.999", "static-asym-p99.999-wtensor", "dynamic", "token")
 )
 _FP = (
     *(f"fp8-{format_}{row}" for format_ in ("e4m3", "e5m2") for row in ("", "-row")),
