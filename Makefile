@@ -23,8 +23,8 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup  ## prepare a small real corpus, pretrain, evaluate, sample, export (about 5 minutes on 2 cores)
 	$(BIN)/python launcher/quickstart.py
 
-test: setup      ## the whole test suite
-	$(BIN)/python -m pytest
+test: setup      ## the whole test suite, by two processes
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: setup      ## formatting, rules, types
 	$(BIN)/ruff format --check .
