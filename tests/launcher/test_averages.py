@@ -155,6 +155,7 @@ def test_a_run_without_moving_average_is_told_the_key(run: Path) -> None:
     [
         ("model.rope_theta=5.0", "rope_theta: 10000.0 -> 5.0"),
         ("parameterization.base_hidden_size=32", "base_hidden_size: 16 -> 32"),
+        ("precision.weights=4", "weights.format: None -> 'int4'"),
     ],
 )
 def test_checkpoints_of_another_model_are_not_averaged(run: Path, key: str, line: str) -> None:
