@@ -224,7 +224,7 @@ def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> No
     )
     assert set(facts) == {
         "parameter_count", "optimizer", "sizes", "multipliers", "parameters", "flops_per_token", "memory_bytes",
-        "batch", "schedule", "compute",
+        "batch", "schedule", "compute", "precision",
     }  # fmt: skip
     assert facts["batch"] == "8 sequences"
     assert facts["schedule"] == "wsd: warm-up to step 2, peak to step 16, linear decay to 0 of the peak at step 20"
