@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from data.config import DataConfig, SourceConfig
 from data.corpus import open_corpus
@@ -21,6 +22,7 @@ from data.tasks.source import TaskSource
 from data.windows import Batch, gather
 
 Item = TypeVar("Item")
+CALIBRATION_ROWS = 8
 
 
 class TrainBatches:
@@ -242,3 +244,13 @@ def _check_same_tokenizer(corpora: dict[str, SampleSource]) -> None:
                 f"data.train: {first} and {corpus} were made with different tokenizers; prepare {name} "
                 f"again with --tokenizer {first.tokenizer_path} --overwrite (or {first_name} with the other one)"
             )
+
+
+def calibration_batches(source: SampleSource, length: int, sequences: int) -> Iterator[torch.Tensor]:
+    """Token ids [B, T] of windows spread evenly over the training split, at most `CALIBRATION_ROWS` in a batch."""
+    split = source.splits["train"]
+    available = split.training_windows(length)
+    numbers = [i * available // min(sequences, available) for i in range(min(sequences, available))]
+    for first in range(0, len(numbers), CALIBRATION_ROWS):
+        chosen = numbers[first : first + CALIBRATION_ROWS]
+        yield gather([(split, number) for number in chosen], chosen, length)["input_ids"]

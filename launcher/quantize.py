@@ -10,7 +10,7 @@ show them. Rows that are there are not measured again. docs/quantization.md expl
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,12 @@ import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
-from torch import Tensor
 from tqdm import tqdm
 from yaml import YAMLError
 
 from data.config import SourceConfig
-from data.loader import ValidationBatches, open_source
+from data.loader import ValidationBatches, calibration_batches, open_source
 from data.streams import SampleSource
-from data.windows import gather
 from launcher.runtime import averages, cli
 from launcher.runtime.config import explain
 from launcher.runtime.held_out import check_tokenizer, window_length
@@ -36,8 +34,6 @@ from launcher.runtime.quantize.report import write_report
 from launcher.runtime.quantize.rows import RowFile, Text, measure, noise_floor, row_key
 from launcher.runtime.quantize.save import save_quantized
 from model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
-
-CALIBRATION_BATCH = 8  # sequences
 
 
 def main() -> None:
@@ -164,16 +160,6 @@ def open_text(arguments: argparse.Namespace, source: SampleSource, model: Loaded
             "calibration_sequences": sum(len(batch) for batch in calibration),
         },
     )
-
-
-def calibration_batches(source: SampleSource, length: int, sequences: int) -> Iterator[Tensor]:
-    """Token ids [B, T] of windows spread evenly over the training split."""
-    split = source.splits["train"]
-    available = split.training_windows(length)
-    numbers = [i * available // min(sequences, available) for i in range(min(sequences, available))]
-    for first in range(0, len(numbers), CALIBRATION_BATCH):
-        chosen = numbers[first : first + CALIBRATION_BATCH]
-        yield gather([(split, number) for number in chosen], chosen, length)["input_ids"]
 
 
 def save(arguments: argparse.Namespace, source: SampleSource, wanted: Sequence[Recipe]) -> None:
