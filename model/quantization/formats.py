@@ -18,12 +18,17 @@ class Integer:
 
     @property
     def largest(self) -> float:
-        """The value that the largest magnitude of a block is scaled to: the same on both sides of zero."""
+        """The value furthest above zero."""
         return float(2 ** (self.bits - 1) - 1)
+
+    @property
+    def smallest(self) -> float:
+        """The value furthest below zero."""
+        return -self.largest - 1
 
     def round(self, x: Tensor) -> Tensor:
         """The nearest values of the format, ties to even, saturating; x in fp32, any shape."""
-        return x.round().clamp(-self.largest - 1, self.largest)
+        return x.round().clamp(self.smallest, self.largest)
 
 
 @dataclass(frozen=True)
@@ -53,9 +58,14 @@ class Float:
         last_step: float = 2.0**-self.mantissa_bits * (2 if (self.exponent_bits, self.mantissa_bits) == (4, 3) else 1)
         return float(2.0**self.largest_exponent * (2.0 - last_step))
 
+    @property
+    def smallest(self) -> float:
+        """The value furthest below zero."""
+        return -self.largest
+
     def round(self, x: Tensor) -> Tensor:
         """The nearest values of the format, ties to even, saturating; x in fp32, any shape."""
-        x = x.clamp(-self.largest, self.largest)
+        x = x.clamp(self.smallest, self.largest)
         exponent = torch.frexp(x).exponent - 1  # |x| = 1.m x 2^exponent; frexp's mantissa is in [1/2, 1)
         smallest_normal = 2 - 2 ** (self.exponent_bits - 1)
         steps = exponent.clamp_min(smallest_normal) - self.mantissa_bits

@@ -80,7 +80,7 @@ class Grid:
     def limits(self) -> Limits:
         """The lowest and the highest value of the grid."""
         if self.zero is None:
-            return Limits(-self.format.largest * self.scale, self.format.largest * self.scale)
+            return Limits(self.format.smallest * self.scale, self.format.largest * self.scale)
         return Limits(-self.zero * self.scale, (2**self.format.bits - 1 - self.zero) * self.scale)
 
 
@@ -96,6 +96,9 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
     """Values of a group; for granularity group."""
     symmetric: bool = True
     """Whether the grid reaches as far below zero as above. False: from the smallest value to the largest (integers)."""
+    full_range: bool = False
+    """Of symmetric integers: the smallest steps whose codes, -2^(bits - 1) included, reach both ends of the values.
+    False: steps of absmax / (2^(bits - 1) - 1), as in arXiv 2411.04330."""
     range: Literal["absmax", "percentile", "mse"] = "absmax"
     """What the grid has to hold: all values; the given percentile of them; or what gives the least squared error."""
     percentile: float = Field(default=99.999, gt=50.0, lt=100.0)
@@ -119,6 +122,8 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
             )
         if not self.symmetric and isinstance(self.numbers, Float):
             raise ValueError(f"symmetric = false, format = {self.format}: only integers have a zero point")
+        if self.full_range and (not self.symmetric or isinstance(self.numbers, Float)):
+            raise ValueError(f"full_range = true, format = {self.format}: it is about symmetric integers")
         return self
 
     @property
@@ -204,6 +209,8 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         numbers = self.numbers
         if self.symmetric:
             reach = torch.maximum(limits.low.abs(), limits.high.abs())
+            if self.full_range:
+                reach = torch.maximum(limits.high, limits.low * (numbers.largest / numbers.smallest))
             return Grid(numbers, self._scale(reach, numbers, largest))
         # Zero must be on the grid: what is padded or pruned stays what it is
         low, high = limits.low.clamp_max(0.0), limits.high.clamp_min(0.0)

@@ -174,17 +174,22 @@ def test_block_formats_equal_torchaos() -> None:
     assert torch.equal(BLOCK_FORMATS["nvfp4"].fake_quantize(x, "weights"), expected)
 
 
-def test_integers_equal_torchaos_on_the_same_scales() -> None:
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("group", [32, 64])
+def test_integers_equal_torchaos(symmetric: bool, group: int) -> None:
+    torchao = pytest.importorskip("torchao.quantization")
     primitives = pytest.importorskip("torchao.quantization.quant_primitives")
-    x = normal(16, 64)
+    mapping = primitives.MappingType.SYMMETRIC_NO_CLIPPING_ERR if symmetric else primitives.MappingType.ASYMMETRIC
     for bits in (2, 3, 4, 8):
-        quantizer = Quantizer(format=f"int{bits}", granularity="group", group_size=32, symmetric=False)
-        grid = quantizer.grid(x, "weights")
-        scale, zero = grid.scale.squeeze(-1), torch.as_tensor(grid.zero).squeeze(-1).to(torch.int32)
-        ends = (0, 2**bits - 1)
-        codes = primitives.quantize_affine(x, (1, 32), scale, zero, torch.uint8, *ends)
-        expected = primitives.dequantize_affine(codes, (1, 32), scale, zero, torch.uint8, *ends)
-        torch.testing.assert_close(quantizer.fake_quantize(x, "weights"), expected)
+        linear = torch.nn.Linear(64, 16, bias=False)
+        x = linear.weight.detach().clone()
+        dtype = getattr(torch, f"int{bits}")
+        torchao.quantize_(linear, torchao.IntxWeightOnlyConfig(dtype, torchao.PerGroup(group), mapping))
+        expected: Any = linear.weight
+        quantizer = Quantizer(
+            format=f"int{bits}", granularity="group", group_size=group, symmetric=symmetric, full_range=symmetric
+        )
+        torch.testing.assert_close(quantizer.fake_quantize(x, "weights"), expected.dequantize(), rtol=1e-6, atol=1e-7)
 
 
 def test_gradients_pass_straight_through_what_the_grid_holds() -> None:
@@ -197,8 +202,10 @@ def test_gradients_pass_straight_through_what_the_grid_holds() -> None:
     limits = Limits(torch.tensor(-1.0), torch.tensor(1.0))
     rounded = Quantizer(format="int8").fake_quantize(x, "activations", limits)
     rounded.backward(upstream)
-    torch.testing.assert_close(x.grad, torch.where(x.abs() <= 1 + 0.5 / 127, upstream, 0.0), rtol=0, atol=0)
-    assert float(rounded.detach().abs().max()) <= 1 + 1.01 / 127
+    within = (x >= -128.5 / 127) & (x <= 127.5 / 127)  # codes reach from -128 to 127
+    torch.testing.assert_close(x.grad, torch.where(within, upstream, 0.0), rtol=0, atol=0)
+    assert float(rounded.detach().max()) == pytest.approx(1.0)
+    assert float(rounded.detach().min()) == pytest.approx(-128 / 127)
 
 
 def test_shapes_dtypes_and_zeros_survive() -> None:
@@ -230,6 +237,8 @@ def test_what_is_stored_for_each_weight() -> None:
         ({"format": "int4", "group_size": 32}, "granularity = tensor, group_size = 32"),
         ({"format": "e4m3", "symmetric": False}, "only integers have a zero point"),
         ({"format": "int99"}, "'int99' is no number format"),
+        ({"format": "e4m3", "full_range": True}, "about symmetric integers"),
+        ({"format": "int4", "full_range": True, "symmetric": False}, "about symmetric integers"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -11,7 +11,9 @@ from model.quantization.quantizer import Quantizer
 
 
 def grid(format_: str, granularity: Any, **settings: Any) -> Quantizer:
-    return Quantizer(format=format_, granularity=granularity, **settings)
+    """As recipes have it: integers use their full range, unless they have zero points."""
+    full = format_.startswith("int") and settings.get("symmetric", True)
+    return Quantizer(format=format_, granularity=granularity, full_range=full, **settings)
 
 
 STATIC: dict[str, Any] = {"weights": grid("int8", "channel", scales="fp16"), "static": True}
@@ -102,7 +104,7 @@ def test_sets_and_recipes_in_full() -> None:
     full = {"name": "mine", "method": "gptq", "weights": {"format": "int3", "granularity": "channel"}, "damping": 1}
     found = recipes(["rtn-w4", "weights", full, full])
     assert [recipe.name for recipe in found] == ["rtn-w4", *(name for name in names if name != "rtn-w4"), "mine"]
-    assert (found[-1].damping, found[-1].weights) == (1.0, grid("int3", "channel"))
+    assert (found[-1].damping, found[-1].weights) == (1.0, Quantizer(format="int3", granularity="channel"))
     assert {recipe.name for each in SETS for recipe in recipes([each])} == set(SETS["all"])
     assert {"w8a8-static-smooth0.8", "mxfp4", "kv3-channel", "w4a4-down8", "awq-w3-g128"} <= set(SETS["all"])
     with pytest.raises(ValueError, match="two recipes have the name rtn-w4"):

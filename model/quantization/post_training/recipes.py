@@ -193,11 +193,17 @@ def _grouped(options: list[str]) -> dict[str, Any]:
     return {} if size is None else {"granularity": "group", "group_size": int(size)}
 
 
+def _symmetry(options: list[str]) -> dict[str, bool]:
+    """With zero points, if the options ask for them; else symmetric, with all codes in use."""
+    asymmetric = _flag(options, "asym")
+    return {"symmetric": not asymmetric, "full_range": not asymmetric}
+
+
 def _weights_only(found: dict[str, str], options: list[str]) -> dict[str, Any]:
     granularity = _grouped(options) or {"granularity": "tensor" if _flag(options, "tensor") else "channel"}
     quantizer = Quantizer(
         format=f"int{found['bits']}",
-        symmetric=not _flag(options, "asym"),
+        **_symmetry(options),
         range="mse" if _flag(options, "mse") else "absmax",
         scales="fp16",
         **granularity,
@@ -213,13 +219,13 @@ def _weights_and_inputs(found: dict[str, str], options: list[str]) -> dict[str, 
     if not (groups or static or dynamic):  # at most one of the four; what is left over is refused
         _flag(options, "token")
     percentile = _number(options, "p")
-    inputs: dict[str, Any] = {"symmetric": not _flag(options, "asym"), **(groups or kinds)}
+    inputs: dict[str, Any] = {**_symmetry(options), **(groups or kinds)}
     if percentile is not None:
         inputs |= {"range": "percentile", "percentile": float(percentile)}
     down, smooth = _number(options, "down"), _number(options, "smooth")
     exceptions = {} if down is None else dict.fromkeys(DOWN_PROJECTIONS, Quantizer(format=f"int{down}", **inputs))
     coarse = {"granularity": "tensor", "range": "mse"} if _flag(options, "wtensor") else {"granularity": "channel"}
-    weights = Quantizer(format=f"int{found['bits']}", scales="fp16", **(groups or coarse))
+    weights = Quantizer(format=f"int{found['bits']}", full_range=True, scales="fp16", **(groups or coarse))
     return {
         "weights": weights,
         "activations": Quantizer(format=f"int{found['input_bits']}", **inputs),
@@ -245,7 +251,7 @@ def _blocks(found: dict[str, str], options: list[str]) -> dict[str, Any]:
 
 def _cache(found: dict[str, str], options: list[str]) -> dict[str, Any]:
     kinds = next((CACHE_KINDS[word] for word in CACHE_KINDS if _flag(options, word)), ("tensor", "tensor"))
-    shared: dict[str, Any] = {"format": f"int{found['bits']}", "symmetric": not _flag(options, "asym")}
+    shared: dict[str, Any] = {"format": f"int{found['bits']}", **_symmetry(options)}
     return {site: Quantizer(granularity=kind, **shared) for site, kind in zip(("keys", "values"), kinds, strict=True)}
 
 
