@@ -115,7 +115,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=1, help="number of continuations")
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same text")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="arithmetic")
-    parser.add_argument("--device", default=str(cli.default_device()), help="cpu, cuda, cuda:1, ...")
+    parser.add_argument("--device", type=cli.device, default=cli.default_device(), help="cpu, cuda, cuda:1, ...")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
 

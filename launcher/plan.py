@@ -74,7 +74,8 @@ def plan(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
         "compute": asdict(compute(config, arguments.devices, arguments.peak_tflops, arguments.mfu)),
     }
     if arguments.law is not None:
-        facts["law"] = prediction.predict(arguments.law, count["non_embedding"], config.total_tokens)
+        bits = config.precision.training_bits
+        facts["law"] = prediction.predict(arguments.law, count["non_embedding"], config.total_tokens, bits)
     return facts
 
 

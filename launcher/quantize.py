@@ -10,6 +10,7 @@ show them. Rows that are there are not measured again. docs/quantization.md expl
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,7 @@ from launcher.runtime.loading import DTYPES, LoadedModel, load_model
 from launcher.runtime.quantize.report import write_report
 from launcher.runtime.quantize.rows import RowFile, Text, measure, noise_floor, row_key
 from launcher.runtime.quantize.save import save_quantized
+from model.quantization.post_training.apply import check_recipe
 from model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
 
 
@@ -44,6 +46,8 @@ def main() -> None:
         return
     wanted = read_recipes(arguments.recipes)
     law = open_law(arguments.law).law if arguments.law else None
+    if law is not None and "post_bits" not in law.USES:
+        raise ValueError(f"--law {arguments.law}: says nothing of quantization after training; give another")
     source = open_source(SourceConfig(path=arguments.data))
     if arguments.save is not None:
         save(arguments, source, wanted)
@@ -76,10 +80,10 @@ def parse_arguments() -> argparse.Namespace:
     where.add_argument("--save", type=Path, help="write the quantized model there instead, for transformers")
     parser.add_argument("--law", help="law.json of fit.py, or a published law: measured against predicted")
     parser.add_argument("--calibration-sequences", type=cli.positive, default=128, help="for GPTQ, AWQ, static ranges")
-    parser.add_argument("--sequence-length", type=int, help="tokens per window (default: as in training)")
+    parser.add_argument("--sequence-length", type=cli.positive, help="tokens per window (default: as in training)")
     parser.add_argument("--batch-size", type=cli.positive, default=8, help="windows per forward pass")
     parser.add_argument("--max-batches", type=cli.positive, help="score an evenly spread part only (default: all)")
-    parser.add_argument("--device", default=str(cli.default_device()), help="cpu, cuda, cuda:1, ...")
+    parser.add_argument("--device", type=cli.device, default=cli.default_device(), help="cpu, cuda, cuda:1, ...")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON document")
     arguments = parser.parse_args()
     if not arguments.list:
@@ -133,6 +137,7 @@ def grid(
     text = open_text(arguments, source, model)
     waiting = [(row_key(model, recipe, text), recipe) for recipe in wanted]
     waiting = [(key, recipe) for key, recipe in waiting if key not in rows]
+    waiting = [(key, recipe) for key, recipe in waiting if fits(model, recipe, text, recipe.name in arguments.recipes)]
     if not waiting:
         return
     floor = noise_floor(model, text)
@@ -141,6 +146,22 @@ def grid(
         bar.set_postfix_str(recipe.name)
         row, layers = measure(model, recipe, text)
         rows.add(key, {**row, "noise_floor": floor}, layers)
+
+
+def fits(model: LoadedModel, recipe: Recipe, text: Text, asked: bool) -> bool:
+    """Whether a model can be quantized so; if not, one of a set is left out with a word.
+
+    Raises:
+        ValueError: it cannot, and the recipe was asked for by its name.
+    """
+    try:
+        check_recipe(model.module, recipe, len(text.calibration))
+    except ValueError as error:
+        if asked:
+            raise
+        print(f"left out: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def open_text(arguments: argparse.Namespace, source: SampleSource, model: LoadedModel) -> Text:
@@ -156,6 +177,7 @@ def open_text(arguments: argparse.Namespace, source: SampleSource, model: Loaded
             "data": str(source),
             "data_fingerprint": source.fingerprint,
             "sequence_length": length,
+            "batch_size": arguments.batch_size,  # scales of whole tensors are of a batch
             "max_batches": arguments.max_batches,
             "calibration_sequences": sum(len(batch) for batch in calibration),
         },

@@ -45,6 +45,16 @@ def natural(text: str) -> int:
     return value
 
 
+def device(text: str) -> torch.device:
+    """A device that is there, for argparse."""
+    try:
+        found = torch.device(text)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:  # no such kind; torch without CUDA; no such GPU
+        raise argparse.ArgumentTypeError(f"{text} is not here: {str(error).splitlines()[0]}") from error
+    return found
+
+
 def add_job_options(parser: argparse._ActionsContainer, what: str) -> None:
     """What every Slurm job asks of the cluster; `what` has the time limit."""
     parser.add_argument("--time", help=f"time limit of {what}, e.g. 8:00:00; one that needs longer requeues itself")

@@ -55,7 +55,8 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     @classmethod
     def _in_full(cls, value: object, info: ValidationInfo) -> object:
         site: Site = info.field_name  # type: ignore[assignment]
-        return named_quantizer(value, site) if isinstance(value, (int, str)) else value
+        is_name = isinstance(value, (int, str)) and not isinstance(value, bool)
+        return named_quantizer(value, site) if is_name else value  # type: ignore[arg-type]
 
     @field_validator("weights", "activations", "kv_cache")
     @classmethod
@@ -84,6 +85,12 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
         if quantizer is not None:
             return quantizer.numbers.bits
         return 8 if self.float8 is not None and site != "kv_cache" else PLAIN_BITS
+
+    @property
+    def training_bits(self) -> dict[str, int]:
+        """`bits` of all sites, by the names that laws of precision have for them."""
+        names: dict[str, Site] = {"weight_bits": "weights", "activation_bits": "activations", "kv_bits": "kv_cache"}
+        return {name: self.bits(site) for name, site in names.items()}
 
     @property
     def weight_format(self) -> str | None:

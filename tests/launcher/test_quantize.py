@@ -15,6 +15,7 @@ from launcher.quantize import main
 from launcher.runtime.laws.rows import read_rows
 from launcher.runtime.loading import load_model
 from launcher.runtime.quantize.facts import checkpoint_facts
+from model.quantization.post_training.recipes import SETS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +81,7 @@ def test_rows_of_many_checkpoints_and_recipes(quantize: Quantize, trained: Path,
     assert (tmp_path / "q" / "curves.png").is_file()
     assert "| rtn-w2 |" in (tmp_path / "q" / "report.md").read_text()
 
+    assert [row["run"] for row in first] == [str(steps[0])] * 2 + [str(trained)] * 2, "the last one is the run's own"
     law = read_rows([tmp_path / "q"])  # as fit.py reads it: each checkpoint as trained, and with its weights rounded
     assert sorted(law.measured.at.post_bits.tolist()) == [2.0] * len(steps) + [float("inf")] * len(steps)
     assert len(set(law.measured.runs.tolist())) == len(steps)
@@ -142,6 +144,14 @@ def test_a_saved_folder_computes_what_was_measured(
     assert not list(tmp_path.glob(".saved*")), "nothing is left beside it"
 
 
+def test_recipes_of_a_set_that_do_not_fit_are_left_out(
+    quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SETS, "weights", ("rtn-w4-g128", "rtn-w8"))
+    rows = quantize("--model", trained, "--recipes", "weights", "--output", tmp_path)
+    assert [row["recipe"] for row in rows] == ["rtn-w8"]
+
+
 def test_recipes_in_full_come_from_a_file(quantize: Quantize, trained: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("name: mine\nweights: {format: e3m2, granularity: group, group_size: 16, scales: e8m0}\n")
@@ -160,6 +170,8 @@ def test_recipes_in_full_come_from_a_file(quantize: Quantize, trained: Path, tmp
         ("--recipes w8a8-static --save OUT", "cannot be saved: inputs are rounded with scales found for each token"),
         ("--recipes rtn-w4 --save .", "exists; choose another folder"),
         ("--recipes rtn-w4 --output OUT --sequence-length 9999", "exceeds the model's"),
+        ("--recipes rtn-w2 rtn-w4-g128 --output OUT", "recipe rtn-w4-g128: group_size = 128 does not divide the 64"),
+        ("--recipes rtn-w4 --output OUT --law besiroglu2404", "says nothing of quantization after training"),
     ],
 )
 def test_what_cannot_be_done_is_refused(

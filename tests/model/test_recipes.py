@@ -52,7 +52,7 @@ MEANINGS: dict[str, dict[str, Any]] = {
     "w4a4-down8": {
         "weights": grid("int4", "channel", scales="fp16"),
         "activations": grid("int4", "token"),
-        "inputs": {"down_proj": DOWN, "mlp.c_proj": DOWN},
+        "inputs": {"down_proj": DOWN, "mlp.c_proj": DOWN, "dense_4h_to_h": DOWN, "fc2": DOWN},
     },
     "fp8-e4m3": {"weights": grid("e4m3", "tensor"), "activations": grid("e4m3", "tensor")},
     "fp8-e4m3-row": {"weights": grid("e4m3", "channel"), "activations": grid("e4m3", "token")},
@@ -87,15 +87,32 @@ def test_which_recipes_need_text() -> None:
         ("kv2-head-channel", "is no recipe"),
         ("fp8-e2m1", "is no recipe"),
         ("w8a8-static-asym-asym", "is no recipe"),
-        ("rtn-w44", "recipe rtn-w44: 'int44' is no number format"),
+        ("rtn-w44", "recipe rtn-w44: format 'int44' is no number format"),
         ("rtn-w4-actorder", "recipe rtn-w4-actorder: act_order = true, method = rtn: only gptq"),
-        ("w8a8-smooth1.5", "recipe w8a8-smooth1.5: Input should be less than or equal to 1"),
+        ("w8a8-smooth1.5", "recipe w8a8-smooth1.5: smooth Input should be less than or equal to 1"),
         ("hello", r"'hello' is no recipe\. Names are"),
     ],
 )
 def test_an_unknown_name_shows_the_rule_and_what_is_near(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         named_recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"inputs": {"down_proj": DOWN}}, "exceptions from activations, which are not rounded"),
+        ({}, "nothing is rounded"),
+    ],
+)
+def test_recipes_that_do_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Recipe(name="x", **settings)
+
+
+def test_a_message_names_the_field() -> None:
+    with pytest.raises(ValueError, match="recipe rtn-w4-g0: group_size Input should be greater than 0"):
+        named_recipe("rtn-w4-g0")
 
 
 def test_sets_and_recipes_in_full() -> None:

@@ -1,6 +1,6 @@
 """What a law says of a configuration: its loss, other widths, and better ways to spend its compute."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,7 @@ from model.quantization.laws.derived import (
 )
 from model.quantization.laws.forms import name_of
 from model.quantization.laws.law import Law
-from model.quantization.laws.points import BF16, TRAINING, points
+from model.quantization.laws.points import BF16, TRAINING, Points, points
 from model.quantization.laws.precision import PrecisionLaw
 from model.quantization.laws.published import PUBLISHED, SourcedLaw
 
@@ -23,16 +23,17 @@ POST_BITS = (3, 4, 5, 6, 8)
 SHAPES = {"at_16_bits": "best split", "at_optimal_bits": "best precision", "at_this_size": "at this size"}
 
 
-def predict(name: str, parameters: int, tokens: int) -> dict[str, Any]:
+def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) -> dict[str, Any]:
     """Every number, as plain values.
 
     Args:
         name: of a published law, or a law.json.
         parameters: N, without embedding and head.
         tokens: D.
+        bits: weight_bits, activation_bits and kv_bits of training, 16 where nothing is rounded.
 
     Raises:
-        ValueError: no such law, or it does not know what the loss at 16 bits needs.
+        ValueError: no such law, or it does not know what the loss needs.
     """
     sourced = open_law(name)
     law = sourced.law
@@ -43,7 +44,9 @@ def predict(name: str, parameters: int, tokens: int) -> dict[str, Any]:
         "source": sourced.source,
         "parameters": parameters,
         "tokens": tokens,
-        "loss": _loss(sourced, name, parameters, tokens),
+        "loss": _loss(sourced, name, points(parameters, tokens)),
+        "bits": dict(bits),
+        "loss_at_bits": _loss(sourced, name, points(parameters, tokens, **bits)),
         "quantized": [TRAINING[index] for index in law.indices] if isinstance(law, PrecisionLaw) else [],
         "training": _training(law, parameters, tokens),
         "post": _post(law, parameters, tokens),
@@ -63,9 +66,9 @@ def predict(name: str, parameters: int, tokens: int) -> dict[str, Any]:
     return found
 
 
-def _loss(sourced: SourcedLaw, name: str, parameters: int, tokens: int) -> float:
+def _loss(sourced: SourcedLaw, name: str, at: Points) -> float:
     try:
-        return float(sourced.law.loss(points(parameters, tokens)))
+        return float(sourced.law.loss(at))
     except ValueError as error:
         raise ValueError(f"law {name}: {error}") from error
 
@@ -119,6 +122,9 @@ def lines(facts: dict[str, Any]) -> Iterator[str]:
         f"prediction  {facts['loss']:.4f} nats per token in bf16, N {facts['parameters']:.4g} without embedding and "
         f"head, D {facts['tokens']:.4g}"
     )
+    if set(facts["bits"].values()) != {BF16}:
+        widths = ", ".join(f"{name.removesuffix('_bits')} {bits}" for name, bits in facts["bits"].items())
+        yield f"            {facts['loss_at_bits']:.4f} nats per token in this precision, bits of {widths}"
     yield f"compute     {facts['flops']:.3g} as the law counts it, (6/16) N D P with P = {BF16:g}"
     for key, title in SHAPES.items():
         if key in facts:

@@ -5,8 +5,8 @@ tokens           D                                       post_bits       null: n
 loss             nats per token                          run             rows of one name are one checkpoint
 weight_format    e4m3 and the like, for the float law    group_size      for the granularity law
 
-Rows of quantize.py have base_loss besides, the loss of the checkpoint as it was trained, which is a point of its own,
-and a model in the place of run. Those that round more than weights after training say nothing of any law here.
+Rows of quantize.py have base_loss besides, the loss of the checkpoint as it was trained, on the same text: a point of
+its own. Those that round more than weights after training say nothing of any law here, nor do models of unknown tokens.
 """
 
 import json
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.quantization.laws.measured import Measured
 from model.quantization.laws.points import points
@@ -26,6 +27,7 @@ from model.quantization.laws.points import points
 NAMES = ("results.jsonl", "rows.jsonl")  # in a folder: of a sweep, of a quantization report
 REQUIRED = ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits")
 OPTIONAL = {"post_bits": math.inf, "group_size": math.nan}
+SCORING = ("data_fingerprint", "sequence_length", "batch_size", "max_batches")
 MORE_THAN_WEIGHTS = ("post_activation_bits", "post_kv_bits")
 FORMAT = re.compile(r"e(\d+)m(\d+)", re.IGNORECASE)
 
@@ -60,10 +62,15 @@ def read_rows(sources: Sequence[Path]) -> Rows:
                 left_out[reason] += 1
     if not seen:
         raise ValueError(f"{', '.join(map(str, files))}: no finished point; left out: {dict(left_out) or 'nothing'}")
-    runs, *columns, losses = zip(*seen, strict=True)
-    numbers = {run: number for number, run in enumerate(dict.fromkeys(runs))}
+    runs, scorings, *columns, losses = zip(*seen, strict=True)
     at = points(*(np.array(column) for column in columns))
-    return Rows(Measured(at, np.array(losses), np.array([numbers[run] for run in runs])), files, dict(left_out))
+    return Rows(Measured(at, np.array(losses), _numbers(runs), _numbers(scorings)), files, dict(left_out))
+
+
+def _numbers(names: Sequence[Any]) -> NDArray[np.intp]:
+    """Equal names get equal numbers."""
+    known = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.array([known[name] for name in names], np.intp)
 
 
 def _files(source: Path) -> list[Path]:
@@ -96,18 +103,22 @@ def _unfinished(row: dict[str, Any]) -> str | None:
     status, loss = row.get("status", "finished"), row.get("loss", 0.0)
     if status != "finished":
         return str(status)
+    if "tokens" in row and row["tokens"] is None:
+        return "of unknown training tokens"
     if any(row.get(key) is not None for key in MORE_THAN_WEIGHTS):
         return "with inputs or keys and values quantized after training"
     return "no loss" if loss is None or (isinstance(loss, float) and not math.isfinite(loss)) else None
 
 
 def _point(place: str, row: dict[str, Any]) -> tuple[Any, ...]:
-    """Run, the columns of `points` in their order, and the loss."""
+    """Run, what it was scored on, the columns of `points` in their order, and the loss."""
     found = [_number(place, row, key) for key in REQUIRED]
     found += [_number(place, row, key) if row.get(key) is not None else nothing for key, nothing in OPTIONAL.items()]
     layout = FORMAT.fullmatch(str(row.get("weight_format")))
     bits = map(float, layout.groups()) if layout else (math.nan, math.nan)
-    return str(row.get("run") or row.get("model") or place), *found, *bits, _number(place, row, "loss")
+    run = str(row.get("run") or place)
+    scoring = (run, *(row.get(key) for key in SCORING))
+    return run, scoring, *found, *bits, _number(place, row, "loss")
 
 
 def _number(place: str, row: dict[str, Any], key: str) -> float:

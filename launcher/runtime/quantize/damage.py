@@ -41,7 +41,7 @@ class Damage:
 
 @torch.no_grad()
 def compare(base: LoadedModel, quantized: LoadedModel, batches: Iterable[Mapping[str, Any]]) -> Tensor:
-    """Sums over each sequence of the batches, [sequences, 5] in fp64.
+    """Sums over each sequence of the batches with anything to predict, [sequences, 5] in fp64.
 
     Columns: predicted tokens, nats of the original, nats of the quantized model, divergence, tokens they agree on.
     """
@@ -59,7 +59,8 @@ def compare(base: LoadedModel, quantized: LoadedModel, batches: Iterable[Mapping
             (before.argmax(-1) == after.argmax(-1)).float(),
         )
         rows.append(torch.stack([(column.double() * valid).sum(1) for column in columns], dim=1).cpu())
-    return torch.cat(rows)
+    sums = torch.cat(rows)
+    return sums[sums[:, 0] > 0]  # rows that only fill up the last batch are no sequences
 
 
 def damage(sums: Tensor, split: WindowStream) -> Damage:

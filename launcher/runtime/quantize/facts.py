@@ -5,6 +5,7 @@ from typing import Any
 from launcher.runtime.budget import totals
 from launcher.runtime.config import Config
 from launcher.runtime.loading import LoadedModel
+from launcher.runtime.run_folder import read_result
 from model.quantization.post_training.calibration import decoder_blocks
 
 
@@ -24,6 +25,7 @@ def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:
         parameters = sum(parameter.numel() for parameter in decoder_blocks(model.module)[1].parameters())
     facts: dict[str, Any] = {
         "model": str(model.source),
+        "run": _run(model),
         "average": model.average,
         "step": model.step,
         "parameters": parameters,
@@ -40,11 +42,17 @@ def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:
         facts |= {
             "lr": config.optimizer.lr,
             **_learning_rate(config, model.step, model.tokens),
-            "weight_bits": config.precision.bits("weights"),
-            "activation_bits": config.precision.bits("activations"),
-            "kv_bits": config.precision.bits("kv_cache"),
+            **config.precision.training_bits,
         }
     return facts
+
+
+def _run(model: LoadedModel) -> str:
+    """What a sweep calls the same weights, if they are those that a run ended with."""
+    folder = model.config.run.folder if model.config is not None else None
+    result = None if folder is None or model.config is None else read_result(model.config)
+    ended = result is not None and result["step"] == model.step
+    return (str(folder) if ended else str(model.source)) + (f", {model.average}" if model.average else "")
 
 
 def _learning_rate(config: Config, step: int, tokens: int) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from model.quantization.laws.law import Law
 from model.quantization.laws.points import points
 
 REPORT, CURVES = "report.md", "curves.png"
+ALIKE = ("model", "average", "data", "sequence_length", "batch_size", "max_batches", "calibration_sequences")
 Row = dict[str, Any]
 
 
@@ -31,7 +32,7 @@ def write_report(rows: Sequence[Row], folder: Path, law: Law | None = None) -> P
 def predicted_delta(law: Law, row: Row) -> float | None:
     """Nats that the law says rounding adds; None where it has nothing to say."""
     at = [row[key] for key in ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits", "post_bits")]
-    if None in at or not rounds_weights_alone(row):
+    if None in at or not rounds_weights_alone(row) or "post_bits" not in law.USES:
         return None
     try:
         return float(law.post_delta(points(*at)))
@@ -41,9 +42,12 @@ def predicted_delta(law: Law, row: Row) -> float | None:
 
 def _lines(rows: Sequence[Row]) -> list[str]:
     lines = ["# What quantization costs", ""]
-    for model in dict.fromkeys(row["model"] for row in rows):
-        own = [row for row in rows if row["model"] == model]
-        lines += [f"## {model}", "", *_about(own[0]), "", *table(own), ""]
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in ALIKE), []).append(row)
+    for own in groups.values():
+        average = f", {own[0]['average']}" if own[0]["average"] else ""
+        lines += [f"## {own[0]['model']}{average}", "", *_about(own[0]), "", *table(own), ""]
     lines += ["Deltas in brackets are smaller than the noise floor.", ""]
     for name in ("kurtosis", "mmr"):
         pairs = outlier_pairs(rows, f"{name}_largest")
@@ -59,7 +63,7 @@ def _about(row: Row) -> list[str]:
     """What is the same for all rows of a model."""
     facts = [
         f"loss {row['base_loss']:.4f} nats per token on {row['predicted_tokens']:,} tokens of {row['data']} in "
-        f"{row['sequences']:,} sequences",
+        f"{row['sequences']:,} sequences of {row['sequence_length']}",
         f"{row['parameters']:,} parameters in blocks",
     ]
     if row["tokens"] is not None:

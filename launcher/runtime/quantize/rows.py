@@ -75,11 +75,11 @@ def measure(model: LoadedModel, recipe: Recipe, text: Text) -> tuple[dict[str, A
 
 def precision_after(recipe: Recipe) -> dict[str, Any]:
     """Bits after training: `post_bits` of the weights, and of what else a recipe rounds; None for what it does not."""
-    keys = recipe.keys or recipe.values
+    weights, inputs, keys, values = recipe.weights, recipe.activations, recipe.keys, recipe.values
     return {
-        "post_bits": None if recipe.weights is None else recipe.weights.numbers.bits,
-        "post_activation_bits": None if recipe.activations is None else recipe.activations.numbers.bits,
-        "post_kv_bits": None if keys is None else keys.numbers.bits,
+        "post_bits": None if weights is None else weights.numbers.bits,
+        "post_activation_bits": None if inputs is None else inputs.numbers.bits,
+        "post_kv_bits": min((each.numbers.bits for each in (keys, values) if each is not None), default=None),
     }
 
 
@@ -93,12 +93,18 @@ def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
     """Which row it is: another model, recipe or text makes another."""
     what = {
         "model": str(model.source.resolve()),
+        "weights": [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(model.source)],
         "step": model.step,
         "average": model.average,
         "recipe": recipe.model_dump(),
         "text": dict(text.settings),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Of a checkpoint or a Hugging Face folder; what is written anew has another time."""
+    return sorted(folder.rglob("*.safetensors"))
 
 
 class RowFile:

@@ -113,7 +113,10 @@ def _scheme(recipe: Recipe) -> tuple[Any, str]:
         (weights is not None and not weights.symmetric, "zero points"),
         (weights is not None and not _is_storable(weights), "its weights are neither int2 to int8 nor e4m3"),
         (bool(recipe.inputs) or recipe.static, "inputs are rounded with scales found for each token, or not at all"),
-        (inputs is not None and not _is_by_token(inputs, weights), "inputs have another format than weights, or scale"),
+        (
+            inputs is not None and not _is_by_token(inputs, weights),
+            "its inputs are not of the 8 bits of its weights, with a scale for each token",
+        ),
     ]
     if reasons := [reason for wrong, reason in problems if wrong]:
         raise ValueError(f"recipe {recipe.name} cannot be saved: {reasons[0]}; try gptq-w4-g128, rtn-w8 or w8a8-token")

@@ -17,16 +17,21 @@ class Measured:
     """Nats per token."""
     runs: NDArray[np.intp]
     """Number of each point's run: one checkpoint, however it was quantized afterwards."""
+    scorings: NDArray[np.intp] | None = None
+    """Number of what a point was scored on, where a run was on more than one text; None: the run's number."""
 
     def __getitem__(self, index: NDArray[np.bool_]) -> "Measured":
         """Some of the points."""
-        return Measured(self.at[index], self.loss[index], self.runs[index])
+        scorings = None if self.scorings is None else self.scorings[index]
+        return Measured(self.at[index], self.loss[index], self.runs[index], scorings)
 
     def checkpoints(self) -> NDArray[np.intp]:
-        """Where the same run is without quantization after training; -1 for a point that is that, or has none."""
+        """Where a quantized point's run, scored alike, is as it was trained; -1 for other points, or if nowhere."""
         rounded = np.isfinite(self.at.post_bits)
-        plain = {run: index for index, run in enumerate(self.runs) if not rounded[index]}
-        return np.array([plain.get(run, -1) if r else -1 for run, r in zip(self.runs, rounded, strict=True)], np.intp)
+        scorings = self.runs if self.scorings is None else self.scorings
+        plain = {scoring: index for index, scoring in enumerate(scorings) if not rounded[index]}
+        found = [plain.get(scoring, -1) if r else -1 for scoring, r in zip(scorings, rounded, strict=True)]
+        return np.array(found, np.intp)
 
     def post_deltas(self) -> tuple["Measured", Floats]:
         """The points quantized after training whose checkpoint was measured, and how much more they lose than it."""

@@ -66,6 +66,9 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: int) -> None:
         place, blocks = decoder_blocks(model)
     except ValueError as error:
         raise ValueError(f"recipe {recipe.name}: {error}") from None
+    names = [name for name, _ in blocks.named_modules(prefix=place)]
+    if recipe.inputs and not any(name.endswith(end) for name in names for end in recipe.inputs):
+        raise ValueError(f"recipe {recipe.name}: no layer's name ends in {', '.join(recipe.inputs)}")
     for name, module in blocks.named_modules(prefix=place):
         if isinstance(module, QuantizedLinear) and module.grid is not None:
             raise ValueError(f"recipe {recipe.name}: {name} is rounded already; begin with the model as it was trained")

@@ -15,7 +15,7 @@ from pydantic import model_validator as validator
 from model.quantization.precision import BLOCK_FORMATS
 from model.quantization.quantizer import Granularity, Quantizer, Site
 
-DOWN_PROJECTIONS = ("down_proj", "mlp.c_proj")  # the second layer of an MLP; its name in GPT-2
+DOWN_PROJECTIONS = ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")  # an MLP's second layer, in several classes
 RULE = """\
   rtn-wB, gptq-wB, awq-wB   weights of B bits, a scale for each output channel; then -tensor or -gN (groups of N),
                             -asym (zero points), -mse (range of least squared error), -actorder (gptq)
@@ -95,6 +95,8 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             raise ValueError(f"act_order = true, method = {self.method}: only gptq has an order of columns")
         if self.method == "awq" and self.smooth is not None:
             raise ValueError(f"smooth = {self.smooth}, method = awq: both choose input scales, leave one out")
+        if self.inputs and self.activations is None:
+            raise ValueError(f"inputs = {', '.join(self.inputs)}: exceptions from activations, which are not rounded")
         for quantizer in (self.activations, *self.inputs.values()) if self.static else ():
             if quantizer is None:
                 raise ValueError("static = true is about activations: say how they are rounded")
@@ -103,6 +105,8 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
                     f"static = true, granularity = {quantizer.granularity}, range = {quantizer.range}: limits can be "
                     "measured before for tensor and channel, and range absmax and percentile"
                 )
+        if not self.rounds_layers and self.keys is None and self.values is None and not self.rotate:
+            raise ValueError("nothing is rounded: give weights, activations, keys or values")
         return self
 
     @property
@@ -145,8 +149,9 @@ def named_recipe(name: str) -> Recipe:
             if not options:
                 return Recipe(name=name, rotate=stem != name, **found)
         except ValidationError as error:
-            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise ValueError(f"recipe {name}: {reason}") from None
+            first = error.errors()[0]
+            place = "".join(f"{part} " for part in first["loc"])
+            raise ValueError(f"recipe {name}: {place}{first['msg'].removeprefix('Value error, ')}") from None
     near = difflib.get_close_matches(name, SETS["all"], n=3, cutoff=0.5)
     hint = f"; near it: {', '.join(near)}" if near else ""
     raise ValueError(f"{name!r} is no recipe{hint}. Names are\n{RULE}\nand sets of them {', '.join(SETS)}")
@@ -193,7 +198,7 @@ def _grouped(options: list[str]) -> dict[str, Any]:
     return {} if size is None else {"granularity": "group", "group_size": int(size)}
 
 
-def _symmetry(options: list[str]) -> dict[str, bool]:
+def _symmetry(options: list[str]) -> dict[str, Any]:
     """With zero points, if the options ask for them; else symmetric, with all codes in use."""
     asymmetric = _flag(options, "asym")
     return {"symmetric": not asymmetric, "full_range": not asymmetric}
