@@ -5,7 +5,7 @@ python launcher/quantize.py --model runs/sweeps/quantization/runs/*/checkpoints/
 python tests/benchmarks/quantized_sweep.py runs/sweeps/quantization quantized/blocks
 
 Prints a Markdown table: a row for each variant and step, a column for each recipe, nats added ± standard error over
-seeds; and the held-out loss before rounding, and the largest kurtosis and max-median ratio of a layer's input.
+seeds; and the held-out loss before rounding, and the largest kurtosis of a layer's input, by channels.
 """
 
 import argparse
@@ -36,11 +36,11 @@ def main() -> None:
         run = next(part for part in Path(row["model"]).parts if part in labels)
         groups[labels[run], row["step"]][row["recipe"]].append(row)
     recipes = list(dict.fromkeys(recipe for found in groups.values() for recipe in found))
-    print(f"| variant | step | loss | kurtosis | MMR | {' | '.join(recipes)} |")
-    print(f"|{'---|' * (len(recipes) + 5)}")
+    print(f"| variant | step | loss | kurtosis | {' | '.join(recipes)} |")
+    print(f"|{'---|' * (len(recipes) + 4)}")
     for (label, step), found in sorted(groups.items()):
         first = next(iter(found.values()))
-        outliers = [spread([row[key] for row in first], 1) for key in ("kurtosis_largest", "mmr_largest")]
+        outliers = [spread([row["kurtosis_largest"] for row in first], 1)]
         cells = [spread([row["delta"] for row in found[recipe]], 4) if recipe in found else "" for recipe in recipes]
         print(
             f"| {label} | {step} | {' | '.join([spread([row['base_loss'] for row in first], 3), *outliers, *cells])} |"
