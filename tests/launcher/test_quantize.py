@@ -101,7 +101,7 @@ def test_an_export_is_harmed_as_the_run_is(
     for one, other in zip(ours, stock, strict=True):
         assert other["delta"] == pytest.approx(one["delta"], abs=1e-6), one["recipe"]
         assert other["tokens"] is None
-    assert ours[0]["delta"] > 0.01
+    assert ours[0]["delta"] > 0.005
     assert ours[0]["noise_floor"] > 0
     scored = command("eval", "--model", trained, "--data", corpus, "--max-batches", "3", "--json")
     assert ours[0]["base_loss"] == pytest.approx(json.loads(scored.stdout)["loss"], abs=1e-5)
@@ -122,8 +122,8 @@ def test_facts_say_where_on_its_schedule_a_checkpoint_stands(trained: Path) -> N
     [
         ("gptq-w4-g32", "pack-quantized", 1e-5),
         ("rtn-w3-hadamard", "pack-quantized", 1e-5),
-        ("fp8-e4m3-row", "float-quantized", 0.02),
-        ("w8a8-token", "int-quantized", 0.02),
+        ("fp8-e4m3-row", "float-quantized", 0.05),
+        ("w8a8-token", "int-quantized", 0.05),
     ],
 )
 def test_a_saved_folder_computes_what_was_measured(

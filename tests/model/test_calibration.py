@@ -228,7 +228,8 @@ def test_what_cannot_be_done_is_refused_before_anything_changes(
         ValueError, match=r"group_size = 64 does not divide the 32 inputs of model.layers.0.self_attn.q"
     ):
         quantize_model(model, named_recipe("rtn-w4-g64"))
-    odd = Recipe(name="odd", inputs={"down_proj": Quantizer(format="int8", granularity="group", group_size=36)})
+    groups = Quantizer(format="int8", granularity="group", group_size=36)
+    odd = Recipe(name="odd", activations=Quantizer(format="int8"), inputs={"down_proj": groups})
     with pytest.raises(
         ValueError, match=r"group_size = 36 does not divide the .* inputs of model.layers.0.mlp.down_proj"
     ):
