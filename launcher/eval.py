@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
@@ -50,7 +49,7 @@ def main() -> None:
 def score_tasks(arguments: argparse.Namespace) -> None:
     """Find lm_eval's tasks, load the model, score, print."""
     tasks = harness_tasks.find_tasks(arguments.tasks.split(","), arguments.task_folder or [])
-    model = load_model(arguments.model, torch.device(arguments.device), DTYPES[arguments.dtype], arguments.average)
+    model = load_model(arguments.model, arguments.device, DTYPES[arguments.dtype], arguments.average)
     if model.tokenizer_path is None:
         raise ValueError(f"{model.source}: has no tokenizer, so the text of --tasks cannot be turned into tokens")
     scores = harness_tasks.score_tasks(
@@ -79,7 +78,7 @@ def score_held_out(arguments: argparse.Namespace) -> None:
     corpus = open_source(read_task(arguments.task) if arguments.task else SourceConfig(path=arguments.data))
     model = load_model(
         arguments.model,
-        torch.device(arguments.device),
+        arguments.device,
         DTYPES[arguments.dtype],
         arguments.average,
         with_objective=arguments.thinking,

@@ -11,7 +11,6 @@ loss, and where they apply post_bits, run, weight_format, group_size. docs/laws.
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,9 @@ def main() -> None:
     arguments = parse_arguments()
     form = form_named(arguments.form)
     rows = read_rows(arguments.results)
-    say(f"{len(rows.measured.at)} points from {len(rows.files)} file(s); form {arguments.form}: {form.TITLE}")
+    cli.say(f"{len(rows.measured.at)} points from {len(rows.files)} file(s); form {arguments.form}: {form.TITLE}")
     if rows.left_out:
-        say("left out: " + ", ".join(f"{count} {reason}" for reason, count in rows.left_out.items()))
+        cli.say("left out: " + ", ".join(f"{count} {reason}" for reason, count in rows.left_out.items()))
     found = fit(form, rows.measured, arguments.hold_out, arguments.seed)
     draws = found.bootstrap(arguments.bootstrap, arguments.seed)
     resampled = list(tqdm(draws, total=arguments.bootstrap, unit="fit", desc="bootstrap", disable=None))
@@ -65,11 +64,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of starts, hold-out and redrawing")
     parser.add_argument("--json", action="store_true", help="print law.json instead of the tables")
     return parser.parse_args()
-
-
-def say(line: str) -> None:
-    """What is about to happen, beside the output."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def print_fit(facts: dict[str, Any]) -> None:

@@ -10,8 +10,6 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from launcher.runtime import averages, cli
 from launcher.runtime.loading import DTYPES, load_model, load_tokenizer
 from model.lookahead.generation import Drafts, Trigger
@@ -25,7 +23,7 @@ def main() -> None:
     think = read_think(arguments.think, arguments.temperature)
     model = load_model(
         arguments.model,
-        torch.device(arguments.device),
+        arguments.device,
         DTYPES[arguments.dtype],
         arguments.average,
         with_objective=think is not None,

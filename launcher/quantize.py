@@ -10,17 +10,14 @@ show them. Rows that are there are not measured again. docs/quantization.md expl
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
-from tqdm import tqdm
 from yaml import YAMLError
 
 from data.config import SourceConfig
@@ -32,9 +29,8 @@ from launcher.runtime.held_out import check_tokenizer, window_length
 from launcher.runtime.laws.document import open_law
 from launcher.runtime.loading import DTYPES, LoadedModel, load_model
 from launcher.runtime.quantize.report import write_report
-from launcher.runtime.quantize.rows import RowFile, Text, measure, noise_floor, row_key
+from launcher.runtime.quantize.rows import RowFile, Text, measure_missing
 from launcher.runtime.quantize.save import save_quantized
-from model.quantization.post_training.apply import check_recipe
 from model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
 
 
@@ -54,7 +50,8 @@ def main() -> None:
         return
     rows = RowFile(arguments.output)
     for path in arguments.model:
-        grid(arguments, source, open_model(path, arguments, source), wanted, rows)
+        model = open_model(path, arguments, source)
+        measure_missing(model, wanted, open_text(arguments, source, model), rows, arguments.recipes)
     report = write_report(rows.rows, arguments.output, law)
     if arguments.json:
         cli.print_json(rows.rows)
@@ -125,43 +122,9 @@ def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
 
 def open_model(path: Path, arguments: argparse.Namespace, source: SampleSource) -> LoadedModel:
     """A model in fp32, checked against the text."""
-    model = load_model(path, torch.device(arguments.device), DTYPES["fp32"], arguments.average)
+    model = load_model(path, arguments.device, DTYPES["fp32"], arguments.average)
     check_tokenizer(model, source)
     return model
-
-
-def grid(
-    arguments: argparse.Namespace, source: SampleSource, model: LoadedModel, wanted: Sequence[Recipe], rows: RowFile
-) -> None:
-    """Measure all recipes of one model that have no row yet."""
-    text = open_text(arguments, source, model)
-    waiting = [(row_key(model, recipe, text), recipe) for recipe in wanted]
-    waiting = [(key, recipe) for key, recipe in waiting if key not in rows]
-    waiting = [(key, recipe) for key, recipe in waiting if fits(model, recipe, text, recipe.name in arguments.recipes)]
-    if not waiting:
-        return
-    floor = noise_floor(model, text)
-    bar = tqdm(waiting, desc=str(model.source), unit="recipe", disable=None)
-    for key, recipe in bar:
-        bar.set_postfix_str(recipe.name)
-        row, layers = measure(model, recipe, text)
-        rows.add(key, {**row, "noise_floor": floor}, layers)
-
-
-def fits(model: LoadedModel, recipe: Recipe, text: Text, asked: bool) -> bool:
-    """Whether a model can be quantized so; if not, one of a set is left out with a word.
-
-    Raises:
-        ValueError: it cannot, and the recipe was asked for by its name.
-    """
-    try:
-        check_recipe(model.module, recipe, len(text.calibration))
-    except ValueError as error:
-        if asked:
-            raise
-        print(f"left out: {error}", file=sys.stderr)
-        return False
-    return True
 
 
 def open_text(arguments: argparse.Namespace, source: SampleSource, model: LoadedModel) -> Text:

@@ -14,7 +14,6 @@ SIGTERM, Ctrl-C), cells in progress saved: start the same command again.
 """
 
 import argparse
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def main() -> int:
     if arguments.slurm:
         return queue(plan, arguments)
     if arguments.dry_run:
-        say(intention(plan, arguments))
+        cli.say(intention(plan, arguments))
         return 0
     if not arguments.summarize:
         train(plan, arguments)
@@ -53,7 +52,7 @@ def main() -> int:
         print("\n".join(plan.sweep.how.lines(summary[plan.sweep.kind])))
         print(f"{plan.sweep.folder}: {', '.join(f'{count} {status}' for status, count in summary['runs'].items())}")
     if STOP:
-        say(f"stopped on request; the same command goes on with {plan.sweep.folder}")
+        cli.say(f"stopped on request; the same command goes on with {plan.sweep.folder}")
         return REQUEUE
     return FAILED if report_failed(share(plan, arguments)) else 0
 
@@ -92,7 +91,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def train(plan: Plan, arguments: argparse.Namespace) -> None:
     """Train what is not finished of this process's share."""
-    say(intention(plan, arguments))
+    cli.say(intention(plan, arguments))
     todo = unfinished(share(plan, arguments))
     where = places(workers_for(todo, arguments), plan.sweep.folder / "workers.log")
     with closing(Progress(todo)) as progress:
@@ -126,7 +125,7 @@ def report_failed(cells: list[Cell]) -> bool:
     failed = [cell for cell in cells if outcome_of(cell.config) == "failed"]
     for cell in failed:
         error = cell.config.run.folder / ERROR
-        say(f"failed: {cell}: {error.read_text(encoding='utf-8').splitlines()[0]} ({error})")
+        cli.say(f"failed: {cell}: {error.read_text(encoding='utf-8').splitlines()[0]} ({error})")
     return bool(failed)
 
 
@@ -153,11 +152,6 @@ def one_of_several(text: str) -> tuple[int, int]:
     if not (first.isdigit() and step.isdigit() and int(first) < int(step)):
         raise argparse.ArgumentTypeError(f"{text!r}: expected I/N with 0 <= I < N, for example 0/4")
     return int(first), int(step)
-
-
-def say(message: str) -> None:
-    """To standard error: standard output is for the summary."""
-    print(message, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

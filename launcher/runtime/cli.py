@@ -29,6 +29,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
+def say(line: str) -> None:
+    """To standard error: standard output is for results."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def positive(text: str) -> int:
     """An integer of at least 1, for argparse."""
     value = int(text)

@@ -171,23 +171,23 @@ def _empty_model(entries: dict[str, Any]) -> Any:
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**entries, dtype=torch.float32))
 
 
-def _check_tokens(model: CausalLM) -> Tensor:
-    """The random tokens that every check runs on."""
+def check_tokens(config: Any) -> Tensor:
+    """The random tokens that every check runs on, for a model's configuration, ours or one of transformers."""
     generator = torch.Generator().manual_seed(0)
-    shape = (CHECK_BATCH, min(CHECK_LENGTH, model.config.max_position_embeddings))
-    return torch.randint(model.config.vocab_size, shape, generator=generator)
+    shape = (CHECK_BATCH, min(CHECK_LENGTH, config.max_position_embeddings))
+    return torch.randint(config.vocab_size, shape, generator=generator)
 
 
 def _check_prompt(model: CausalLM) -> tuple[Tensor, int]:
     """Some of them, to be continued, and by how many tokens."""
     room = model.config.max_position_embeddings
-    prompt = _check_tokens(model)[:1, : max(1, min(8, room - GREEDY_TOKENS))]
+    prompt = check_tokens(model.config)[:1, : max(1, min(8, room - GREEDY_TOKENS))]
     return prompt, min(GREEDY_TOKENS, room - prompt.size(1))
 
 
 def _headroom(ours: CausalLM) -> Headroom:
     """That of the constant channels, if it is enough."""
-    found = headroom(ours, _check_tokens(ours))
+    found = headroom(ours, check_tokens(ours.config))
     if not found.largest <= found.limit:
         raise ExportError(
             f"--target compat: the stream's sum of squares reaches {found.largest:.1e}, and {found.constant_channels} "
@@ -205,7 +205,7 @@ def _verify(ours: CausalLM, staging: Path, output: Path, architecture: str, own_
         staging, dtype=torch.float32, trust_remote_code=own_code
     ).eval()
     ours = ours.float().cpu().eval()
-    tokens = _check_tokens(ours)
+    tokens = check_tokens(ours.config)
     expected, found = ours(tokens), stock(input_ids=tokens).logits
     relative_error = float((expected - found).abs().max() / expected.abs().max())
     if not relative_error <= RELATIVE_TOLERANCE:

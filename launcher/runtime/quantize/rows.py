@@ -15,13 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from data.streams import SampleSource
+from launcher.runtime import cli
 from launcher.runtime.loading import LoadedModel
 from launcher.runtime.quantize.damage import compare, damage
 from launcher.runtime.quantize.facts import checkpoint_facts
 from launcher.runtime.run_folder import write_whole
-from model.quantization.post_training.apply import quantize_model
+from model.quantization.post_training.apply import check_recipe, quantize_model
 from model.quantization.post_training.recipes import Recipe
 from model.quantization.post_training.report import LayerReport
 
@@ -153,3 +155,42 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     text = path.read_text(encoding="utf-8")
     for line in text.rpartition("\n")[0].splitlines():
         yield json.loads(line)
+
+
+def measure_missing(
+    model: LoadedModel, wanted: Sequence[Recipe], text: Text, rows: RowFile, asked: Sequence[str]
+) -> None:
+    """Measure all recipes of one model that have no row yet.
+
+    Args:
+        model: as it was trained.
+        wanted: recipes. One that the model has no room for is left out with a word.
+        text: what to score and calibrate on.
+        rows: where rows go.
+        asked: names that must not be left out, since they were given one by one and not as part of a set.
+
+    Raises:
+        ValueError: a recipe that was asked for does not fit; nothing has been measured then.
+    """
+    missing = {row_key(model, recipe, text): recipe for recipe in wanted}
+    missing = {key: recipe for key, recipe in missing.items() if key not in rows and _fits(model, recipe, text, asked)}
+    if not missing:
+        return
+    floor = noise_floor(model, text)
+    bar = tqdm(missing.items(), desc=str(model.source), unit="recipe", disable=None)
+    for key, recipe in bar:
+        bar.set_postfix_str(recipe.name)
+        row, layers = measure(model, recipe, text)
+        rows.add(key, {**row, "noise_floor": floor}, layers)
+
+
+def _fits(model: LoadedModel, recipe: Recipe, text: Text, asked: Sequence[str]) -> bool:
+    """Whether a model can be quantized so; says why not."""
+    try:
+        check_recipe(model.module, recipe, len(text.calibration))
+    except ValueError as error:
+        if recipe.name in asked:
+            raise
+        cli.say(f"left out: {error}")
+        return False
+    return True

@@ -4,7 +4,7 @@ The folder appears under its name only when transformers, reloading it, computes
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from launcher.runtime.hf_export import ExportError, export
+from launcher.runtime.hf_export import ExportError, check_tokens, export
 from launcher.runtime.loading import LoadedModel, hide_progress_bars
 from model.decoder import CausalLM
 from model.quantization.formats import Integer
@@ -26,7 +26,6 @@ from model.quantization.post_training.smooth import fold_input_scales
 from model.quantization.quantizer import Grid, Quantizer
 
 EXACT, ALIKE = 1e-5, 0.05  # max |logit difference| / max |logit|
-CHECK_BATCH, CHECK_LENGTH = 2, 64
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,11 @@ class SaveReport:
     format: str
     """Of compressed-tensors."""
     relative_error: float
-    """max |logit difference| / max |logit| of the reloaded folder against the model that was measured, fp32."""
-    tolerance: float
-    """What was allowed: where inputs are rounded, transformers' scales differ from ours by 1 in 255."""
+    """max |logit difference| / max |logit| of the reloaded folder against the model that was measured, fp32, with
+    inputs left as they are."""
+    rounded_error: float
+    """The same as it is, with inputs rounded if the recipe rounds them: to scales that differ from ours by up to 1 in
+    127, so that some values go the other way."""
     file_bytes: int
     """Of the weights."""
 
@@ -49,7 +50,8 @@ class SaveReport:
         """In two lines."""
         return (
             f"{self.folder}: {self.architecture}, {self.recipe}, {self.format}, {self.file_bytes:,} bytes of weights\n"
-            f"reloaded with transformers: logits within {self.relative_error:.1e} (allowed {self.tolerance:.0e})"
+            f"reloaded with transformers: logits within {self.relative_error:.1e} (allowed {EXACT:.0e}), with inputs "
+            f"as the recipe has them within {self.rounded_error:.1e}"
         )
 
 
@@ -77,22 +79,22 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
                 f"recipe {recipe.name}: {left[0]} and {len(left) - 1} more divide their inputs, which no stock class "
                 "does; save a recipe of rtn or gptq"
             )
-        expected = _logits(stock)
+        expected = _both_logits(stock, _leave_inputs)
         staging = Path(scratch) / "quantized"
         _write(stock, scheme, name, staging)
         if model.tokenizer_path is not None:
             for file in model.tokenizer_path.glob("*token*"):
                 shutil.copy(file, staging)
-        tolerance = EXACT if recipe.activations is None else ALIKE
-        error = _verify(staging, expected)
-        if not error <= tolerance:
-            raise ExportError(
-                f"--save {output}: reloaded, logits differ by {error:.1e} of the largest (allowed {tolerance:.0e}); "
-                "nothing was saved"
-            )
+        rounded, plain = _verify(staging, expected)
+        for error, tolerance in ((plain, EXACT), (rounded, EXACT if recipe.activations is None else ALIKE)):
+            if not error <= tolerance:
+                raise ExportError(
+                    f"--save {output}: reloaded, logits differ by {error:.1e} of the largest (allowed "
+                    f"{tolerance:.0e}); nothing was saved"
+                )
         size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
         staging.rename(output)
-    return SaveReport(str(output), recipe.name, type(stock).__name__, name, error, tolerance, size)
+    return SaveReport(str(output), recipe.name, type(stock).__name__, name, plain, rounded, size)
 
 
 def _scheme(recipe: Recipe) -> tuple[Any, str]:
@@ -175,10 +177,7 @@ def _as_stock(model: LoadedModel, folder: Path) -> Any:
 @torch.no_grad()
 def _logits(stock: Any) -> Tensor:
     """On the tokens that every check runs on."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (CHECK_BATCH, min(CHECK_LENGTH, stock.config.max_position_embeddings))
-    tokens = torch.randint(stock.config.vocab_size, shape, generator=generator)
-    logits: Tensor = stock(input_ids=tokens).logits
+    logits: Tensor = stock(input_ids=check_tokens(stock.config)).logits
     return logits
 
 
@@ -215,13 +214,30 @@ def _write(stock: Any, scheme: Any, name: str, folder: Path) -> None:
     compressor.update_config(str(folder))
 
 
-def _verify(folder: Path, expected: Tensor) -> float:
-    """Largest |logit difference| over largest |logit| of the folder, as a user would load it."""
+def _both_logits(stock: Any, leave_inputs: Callable[[nn.Module], object]) -> tuple[Tensor, Tensor]:
+    """As the model is, and after `leave_inputs` took the rounding of inputs out of it, module by module."""
+    rounded = _logits(stock)
+    stock.apply(leave_inputs)
+    return rounded, _logits(stock)
+
+
+def _leave_inputs(module: nn.Module) -> None:
+    if isinstance(module, QuantizedLinear):
+        module.activations = None
+
+
+def _verify(folder: Path, expected: tuple[Tensor, Tensor]) -> tuple[float, float]:
+    """Largest |logit difference| over largest |logit| of the folder, as a user would load it: as it is, inputs left."""
+    from compressed_tensors.quantization import disable_quantization
     from transformers import AutoModelForCausalLM
 
     with _quiet():
-        found = _logits(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
-    return float((found - expected).abs().max() / expected.abs().max())
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        found = _both_logits(loaded, disable_quantization)
+    rounded, plain = (
+        float((theirs - ours).abs().max() / ours.abs().max()) for theirs, ours in zip(found, expected, strict=True)
+    )
+    return rounded, plain
 
 
 @contextmanager
