@@ -138,11 +138,13 @@ def parse_arguments() -> argparse.Namespace:
         action="store_true",
         help="of a run whose objective thinks: the tokens after the anchors of its anchor_policy are told by thoughts",
     )
-    parser.add_argument("--sequence-length", type=int, help="tokens per window (default: as in training)")
+    parser.add_argument("--sequence-length", type=cli.positive, help="tokens per window (default: as in training)")
     parser.add_argument(
         "--batch-size", type=cli.positive, default=8, help="windows, or sequences of --tasks, per forward pass"
     )
-    parser.add_argument("--max-batches", type=int, help="score an evenly spread part only (default: everything)")
+    parser.add_argument(
+        "--max-batches", type=cli.positive, help="score an evenly spread part only (default: everything)"
+    )
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="arithmetic")
     parser.add_argument("--device", type=cli.device, default=cli.default_device(), help="cpu, cuda, cuda:1, ...")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

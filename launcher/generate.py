@@ -100,9 +100,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, required=True, help="run, checkpoint or Hugging Face folder")
     parser.add_argument("--average", help=averages.HELP)
     parser.add_argument("--prompt", default="", help="text to continue (default: start a new document)")
-    parser.add_argument("--max-new-tokens", type=int, default=100, help="length of the continuation")
+    parser.add_argument("--max-new-tokens", type=cli.positive, default=100, help="length of the continuation")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
-    parser.add_argument("--top-k", type=int, help="draw from the k likeliest tokens only")
+    parser.add_argument("--top-k", type=cli.positive, help="draw from the k likeliest tokens only")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
     parser.add_argument(
         "--think",
@@ -110,7 +110,7 @@ def parse_arguments() -> argparse.Namespace:
         help="of a model trained with latent lookahead, when to think: never, first, every:TOKENS, probability:P, "
         "entropy:NATS; verify: greedy, with drafts of thoughts that the model checks",
     )
-    parser.add_argument("--samples", type=int, default=1, help="number of continuations")
+    parser.add_argument("--samples", type=cli.positive, default=1, help="number of continuations")
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same text")
     parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="arithmetic")
     parser.add_argument("--device", type=cli.device, default=cli.default_device(), help="cpu, cuda, cuda:1, ...")

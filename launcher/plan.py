@@ -41,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     parser.add_argument("--parameters", action="store_true", help="one row for each tensor, peak values")
-    parser.add_argument("--devices", type=int, default=1, help="GPUs (or CPU processes) to plan for")
+    parser.add_argument("--devices", type=cli.positive, default=1, help="GPUs (or CPU processes) to plan for")
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="peak of one device (default: H100, bf16)")
     parser.add_argument("--mfu", type=float, default=0.4, help="assumed model FLOPs utilisation")
     parser.add_argument(

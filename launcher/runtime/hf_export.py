@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from launcher.runtime.loading import LoadedModel, hide_progress_bars, load_tokenizer, native_classes
+from launcher.runtime.loading import LoadedModel, load_tokenizer, native_classes, quiet_transformers
 from model.attention.context import LayerCache
 from model.decoder import CausalLM
 from model.export import native, thinker
@@ -93,20 +93,20 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     entries, stock_weights = to_hugging_face(target, ours.config, ours.multipliers, plain)
     room = _headroom(ours) if target == "compat" else None
 
-    hide_progress_bars()
     staging = output.with_name(f".{output.name}.staging")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
         end = _write_tokenizer(model, staging)
-        architecture = _write_model(entries, stock_weights, end, staging)
-        own_code = entries["model_type"] == native.MODEL_TYPE
-        report = replace(_verify(ours, staging, output, architecture, own_code), headroom=room)
-        look = ours.objective if isinstance(ours, TrainedLM) else None
-        if isinstance(look, LatentLookahead):
-            settings, tensors = thinker.export_thinker(target, ours.config, ours.multipliers, look.config, weights)
-            _write_thinker(settings, tensors, staging)
-            report = replace(report, lookahead=_verify_thinker(ours, look, staging, own_code))
+        with quiet_transformers():
+            architecture = _write_model(entries, stock_weights, end, staging)
+            own_code = entries["model_type"] == native.MODEL_TYPE
+            report = replace(_verify(ours, staging, output, architecture, own_code), headroom=room)
+            look = ours.objective if isinstance(ours, TrainedLM) else None
+            if isinstance(look, LatentLookahead):
+                settings, tensors = thinker.export_thinker(target, ours.config, ours.multipliers, look.config, weights)
+                _write_thinker(settings, tensors, staging)
+                report = replace(report, lookahead=_verify_thinker(ours, look, staging, own_code))
         (staging / "README.md").write_text(model_card(model, report), encoding="utf-8")
         if output.exists():
             shutil.rmtree(output)

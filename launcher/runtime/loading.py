@@ -4,10 +4,13 @@ Only safetensors are read, so opening a stranger's model runs none of their code
 """
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -248,14 +251,21 @@ def _load_checkpoint(
 def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     from transformers import AutoModelForCausalLM
 
-    hide_progress_bars()
     try:
         # Of a native export the code that we have ourselves runs, not the copy in the folder
         entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
-        module = kind.from_pretrained(folder, dtype=dtype)
+        with quiet_transformers():
+            module, found = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+            if hasattr(module, "ct_decompress_hook"):  # compressed-tensors unpacks in the first forward, with a bar
+                module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
     except (OSError, ValueError) as error:
         raise ValueError(f"{folder}: transformers cannot load this folder: {error}") from error
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(
+            f"{folder}: lacks {len(missing)} weights of {type(module).__name__}, such as {missing[0]}, and "
+            "transformers would draw them at random: copy the folder again, or correct config.json"
+        )
     return LoadedModel(module.to(device).eval(), folder, folder, None, None, None)
 
 
@@ -267,11 +277,20 @@ def native_classes() -> tuple[Any, Any]:
     return PlumblineConfig, PlumblineForCausalLM
 
 
-def hide_progress_bars() -> None:
-    """Keep transformers from drawing bars over reading and writing weights."""
-    from transformers.utils import logging
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without the bars of transformers and compressed-tensors, and what libraries that they import say of themselves.
 
-    logging.disable_progress_bar()
+    Nothing reaches the standard output, which belongs to --json: accelerate imports DeepSpeed, which logs to it. What
+    transformers says of the weights is seen as ever: its handler holds the standard error of before.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        yield
 
 
 def load_tokenizer(path: Path) -> Any:

@@ -8,6 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,9 @@ from launcher.runtime import harness_tasks
 from launcher.runtime.harness import HarnessModel
 from launcher.runtime.harness_tasks import find_tasks, score_tasks
 from launcher.runtime.loading import LoadedModel
+from launcher.runtime.quantize.save import save_quantized
+from model.quantization.post_training.apply import quantize_model
+from model.quantization.post_training.recipes import recipes
 from tests.launcher.conftest import CONTEXT, DOCUMENTS, EOS, QUESTIONS, asks, choice_nats, document_nats
 
 if TYPE_CHECKING:
@@ -220,6 +224,26 @@ def test_the_same_text_has_the_same_bits_by_data_and_by_tasks(
     assert told["model"] == str(trained / "checkpoints" / "step_00000006")
     assert told["lm_eval"].startswith("0.4.")
     assert (told["versions"], told["n-shot"], told["limit"]) == ({"mine_too": 1.0}, {"mine_too": 0}, None)
+
+
+def test_a_quantized_folder_is_scored_as_what_was_quantized(
+    evaluate: Evaluate, model: LoadedModel, tokenizer: Any, place: Path
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    (recipe,) = recipes(["rtn-w3"])
+    save_quantized(model, recipe, (), place / "saved")
+    rounded = replace(model, module=deepcopy(model.module))
+    quantize_model(rounded.module, recipe)
+    folder = local_task(place, "text", place / "corpora" / "held_out.jsonl")
+    found = score_tasks(rounded, tokenizer, find_tasks(["text"], [folder]))["results"]["text"]
+    outcome = evaluate("--model", place / "saved", "--tasks", "text", "--task-folder", folder, "--json")
+    assert outcome.code == 0, outcome.stderr
+    told = json.loads(outcome.stdout)["results"]["text"]
+    assert told["bits_per_byte,none"] == pytest.approx(found["bits_per_byte,none"], rel=1e-5)
+    plain = score_tasks(model, tokenizer, find_tasks(["text"], [folder]))["results"]["text"]
+    assert abs(told["bits_per_byte,none"] / plain["bits_per_byte,none"] - 1) > 1e-4
+    noise = [line for line in outcome.stderr.splitlines() if "model:" in line or "torchao" in line or "Enum" in line]
+    assert not noise, "libraries that unpack the weights keep their bars and warnings to themselves"
 
 
 def test_a_line_for_each_metric(

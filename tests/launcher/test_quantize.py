@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from launcher.quantize import main
 from launcher.runtime.laws.rows import read_rows
@@ -143,6 +145,17 @@ def test_a_saved_folder_computes_what_was_measured(
     assert again[0]["base_loss"] == pytest.approx(measured[0]["loss"], abs=3e-3)
     assert (saved / "tokenizer.json").is_file()
     assert not list(tmp_path.glob(".saved*")), "nothing is left beside it"
+
+
+def test_a_folder_that_lost_a_weight_is_refused(exported: Path, tmp_path: Path) -> None:
+    """Transformers warns, and draws it at random."""
+    folder = tmp_path / "broken"
+    shutil.copytree(exported, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"broken: lacks 1 weights of \w+, such as model.layers.1.mlp.up_proj.weight"):
+        load_model(folder, torch.device("cpu"), torch.float32)
 
 
 def test_recipes_of_a_set_that_do_not_fit_are_left_out(

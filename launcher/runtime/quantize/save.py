@@ -4,10 +4,8 @@ The folder appears under its name only when transformers, reloading it, computes
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from launcher.runtime.hf_export import ExportError, check_tokens, export
-from launcher.runtime.loading import LoadedModel, hide_progress_bars
+from launcher.runtime.loading import LoadedModel, quiet_transformers
 from model.decoder import CausalLM
 from model.quantization.formats import Integer
 from model.quantization.layers import QuantizedLinear, replace_linears
@@ -203,12 +201,12 @@ def _write(stock: Any, scheme: Any, name: str, folder: Path) -> None:
         ignore=ignored,
         quantization_status=QuantizationStatus.FROZEN,
     )
-    apply_quantization_config(stock, config)
-    for layer, grid in grids.items():
-        scale: Any = layer.weight_scale
-        scale.data = grid.scale.reshape(scale.shape).to(scale.dtype)
-    compressor = ModelCompressor.from_pretrained_model(stock, quantization_format=name)
-    with _quiet():
+    with quiet_transformers():
+        apply_quantization_config(stock, config)
+        for layer, grid in grids.items():
+            scale: Any = layer.weight_scale
+            scale.data = grid.scale.reshape(scale.shape).to(scale.dtype)
+        compressor = ModelCompressor.from_pretrained_model(stock, quantization_format=name)
         compressor.compress_model(stock)
         stock.save_pretrained(folder)
     compressor.update_config(str(folder))
@@ -231,21 +229,13 @@ def _verify(folder: Path, expected: tuple[Tensor, Tensor]) -> tuple[float, float
     from compressed_tensors.quantization import disable_quantization
     from transformers import AutoModelForCausalLM
 
-    with _quiet():
+    with quiet_transformers():
         loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         found = _both_logits(loaded, disable_quantization)
     rounded, plain = (
         float((theirs - ours).abs().max() / ours.abs().max()) for theirs, ours in zip(found, expected, strict=True)
     )
     return rounded, plain
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the bars that compressed-tensors draws over each of its steps; what goes wrong is raised."""
-    hide_progress_bars()
-    with redirect_stderr(StringIO()):
-        yield
 
 
 def _made(folder: Path) -> Path:
