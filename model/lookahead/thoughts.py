@@ -229,12 +229,21 @@ class _Thinking:
         mask = attention_mask(
             self.decoder.config, query, self.seen.then(query), settings.bidirectional, in_blocks=in_blocks
         )
-        # Slots that stand beyond the last position predict nothing that counts
-        last = self.decoder.config.max_position_embeddings - 1
-        positions = query.position.clamp_max(last)
-        x = at_positions(self.decoder, inputs.flatten(1, 2), positions)
-        x, own = run_blocks(self.decoder, x, _context(self.decoder, positions, mask, x), self.memory)
-        return self.decoder.finish(x).unflatten(1, inputs.shape[1:3]), own
+        states, own = run_slots(self.decoder, inputs.flatten(1, 2), query.position, mask, self.memory)
+        return states.unflatten(1, inputs.shape[1:3]), own
+
+
+def run_slots(
+    decoder: Decoder, inputs: Tensor, positions: Tensor, mask: Tensor | BlockMask, memory: Memory
+) -> tuple[Tensor, Memory]:
+    """Slots with these inputs [B, N, D] at positions [B, N], behind keys and values: final states, own keys and values.
+
+    One that stands beyond the model's last position, and predicts nothing that counts, is put there.
+    """
+    positions = positions.clamp_max(decoder.config.max_position_embeddings - 1)
+    x = _at_positions(decoder, inputs, positions)
+    x, own = run_blocks(decoder, x, _context(decoder, positions, mask, x), memory)
+    return decoder.finish(x), own
 
 
 def speak(states: Tensor, slots: Tensor, anchors: Anchors) -> Tensor:
@@ -297,7 +306,7 @@ def _context(decoder: Decoder, positions: Tensor, mask: Tensor | BlockMask, x: T
     return replace(attention_context(decoder.config, positions, 0, None, x.dtype), mask=mask)
 
 
-def at_positions(decoder: Decoder, x: Tensor, positions: Tensor) -> Tensor:
+def _at_positions(decoder: Decoder, x: Tensor, positions: Tensor) -> Tensor:
     """Inputs that are no tokens' embeddings, with what learned positions [B, N] add to an embedding."""
     if decoder.embed_positions is None:
         return x

@@ -6,19 +6,17 @@ token i + d; d is drawn for each sequence. Text never sees registers, so they va
     loss = (1 - a) mean CE(next token) + a mean CE(registers)
 """
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from model.attention.context import attention_context
 from model.config import ModelConfig
 from model.decoder import CausalLM
 from model.lookahead.anchors import Anchors, labels_ahead, uniform
 from model.lookahead.masks import attention_mask, slot_entries, text_entries, text_of
-from model.lookahead.thoughts import at_positions, run_blocks, run_text
+from model.lookahead.thoughts import run_slots, run_text
 from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 
@@ -75,12 +73,9 @@ class Registers(Objective):
         query = slot_entries(text, everywhere, range(1))
         mask = attention_mask(model.config, query, text_entries(text).then(query), bidirectional=True)
         positions = text.positions + self._distance(batch)[:, None] - 1
-        positions = positions.clamp_max(model.config.max_position_embeddings - 1)
         x = (self.register * decoder.embedding_multiplier).to(states.dtype).expand_as(states)
-        x = at_positions(decoder, x, positions)
-        context = replace(attention_context(model.config, positions, 0, None, x.dtype), mask=mask)
-        x, _ = run_blocks(decoder, x, context, memory)
+        x, _ = run_slots(decoder, x, positions, mask, memory)
         labels = self._labels(batch)
-        ahead, nats = model.lm_head(decoder.finish(x), labels, self.config.z_loss)
+        ahead, nats = model.lm_head(x, labels, self.config.z_loss)
         reports = torch.stack((nats, (labels >= 0).sum()))[None]
         return torch.stack(((1 - weight) * loss, weight * ahead)), cross_entropy, reports
