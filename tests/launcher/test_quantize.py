@@ -126,6 +126,7 @@ def test_facts_say_where_on_its_schedule_a_checkpoint_stands(trained: Path) -> N
         ("rtn-w3-hadamard", "pack-quantized", 1e-5),
         ("fp8-e4m3-row", "float-quantized", 0.05),
         ("w8a8-token", "int-quantized", 0.05),
+        ("w8a8-static-asym-p99.999-wtensor", "int-quantized", 1e-5),
     ],
 )
 def test_a_saved_folder_computes_what_was_measured(
@@ -180,8 +181,9 @@ def test_recipes_in_full_come_from_a_file(quantize: Quantize, trained: Path, tmp
         ("--recipes WRONG --output OUT", "weight"),
         ("--recipes weights --save OUT", "one model and one recipe, not 1 and 9"),
         ("--recipes kv4 --save OUT", "recipe kv4 cannot be saved: it does not round weights"),
-        ("--recipes rtn-w4-asym --save OUT", "cannot be saved: zero points"),
-        ("--recipes w8a8-static --save OUT", "cannot be saved: inputs are rounded with scales found for each token"),
+        ("--recipes rtn-w4-asym --save OUT", "cannot be saved: zero points of weights"),
+        ("--recipes w8a8-dynamic --save OUT", "cannot be saved: inputs have a static scale for the tensor, or"),
+        ("--recipes w8a4-static --save OUT", "cannot be saved: its inputs are not of the 8 bits of its weights"),
         ("--recipes rtn-w4 --save .", "exists; choose another folder"),
         ("--recipes rtn-w4 --output OUT --sequence-length 9999", "exceeds the model's"),
         ("--recipes rtn-w2 rtn-w4-g128 --output OUT", "recipe rtn-w4-g128: group_size = 128 does not divide the 64"),

@@ -4,7 +4,7 @@ The folder appears under its name only when transformers, reloading it, computes
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,9 +77,10 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
                 f"recipe {recipe.name}: {left[0]} and {len(left) - 1} more divide their inputs, which no stock class "
                 "does; save a recipe of rtn or gptq"
             )
+        grids = _grids(stock)
         expected = _both_logits(stock, _leave_inputs)
         staging = Path(scratch) / "quantized"
-        _write(stock, scheme, name, staging)
+        _write(stock, grids, scheme, name, staging)
         if model.tokenizer_path is not None:
             for file in model.tokenizer_path.glob("*token*"):
                 shutil.copy(file, staging)
@@ -110,12 +111,19 @@ def _scheme(recipe: Recipe) -> tuple[Any, str]:
         (weights is None, "it does not round weights"),
         (recipe.keys is not None or recipe.values is not None, "keys and values are rounded by whoever serves it"),
         (weights is not None and weights.scales not in ("fp32", "fp16"), "scales of few bits"),
-        (weights is not None and not weights.symmetric, "zero points"),
-        (weights is not None and not _is_storable(weights), "its weights are neither int2 to int8 nor e4m3"),
-        (bool(recipe.inputs) or recipe.static, "inputs are rounded with scales found for each token, or not at all"),
         (
-            inputs is not None and not _is_by_token(inputs, weights),
-            "its inputs are not of the 8 bits of its weights, with a scale for each token",
+            weights is not None and not weights.symmetric,
+            "zero points of weights, which transformers does not read back",
+        ),
+        (weights is not None and not _is_storable(weights), "its weights are neither int2 to int8 nor e4m3"),
+        (bool(recipe.inputs), "the inputs of all layers have to be rounded alike"),
+        (
+            inputs is not None and not (_is_static(recipe, inputs) or _is_by_token(inputs)),
+            "inputs have a static scale for the tensor, or a symmetric one for each token found by absmax, or are left",
+        ),
+        (
+            inputs is not None and (weights is None or inputs.format != weights.format or inputs.numbers.bits != 8),
+            "its inputs are not of the 8 bits of its weights",
         ),
     ]
     if reasons := [reason for wrong, reason in problems if wrong]:
@@ -126,7 +134,7 @@ def _scheme(recipe: Recipe) -> tuple[Any, str]:
     scheme = QuantizationScheme(
         targets=["Linear"],
         weights=_arguments(weights),
-        input_activations=None if inputs is None else _arguments(inputs, dynamic=True),
+        input_activations=None if inputs is None else _arguments(inputs, dynamic=not recipe.static),
     )
     return scheme, name
 
@@ -135,9 +143,12 @@ def _is_storable(weights: Quantizer) -> bool:
     return (isinstance(weights.numbers, Integer) and weights.numbers.bits <= 8) or weights.format == "e4m3"
 
 
-def _is_by_token(inputs: Quantizer, weights: Quantizer | None) -> bool:
-    same = weights is not None and inputs.format == weights.format and inputs.numbers.bits == 8
-    return same and inputs.granularity == "token" and inputs.symmetric and inputs.range == "absmax"
+def _is_static(recipe: Recipe, inputs: Quantizer) -> bool:
+    return recipe.static and inputs.granularity == "tensor"
+
+
+def _is_by_token(inputs: Quantizer) -> bool:
+    return inputs.granularity == "token" and inputs.symmetric and inputs.range == "absmax"
 
 
 def _arguments(quantizer: Quantizer, dynamic: bool = False) -> Any:
@@ -146,7 +157,7 @@ def _arguments(quantizer: Quantizer, dynamic: bool = False) -> Any:
     return QuantizationArgs(
         num_bits=quantizer.numbers.bits,
         type="int" if isinstance(quantizer.numbers, Integer) else "float",
-        symmetric=True,
+        symmetric=quantizer.symmetric,
         strategy=quantizer.granularity,
         group_size=quantizer.group_size,
         dynamic=dynamic,
@@ -179,37 +190,54 @@ def _logits(stock: Any) -> Tensor:
     return logits
 
 
-def _write(stock: Any, scheme: Any, name: str, folder: Path) -> None:
-    """Hand scales to compressed-tensors, let it pack the weights, and let transformers write the folder."""
+def _grids(stock: Any) -> dict[str, dict[str, Grid]]:
+    """Of each rounded layer by its name: the weight's grid, and the input's where it is static."""
+    found: dict[str, dict[str, Grid]] = {}
+    for name, layer in stock.named_modules():
+        if isinstance(layer, QuantizedLinear) and layer.grid is not None:
+            found[name] = {"weight": layer.grid}
+            if layer.activations is not None and layer.limits is not None:
+                found[name]["input"] = layer.activations.grid_between(layer.limits, layer.limits.largest)
+    return found
+
+
+def _write(stock: Any, grids: Mapping[str, Mapping[str, Grid]], scheme: Any, name: str, folder: Path) -> None:
+    """Hand grids to compressed-tensors, let it pack the weights, and let transformers write the folder."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
-
-    grids: dict[nn.Module, Grid] = {}
 
     def plain(_: str, layer: nn.Linear) -> nn.Module:
         linear = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
         linear.weight, linear.bias = layer.weight, layer.bias
-        if isinstance(layer, QuantizedLinear) and layer.grid is not None:
-            grids[linear] = layer.grid
         return linear
 
     replace_linears(stock, plain)
-    ignored = [name for name, module in stock.named_modules() if isinstance(module, nn.Linear) and module not in grids]
+    linears = [layer for layer, module in stock.named_modules() if isinstance(module, nn.Linear)]
     config = QuantizationConfig(
         config_groups={"group_0": scheme},
         format=name,
-        ignore=ignored,
+        ignore=[layer for layer in linears if layer not in grids],
         quantization_status=QuantizationStatus.FROZEN,
     )
     with quiet_transformers():
         apply_quantization_config(stock, config)
-        for layer, grid in grids.items():
-            scale: Any = layer.weight_scale
-            scale.data = grid.scale.reshape(scale.shape).to(scale.dtype)
+        for layer, own in grids.items():
+            for site, grid in own.items():
+                _hand_over(grid, stock.get_submodule(layer), site)
         compressor = ModelCompressor.from_pretrained_model(stock, quantization_format=name)
         compressor.compress_model(stock)
         stock.save_pretrained(folder)
     compressor.update_config(str(folder))
+
+
+def _hand_over(grid: Grid, layer: nn.Module, site: str) -> None:
+    """Fill in what compressed-tensors keeps; its codes begin at -2^(bits - 1), ours with a zero point at 0."""
+    values = {"scale": grid.scale}
+    if grid.zero is not None:
+        values["zero_point"] = grid.zero - 2 ** (grid.format.bits - 1)
+    for key, value in values.items():
+        parameter = layer.get_parameter(f"{site}_{key}")
+        parameter.data = value.reshape(parameter.shape).to(parameter.dtype)
 
 
 def _both_logits(stock: Any, leave_inputs: Callable[[nn.Module], object]) -> tuple[Tensor, Tensor]:
