@@ -88,12 +88,13 @@ def _round_layers(model: nn.Module, recipe: Recipe, samples: Sequence[Tensor]) -
     text = CalibrationText(model, samples) if samples else None
     reports = []
     for number, block in enumerate(blocks):
-        observers = {}
+        replaced = {}
         for group in _alone(block) if text is None else text.groups():
             rounded = _round_group(recipe, group, text)
             for name, layer in rounded.items():
                 block.set_submodule(name, layer)
-                observers[name] = Observer(group[name], layer)
+                replaced[name] = group[name], layer
+        observers = {name: Observer(*layers) for name, layers in replaced.items()}
         if text is not None:
             text.advance()
         reports += [each.report(f"{place}.{number}.{name}", recipe.weights) for name, each in observers.items()]
