@@ -3,15 +3,21 @@
 python launcher/sweep.py --config configs/sweeps/quantization.yaml
 python launcher/quantize.py --model runs/sweeps/quantization/runs/*/checkpoints/step_* ... --output quantized/blocks
 python tests/benchmarks/quantized_sweep.py runs/sweeps/quantization quantized/blocks
+python tests/benchmarks/quantized_sweep.py runs/sweeps/quantization quantized/blocks --pairs "decay" "no decay"
 
 Prints a Markdown table: a row for each variant and step, a column for each recipe, nats added ± standard error over
 seeds; and the held-out loss before rounding, and the largest kurtosis of a layer's input, by channels.
+
+With --pairs, instead: for each recipe the geometric mean, over pairs of cells that differ in these two labels alone, of
+the ratio of what rounding their last checkpoints adds; and over the second label's cells the exponent e of D^e, from
+their first checkpoint to their last. Both ± two standard errors; what rounding does not worsen is left out.
 """
 
 import argparse
 import json
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +32,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweep", type=Path, help="folder with results.jsonl")
     parser.add_argument("rows", type=Path, help="folder with rows.jsonl")
+    parser.add_argument(
+        "--pairs", nargs=2, metavar="LABEL", help="compare cells with the first to those with the second"
+    )
     arguments = parser.parse_args()
-    labels = {
-        Path(cell["run"]).name: ", ".join(map(str, cell["labels"].values()))
-        for cell in read(arguments.sweep / "results.jsonl")
-    }
+    cells = {Path(cell["run"]).name: cell for cell in read(arguments.sweep / "results.jsonl")}
+    rows = [{**row, "cell": cells[run_of(row, cells)]} for row in read(arguments.rows / "rows.jsonl")]
+    if arguments.pairs:
+        print_pairs(rows, *arguments.pairs)
+    else:
+        print_table(rows)
+
+
+def run_of(row: Row, cells: Container[str]) -> str:
+    """Which of the sweep's runs a row is of."""
+    return next(part for part in Path(row["model"]).parts if part in cells)
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """A row for each variant and step."""
     groups: dict[tuple[str, int], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
-    for row in read(arguments.rows / "rows.jsonl"):
-        run = next(part for part in Path(row["model"]).parts if part in labels)
-        groups[labels[run], row["step"]][row["recipe"]].append(row)
+    for row in rows:
+        label = ", ".join(map(str, row["cell"]["labels"].values()))
+        groups[label, row["step"]][row["recipe"]].append(row)
     recipes = list(dict.fromkeys(recipe for found in groups.values() for recipe in found))
     print(f"| variant | step | loss | kurtosis | {' | '.join(recipes)} |")
     print(f"|{'---|' * (len(recipes) + 4)}")
@@ -45,6 +65,36 @@ def main() -> None:
         print(
             f"| {label} | {step} | {' | '.join([spread([row['base_loss'] for row in first], 3), *outliers, *cells])} |"
         )
+
+
+def print_pairs(rows: Sequence[Row], first: str, second: str) -> None:
+    """A line for each recipe."""
+    added: dict[str, dict[tuple[Any, ...], dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows:
+        key = *row["cell"]["labels"].values(), row["cell"]["seed"]
+        added[row["recipe"]][key][row["step"]] = row["delta"]
+    for recipe, found in added.items():
+        ratios, exponents = [], []
+        for key, steps in found.items():
+            if second not in key or min(steps.values()) <= 0:
+                continue
+            begin, end = min(steps), max(steps)
+            if end > begin:
+                exponents.append(math.log(steps[end] / steps[begin]) / math.log(end / begin))
+            other = found.get(tuple(first if part == second else part for part in key), {}).get(end, 0.0)
+            if other > 0:
+                ratios.append(math.log(other / steps[end]))
+        print(f"{recipe}: {first} over {second} {interval(ratios, math.exp)}; D^e, e = {interval(exponents)}")
+
+
+def interval(values: Sequence[float], shown: Callable[[float], float] = float) -> str:
+    """Mean and two standard errors to both sides, and how many there are."""
+    if len(values) < 2:
+        return "-"
+    error = standard_error(values) or 0.0
+    ends = (mean(values) + sign * 2 * error for sign in (0, -1, 1))
+    middle, low, high = (f"{shown(end):.2f}" for end in ends)
+    return f"{middle} [{low}, {high}] ({len(values)})"
 
 
 def read(path: Path) -> list[Row]:
