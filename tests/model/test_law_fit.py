@@ -260,6 +260,13 @@ def test_a_constant_at_its_bound_is_named() -> None:
     assert "alpha ended at the bound of its search, 2" in found.warnings
 
 
+def test_a_term_that_the_points_do_not_ask_for_is_named() -> None:
+    at = points(*every([1e7, 3e7, 1e8], [1e9, 1e10, 1e11]))
+    endless = replace(measure(CHINCHILLA, at), loss=CHINCHILLA.loss(at) - CHINCHILLA.E - 0.1)
+    assert "E ended at 0: the points ask for no such term" in fit(Law, endless).warnings
+    assert not any("ended at 0" in warning for warning in fit(Law, measure(CHINCHILLA, at)).warnings)
+
+
 @pytest.mark.parametrize(
     ("form", "at", "words"),
     [

@@ -8,6 +8,7 @@ from model.quantization.laws.solver import Problem, Solution
 SINGULAR = 1e-6  # of the largest singular value, of columns of unit length
 DEGENERATE = 0.95  # correlation of two constants of the search
 POOR = 0.5  # standard error of a constant, of its value
+NOTHING = 1e-6  # nats
 
 
 def cautions(problem: Problem, solution: Solution) -> list[str]:
@@ -49,7 +50,8 @@ def _bounds(problem: Problem, solution: Solution) -> list[str]:
             index = name.removeprefix("zero_")
             label = name if index == name else f"gamma_{index} x n_{index}"
             notes.append(f"{label} ended at the bound of its search, {bound:g}")
-    return notes
+    nats = zip(problem.active, solution.place[len(problem.ranges) :], strict=True)  # of each term at a typical point
+    return notes + [f"{name} ended at 0: the points ask for no such term" for name, size in nats if size < NOTHING]
 
 
 def _pairs(problem: Problem, spread: Floats) -> list[str]:
