@@ -24,7 +24,7 @@ quickstart: setup  ## prepare a small real corpus, pretrain, evaluate, sample, e
 	$(BIN)/python launcher/quickstart.py
 
 test: setup      ## the whole test suite, by two processes
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: setup      ## formatting, rules, types
 	$(BIN)/ruff format --check .

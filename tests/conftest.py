@@ -38,12 +38,6 @@ metrics: {{tensorboard: false, peak_tflops: 0.1}}
 """
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow folders first: of two processes, none is left alone with a long file at the end."""
-    folders = ["slurm", "distributed", "launcher"]
-    items.sort(key=lambda item: next((n for n, name in enumerate(folders) if name in item.path.parts), len(folders)))
-
-
 @dataclass(frozen=True)
 class Run:
     """The folder of a run, as a program reads it."""
