@@ -68,7 +68,8 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
     """
     if output.exists():
         raise ValueError(f"--save {output}: exists; choose another folder")
-    scheme, name = _scheme(recipe)
+    with quiet_transformers():  # it imports torchao
+        scheme, name = _scheme(recipe)
     with TemporaryDirectory(dir=_made(output.parent), prefix=f".{output.name}.") as scratch:
         stock = _as_stock(model, Path(scratch) / "plain")
         quantize_model(stock, recipe, samples)
