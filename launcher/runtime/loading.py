@@ -255,11 +255,11 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
         # Of a native export the code that we have ourselves runs, not the copy in the folder
         entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
-        with quiet_transformers():
+        with quiet_transformers(), torch.no_grad():
             module, found = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True)
             if hasattr(module, "ct_decompress_hook"):  # compressed-tensors unpacks in the first forward, with a bar
                 module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: shapes that are not those of config.json
         raise ValueError(f"{folder}: transformers cannot load this folder: {error}") from error
     if missing := sorted(found["missing_keys"]):
         raise ValueError(

@@ -234,7 +234,6 @@ def test_a_law_predicts_what_rounding_weights_alone_costs() -> None:
     assert found == pytest.approx(0.108, abs=0.001), "30M parameters, 26B tokens, 4 bits"
     assert predicted_delta(law, row(post_activation_bits=8, **BF16)) is None
     assert predicted_delta(law, row(tokens=None, **BF16)) is None
-    assert predicted_delta(published("besiroglu2404").law, row(**BF16)) is None, "knows nothing of rounding"
     assert predicted_delta(law, row(**{**BF16, "weight_bits": 6})) is None, "C_w was not published"
 
 

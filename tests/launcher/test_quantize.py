@@ -124,7 +124,7 @@ def test_facts_say_where_on_its_schedule_a_checkpoint_stands(trained: Path) -> N
     [
         ("gptq-w4-g32", "pack-quantized", 1e-5),
         ("rtn-w3-hadamard", "pack-quantized", 1e-5),
-        ("fp8-e4m3-row", "float-quantized", 0.05),
+        ("fp8-e4m3-row", "float-quantized", 1e-5),
         ("w8a8-token", "int-quantized", 0.05),
         ("w8a8-static-asym-p99.999-wtensor", "int-quantized", 1e-5),
     ],
@@ -156,6 +156,15 @@ def test_a_folder_that_lost_a_weight_is_refused(exported: Path, tmp_path: Path) 
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"broken: lacks 1 weights of \w+, such as model.layers.1.mlp.up_proj.weight"):
+        load_model(folder, torch.device("cpu"), torch.float32)
+
+
+def test_a_folder_whose_shapes_are_not_those_of_its_config_is_refused(exported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(exported, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 2 * config["intermediate_size"]}))
+    with pytest.raises(ValueError, match=r"other: transformers cannot load this folder: .*mismatch"):
         load_model(folder, torch.device("cpu"), torch.float32)
 
 

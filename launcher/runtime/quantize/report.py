@@ -20,7 +20,7 @@ def write_report(rows: Sequence[Row], folder: Path, law: Law | None = None) -> P
     Args:
         rows: of rows.jsonl.
         folder: where the report goes.
-        law: what predicts the deltas of recipes that round weights alone.
+        law: one that knows post_bits; it predicts the deltas of recipes that round weights alone.
     """
     rows = [{**row, "predicted_delta": None if law is None else predicted_delta(law, row)} for row in rows]
     floor = max((row["noise_floor"] for row in rows), default=0.0)
@@ -32,7 +32,7 @@ def write_report(rows: Sequence[Row], folder: Path, law: Law | None = None) -> P
 def predicted_delta(law: Law, row: Row) -> float | None:
     """Nats that the law says rounding adds; None where it has nothing to say."""
     at = [row[key] for key in ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits", "post_bits")]
-    if None in at or not rounds_weights_alone(row) or "post_bits" not in law.USES:
+    if None in at or not rounds_weights_alone(row):
         return None
     try:
         return float(law.post_delta(points(*at)))
