@@ -196,7 +196,7 @@ def _adopt(spec: str, folder: Path) -> None:
     from transformers import AutoTokenizer  # slow to import, and only needed here
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(spec.removeprefix("hf:"))
+        tokenizer = AutoTokenizer.from_pretrained(spec.removeprefix("hf:"), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"--tokenizer {spec}: transformers cannot load it: {str(error).splitlines()[0]}") from error
     if tokenizer.eos_token is None:

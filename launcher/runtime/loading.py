@@ -1,6 +1,6 @@
 """Open a trained model for evaluation, sampling or export: a run, one of its checkpoints, or a Hugging Face folder.
 
-Only safetensors are read, so opening a stranger's model runs none of their code.
+Code that lies in a folder is never run, so opening a stranger's model runs none of theirs.
 """
 
 import json
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from launcher.runtime import checkpoint
@@ -256,11 +257,17 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
         entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
         with quiet_transformers(), torch.no_grad():
-            module, found = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+            module, found = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, trust_remote_code=False)
             if hasattr(module, "ct_decompress_hook"):  # compressed-tensors unpacks in the first forward, with a bar
                 module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
+    except ImportError as error:  # of the package that the folder's kind of quantization wants
+        raise ValueError(f"{folder}: {error} (pip install 'plumbline[quantize]' brings compressed-tensors)") from error
+    except SafetensorError as error:
+        raise ValueError(f"{folder}: a file of weights is cut short or damaged; copy it again ({error})") from error
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: shapes that are not those of config.json
-        raise ValueError(f"{folder}: transformers cannot load this folder: {error}") from error
+        reason = "its model is Python code of its own (auto_map in config.json), which is not run here"
+        reason = reason if "trust_remote_code" in str(error) else f"transformers cannot load this folder: {error}"
+        raise ValueError(f"{folder}: {reason}") from error
     if missing := sorted(found["missing_keys"]):
         raise ValueError(
             f"{folder}: lacks {len(missing)} weights of {type(module).__name__}, such as {missing[0]}, and "
@@ -282,7 +289,8 @@ def quiet_transformers() -> Iterator[None]:
     """Without the bars of transformers and compressed-tensors, and what libraries that they import say of themselves.
 
     Nothing reaches the standard output, which belongs to --json: accelerate imports DeepSpeed, which logs to it. What
-    transformers says of the weights is seen as ever: its handler holds the standard error of before.
+    transformers says of the weights is seen as ever: its handler holds the standard error of before. Bars and the two
+    loggers stay quiet afterwards.
     """
     from transformers.utils.logging import disable_progress_bar
 
@@ -297,4 +305,4 @@ def load_tokenizer(path: Path) -> Any:
     """The Hugging Face tokenizer stored in a folder."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path)
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=False)

@@ -39,14 +39,26 @@ def main() -> None:
     cells = {Path(cell["run"]).name: cell for cell in read(arguments.sweep / "results.jsonl")}
     rows = [{**row, "cell": cells[run_of(row, cells)]} for row in read(arguments.rows / "rows.jsonl")]
     if arguments.pairs:
+        labels = {label for row in rows for label in row["cell"]["labels"].values()}
+        if unknown := [label for label in arguments.pairs if label not in labels]:
+            raise ValueError(f"--pairs {unknown[0]}: no row has this label; there are {', '.join(map(str, labels))}")
         print_pairs(rows, *arguments.pairs)
     else:
         print_table(rows)
 
 
 def run_of(row: Row, cells: Container[str]) -> str:
-    """Which of the sweep's runs a row is of."""
-    return next(part for part in Path(row["model"]).parts if part in cells)
+    """Which of the sweep's runs a row is of.
+
+    Raises:
+        ValueError: none of them.
+    """
+    run = next((part for part in Path(row["model"]).parts if part in cells), None)
+    if run is None:
+        raise ValueError(
+            f"{row['model']}: not in the sweep's results.jsonl; rows and runs of an earlier grid have to go elsewhere"
+        )
+    return run
 
 
 def print_table(rows: Sequence[Row]) -> None:
@@ -76,10 +88,10 @@ def print_pairs(rows: Sequence[Row], first: str, second: str) -> None:
     for recipe, found in added.items():
         ratios, exponents = [], []
         for key, steps in found.items():
-            if second not in key or min(steps.values()) <= 0:
-                continue
             begin, end = min(steps), max(steps)
-            if end > begin:
+            if second not in key or steps[end] <= 0:
+                continue
+            if end > begin and steps[begin] > 0:
                 exponents.append(math.log(steps[end] / steps[begin]) / math.log(end / begin))
             other = found.get(tuple(first if part == second else part for part in key), {}).get(end, 0.0)
             if other > 0:

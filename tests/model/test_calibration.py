@@ -110,6 +110,7 @@ def test_layers_that_share_an_input_are_one_group_in_the_order_of_the_forward(
     for model, expected in cases:
         with torch.no_grad():
             text = CalibrationText(model, calibration_text)
+            text.run_block()
             text.advance()
             found = [sorted(group) for group in text.groups()]
         assert found == [sorted(group) for group in expected]

@@ -8,6 +8,8 @@ from launcher.runtime.loading import LoadedModel
 from launcher.runtime.run_folder import read_result
 from model.quantization.post_training.calibration import decoder_blocks
 
+GRIDS = ("_scale", "_zero_point", "_shape")  # what a quantized folder has beside its weights
+
 
 def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:
     """Columns of a row that do not depend on the recipe; None where a Hugging Face folder does not say.
@@ -22,7 +24,8 @@ def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:
     if config is not None:
         parameters = totals(config.parameter_rows)["non_embedding"]
     else:
-        parameters = sum(parameter.numel() for parameter in decoder_blocks(model.module)[1].parameters())
+        named = decoder_blocks(model.module)[1].named_parameters()
+        parameters = sum(parameter.numel() for name, parameter in named if not name.endswith(GRIDS))
     facts: dict[str, Any] = {
         "model": str(model.source),
         "run": _run(model),

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from launcher.runtime.hf_export import ExportError, check_tokens, export
-from launcher.runtime.loading import LoadedModel, quiet_transformers
+from launcher.runtime.loading import LoadedModel, native_classes, quiet_transformers
 from model.decoder import CausalLM
 from model.quantization.formats import Integer
 from model.quantization.layers import QuantizedLinear, replace_linears
-from model.quantization.post_training.apply import quantize_model
+from model.quantization.post_training.apply import check_recipe, quantize_model
 from model.quantization.post_training.recipes import Recipe
 from model.quantization.post_training.smooth import fold_input_scales
 from model.quantization.quantizer import Grid, Quantizer
@@ -71,6 +71,7 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
         raise ValueError(f"--save {output}: exists; choose another folder")
     with quiet_transformers():  # it imports torchao
         scheme, name = _scheme(recipe)
+    check_recipe(model.module, recipe, len(samples))
     with TemporaryDirectory(dir=_made(output.parent), prefix=f".{output.name}.") as scratch:
         stock = _as_stock(model, Path(scratch) / "plain")
         quantize_model(stock, recipe, samples)
@@ -123,7 +124,8 @@ def _scheme(recipe: Recipe) -> tuple[Any, str]:
         (bool(recipe.inputs), "the inputs of all layers have to be rounded alike"),
         (
             inputs is not None and not (_is_static(recipe, inputs) or _is_by_token(inputs)),
-            "inputs have a static scale for the tensor, or a symmetric one for each token found by absmax, or are left",
+            "inputs have to be static of granularity tensor, or of granularity token with symmetric fp32 scales "
+            "by absmax",
         ),
         (
             inputs is not None and (weights is None or inputs.format != weights.format or inputs.numbers.bits != 8),
@@ -131,7 +133,10 @@ def _scheme(recipe: Recipe) -> tuple[Any, str]:
         ),
     ]
     if reasons := [reason for wrong, reason in problems if wrong]:
-        raise ValueError(f"recipe {recipe.name} cannot be saved: {reasons[0]}; try gptq-w4-g128, rtn-w8 or w8a8-token")
+        raise ValueError(
+            f"recipe {recipe.name} cannot be saved: {reasons[0]}; try gptq-w4-g128, rtn-w8, w8a8-token, w8a8-static or "
+            "fp8-e4m3-row"
+        )
     assert weights is not None, "asked above"
     integers = isinstance(weights.numbers, Integer)
     name = "float-quantized" if not integers else "pack-quantized" if inputs is None else "int-quantized"
@@ -152,7 +157,8 @@ def _is_static(recipe: Recipe, inputs: Quantizer) -> bool:
 
 
 def _is_by_token(inputs: Quantizer) -> bool:
-    return inputs.granularity == "token" and inputs.symmetric and inputs.range == "absmax"
+    kind = (inputs.granularity, inputs.range, inputs.scales)
+    return inputs.symmetric and kind == ("token", "absmax", "fp32")
 
 
 def _arguments(quantizer: Quantizer, dynamic: bool = False) -> Any:
@@ -172,19 +178,28 @@ def _as_stock(model: LoadedModel, folder: Path) -> Any:
     """The model as a stock class of transformers, fp32, on the CPU.
 
     Raises:
-        ValueError: none computes it.
+        ValueError: none computes it, or the format cannot hold it.
     """
-    from transformers import AutoModelForCausalLM
-
-    if not isinstance(model.module, CausalLM):
-        return model.module.float().cpu()
-    report = export(model, folder, "auto")
-    if report.own_code:
+    ours = isinstance(model.module, CausalLM)
+    if export(model, folder, "auto").own_code if ours else isinstance(model.module, native_classes()[1]):
         raise ValueError(
             f"{model.source}: no stock class computes this model, and the format is for stock classes; "
             "measure it with --output, or export it unquantized"
         )
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    stock = _opened(folder) if ours else model.module.float().cpu()
+    if any(type(module).__name__ == "Conv1D" for module in stock.modules()):
+        raise ValueError(
+            f"{model.source}: {type(stock).__name__} is made of Conv1D layers, which the format does not know; measure "
+            "it with --output, or train another model.family"
+        )
+    return stock
+
+
+def _opened(folder: Path) -> Any:
+    """As a user of transformers opens it, in fp32."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
 
 
 @torch.no_grad()
@@ -259,11 +274,9 @@ def _leave_inputs(module: nn.Module) -> None:
 def _verify(folder: Path, expected: tuple[Tensor, Tensor]) -> tuple[float, float]:
     """Largest |logit difference| over largest |logit| of the folder, as a user would load it: as it is, inputs left."""
     from compressed_tensors.quantization import disable_quantization
-    from transformers import AutoModelForCausalLM
 
     with quiet_transformers():
-        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        found = _both_logits(loaded, disable_quantization)
+        found = _both_logits(_opened(folder), disable_quantization)
     rounded, plain = (
         float((theirs - ours).abs().max() / ours.abs().max()) for theirs, ours in zip(found, expected, strict=True)
     )

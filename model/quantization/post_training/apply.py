@@ -66,6 +66,12 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: int) -> None:
         place, blocks = decoder_blocks(model)
     except ValueError as error:
         raise ValueError(f"recipe {recipe.name}: {error}") from None
+    told = getattr(getattr(model, "config", None), "quantization_config", None)
+    if told is not None and (recipe.rounds_layers or recipe.rotate):
+        raise ValueError(
+            f"recipe {recipe.name}: the model is quantized already (quantization_config in its config.json); begin "
+            "with the one that it was made of, or round keys and values alone, as kv8 does"
+        )
     names = [name for name, _ in blocks.named_modules(prefix=place)]
     if recipe.inputs and not any(name.endswith(end) for name in names for end in recipe.inputs):
         raise ValueError(f"recipe {recipe.name}: no layer's name ends in {', '.join(recipe.inputs)}")
@@ -96,8 +102,10 @@ def _round_layers(model: nn.Module, recipe: Recipe, samples: Sequence[Tensor]) -
                 replaced[name] = group[name], layer
         observers = {name: Observer(*layers) for name, layers in replaced.items()}
         if text is not None:
-            text.advance()
+            text.run_block()
         reports += [each.report(f"{place}.{number}.{name}", recipe.weights) for name, each in observers.items()]
+        if text is not None:
+            text.advance()
     return reports
 
 

@@ -131,9 +131,12 @@ class CalibrationText:
         self._run({layer: add}, self.samples)
         return found
 
-    def advance(self) -> None:
-        """Move on through the block, as it is now, to the next one."""
+    def run_block(self) -> None:
+        """Take the text through the block, as it is now."""
         self.hidden = list(self._run({}, self.samples))
+
+    def advance(self) -> None:
+        """Go on to the next block."""
         if self.number == 0:
             # What later blocks get of the first one (value residual) is rounded by now, too
             self.calls = [self._arguments(sample) for sample in self.samples]
