@@ -63,7 +63,8 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     small at first and grows (arXiv 2505.23971). schedule.lr_scaling says what becomes of the learning rate."""
 
     micro_batch_size: int = Field(ge=1)
-    """Sequences per rank per forward pass; lower it when memory runs out, the training result does not change."""
+    """At most so many sequences per rank and forward pass; where these do not cut the batch evenly, the next smaller
+    number that does. Lower it when memory runs out: the training result does not change."""
 
     packing: Literal["concat"] = "concat"
     """How documents fill samples. concat: end to end, cut every `sequence_length` tokens; nothing is padded."""
@@ -84,32 +85,35 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
         """Which samples and tokens each step takes."""
         return BatchPlan(self.global_batch_size, self.sequence_length, tuple(self.batch_size_warmup))
 
+    def micro_batch(self, world_size: int) -> int:
+        """Sequences per rank and forward pass of training: `micro_batch_size`, or the next smaller that fits.
+
+        Raises:
+            ValueError: `global_batch_size` is not a multiple of `world_size`.
+        """
+        per_rank, remainder = divmod(self.global_batch_size, world_size)
+        if remainder:
+            sizes = sorted({max(1, per_rank) * world_size, (per_rank + 1) * world_size})
+            raise ValueError(
+                f"data.global_batch_size {self.global_batch_size} is not a multiple of the world size {world_size}; "
+                f"set it to {' or '.join(map(str, sizes))}, or use another number of ranks"
+            )
+        return max(size for size in range(1, min(self.micro_batch_size, per_rank) + 1) if per_rank % size == 0)
+
     def accumulation_steps(self, world_size: int) -> int:
         """Forward passes per rank and optimizer step, after the batch-size warm-up.
 
         Raises:
-            ValueError: `global_batch_size`, or a batch of the warm-up, is not a multiple of `micro_batch_size` x
-                `world_size`.
+            ValueError: `global_batch_size` is not a multiple of `world_size`, or a batch of the warm-up is not one of
+                `micro_batch` x `world_size`.
         """
-        per_pass = self.micro_batch_size * world_size
+        micro_batch = self.micro_batch(world_size)
+        per_pass = micro_batch * world_size
         for number, stage in enumerate(self.batch_size_warmup):
             if stage.global_batch_size % per_pass:
                 raise ValueError(
                     f"data.batch_size_warmup[{number}].global_batch_size {stage.global_batch_size} is not a multiple "
-                    f"of data.micro_batch_size {self.micro_batch_size} x world size {world_size} = {per_pass}; start "
-                    "with a larger batch, lower data.micro_batch_size or use fewer ranks"
+                    f"of micro-batches of {micro_batch} x world size {world_size} = {per_pass}; start with a larger "
+                    "batch, lower data.micro_batch_size or use fewer ranks"
                 )
-        steps, remainder = divmod(self.global_batch_size, per_pass)
-        if remainder == 0:
-            return steps
-        batch_sizes = sorted({max(1, steps) * per_pass, (steps + 1) * per_pass})
-        remedy = f"set data.global_batch_size to {' or '.join(map(str, batch_sizes))}"
-        per_rank, uneven = divmod(self.global_batch_size, world_size)
-        if not uneven:
-            divisors = [size for size in range(1, per_rank + 1) if per_rank % size == 0]
-            nearest = sorted(divisors, key=lambda size: abs(size - self.micro_batch_size))[:2]
-            remedy += f", or data.micro_batch_size to {' or '.join(map(str, sorted(nearest)))}"
-        raise ValueError(
-            f"data.global_batch_size {self.global_batch_size} is not a multiple of data.micro_batch_size "
-            f"{self.micro_batch_size} x world size {world_size} = {per_pass}; {remedy}"
-        )
+        return self.global_batch_size // per_pass

@@ -32,6 +32,7 @@ class TrainBatches:
         corpora: The open corpora and tasks by name, in the order of the configuration.
         plan: Which global samples each step takes.
         order: Where each global sample lies.
+        micro_batch: Sequences of each micro-batch.
         accumulation_steps: Micro-batches per step, after the batch-size warm-up.
     """
 
@@ -44,6 +45,7 @@ class TrainBatches:
         """
         self.config = config
         self.plan = config.batch_plan
+        self.micro_batch = config.micro_batch(world_size)
         self.accumulation_steps = config.accumulation_steps(world_size)
         self.corpora = open_corpora(config.train)
         _check_same_tokenizer(self.corpora)
@@ -64,16 +66,16 @@ class TrainBatches:
         self._world_size = world_size
 
     def micro_batches(self, step: int) -> list[Batch]:
-        """This rank's micro-batches of step `step` (from 0), each of [micro_batch_size, sequence_length].
+        """This rank's micro-batches of step `step` (from 0), each of [micro_batch, sequence_length].
 
         Micro-batch i of rank r holds global samples samples_before(s) + (i*W + r)*m to + m, so which samples a step
         contains does not depend on the world size W, nor on the micro-batch size m.
         """
-        size = self.config.micro_batch_size
+        size = self.micro_batch
         accumulation_steps = self.plan.batch_size_at(step) // (size * self._world_size)
         passes = np.arange(accumulation_steps) * self._world_size + self._rank
         first = self.plan.samples_before(step) + passes * size
-        samples = first[:, None] + np.arange(size)  # [accumulation_steps, micro_batch_size]
+        samples = first[:, None] + np.arange(size)  # [accumulation_steps, micro_batch]
         located = self.order.locate(samples)
         return [
             gather(

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import torch
+from omegaconf import OmegaConf
 
 from launcher.runtime.distributed import free_port
 
@@ -26,8 +27,10 @@ PROMPT = "def read_config(path):\n"
 def main() -> int:
     """Run the stages; the exit code is that of the first stage that fails."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
-    # The DeepSpeed launcher counts NUMA nodes where there are no GPUs, so CPU ranks are given: one for each core
-    ranks = [] if torch.cuda.is_available() else ["--num_accelerators", str(len(os.sched_getaffinity(0)))]
+    # The DeepSpeed launcher takes every GPU, and counts NUMA nodes where there are none
+    gpus = torch.cuda.device_count()
+    count = rank_count(gpus or len(os.sched_getaffinity(0)))
+    ranks = [] if count == gpus else ["--num_accelerators", str(count)]
     stages = [
         ["python", "launcher/prepare.py", "--source", "stdlib", "--tokenizer", "train-bpe:4096", "--output", CORPUS],
         ["deepspeed", "--quiet", "--master_port", str(free_port()), *ranks, "launcher/pretrain.py", "--config", CONFIG],
@@ -38,7 +41,7 @@ def main() -> int:
         stages.append(["python", "launcher/export.py", "--model", RUN, "--output", EXPORT])
     # Programs of this interpreter's environment, also when it is not activated; DeepSpeed looks for ninja there, too
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, **({"DS_ACCELERATOR": "cpu"} if ranks else {})}
+    environment = {**os.environ, "PATH": path, **({} if gpus else {"DS_ACCELERATOR": "cpu"})}
     for stage in stages:
         print(f"\n$ {shlex.join(stage)}", flush=True)
         code = subprocess.call(stage, cwd=ROOT, env=environment)
@@ -47,6 +50,12 @@ def main() -> int:
             return code
     print(NEXT)
     return 0
+
+
+def rank_count(devices: int) -> int:
+    """As many ranks as devices, or the next smaller number that shares the batch evenly."""
+    batch_size = OmegaConf.load(ROOT / CONFIG).data.global_batch_size
+    return max(ranks for ranks in range(1, devices + 1) if batch_size % ranks == 0)
 
 
 NEXT = f"""
@@ -61,7 +70,7 @@ Next, in the environment (source .venv/bin/activate):
       what CompleteP does to each tensor
   python launcher/prepare.py --source YOUR_TEXT --tokenizer train-bpe:8192 --output corpora/mine
   deepspeed launcher/pretrain.py --config {CONFIG} run.name=mine 'data.train=[{{path: corpora/mine}}]'
-      the same on your text (on CPUs: deepspeed --num_accelerators N ...)
+      the same on your text (on CPUs: deepspeed --num_accelerators N ...; the ranks share batches evenly)
   python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8
       on a Slurm cluster
 """

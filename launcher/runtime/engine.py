@@ -66,7 +66,6 @@ class StepResult:
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     """DeepSpeed's configuration for this run."""
     settings, data = config.deepspeed, config.data
-    accumulation = data.global_batch_size // (data.micro_batch_size * world.size)
     bf16 = settings.precision == "bf16"
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
@@ -80,8 +79,8 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
     return {
         "train_batch_size": data.global_batch_size,
-        "train_micro_batch_size_per_gpu": data.micro_batch_size,
-        "gradient_accumulation_steps": accumulation,
+        "train_micro_batch_size_per_gpu": data.micro_batch(world.size),
+        "gradient_accumulation_steps": data.accumulation_steps(world.size),
         # At stage 0 DeepSpeed clips without telling the norm, so there train_step does both
         "gradient_clipping": config.optimizer.grad_clip if settings.zero_stage > 0 else 0.0,
         # Stage 0 keeps no master weights, so there bf16 means autocast over fp32 parameters
@@ -173,7 +172,7 @@ class Engine:
         """Tell DeepSpeed how many micro-batches make a step, where that changes (data.batch_size_warmup)."""
         if accumulation == self._engine.gradient_accumulation_steps():
             return
-        batch_size = accumulation * self.config.data.micro_batch_size * self.world.size
+        batch_size = accumulation * self.config.data.micro_batch(self.world.size) * self.world.size
         self._engine.set_train_batch_size(batch_size)
         self.requested |= {"train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
         self._verify(self.requested)

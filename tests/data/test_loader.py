@@ -190,17 +190,31 @@ def test_prefetch_raises_in_its_place() -> None:
     assert prefetch_threads() == 0
 
 
-@pytest.mark.parametrize(("batch", "micro", "world", "remedy"), [
-    (32, 8, 3, r"not a multiple .* 8 x world size 3 = 24; set data.global_batch_size to 24 or 48$"),
-    (32, 3, 2, r"= 6; set data.global_batch_size to 30 or 36, or data.micro_batch_size to 2 or 4$"),
-    (4, 8, 1, r"= 8; set data.global_batch_size to 8, or data.micro_batch_size to 2 or 4$"),
-])  # fmt: skip
+@pytest.mark.parametrize(("batch", "world", "sizes"), [(32, 3, "30 or 33"), (2, 4, "4"), (16, 32, "32")])
 def test_a_batch_that_does_not_divide_is_refused(
-    make_pair: MakePair, make_config: MakeConfig, batch: int, micro: int, world: int, remedy: str
+    make_pair: MakePair, make_config: MakeConfig, batch: int, world: int, sizes: str
 ) -> None:
-    config = make_config(make_pair([400]), batch=batch, micro=micro)
-    with pytest.raises(ValueError, match=remedy):
+    config = make_config(make_pair([400]), batch=batch, micro=8)
+    with pytest.raises(
+        ValueError, match=rf"{batch} is not a multiple of the world size {world}; set it to {sizes}, or"
+    ):
         TrainBatches(config, 0, 0, world)
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "world", "expected"),
+    [(32, 8, 2, (8, 2)), (16, 8, 4, (4, 1)), (32, 3, 2, (2, 8)), (4, 8, 1, (4, 1))],
+)
+def test_micro_batches_are_as_large_as_fits(
+    make_pair: MakePair, make_config: MakeConfig, batch: int, micro: int, world: int, expected: tuple[int, int]
+) -> None:
+    """Up to micro_batch_size; the step holds the same samples."""
+    config = make_config(make_pair([400]), batch=batch, micro=micro)
+    ranks = [TrainBatches(config, 0, rank, world) for rank in range(world)]
+    assert {(each.micro_batch, each.accumulation_steps) for each in ranks} == {expected}
+    found = [batch["sample_index"].tolist() for each in ranks for batch in each.micro_batches(1)]
+    assert {len(samples) for samples in found} == {expected[0]}
+    assert sorted(sample for samples in found for sample in samples) == list(range(batch, 2 * batch))
 
 
 def test_a_corpus_shorter_than_a_sample_is_refused(make_pair: MakePair, make_config: MakeConfig) -> None:
