@@ -30,7 +30,7 @@ from launcher.runtime.distributed import World
 from launcher.runtime.horizon import describe_settings
 from launcher.runtime.inputs import Inputs, open_inputs
 from launcher.runtime.loop import TrainingError, train
-from launcher.runtime.run_folder import read_result
+from launcher.runtime.run_folder import check_complete, read_result
 from model.combinations import cautions
 from model.parameterization import sizes
 
@@ -48,6 +48,7 @@ def main() -> int:
         initial_weights.check(config)
         result = read_result(config)
         if result is not None:
+            check_complete(config)
             if world.is_main:
                 print(f"{config.run.folder} is complete: step {result['step']}, nothing to do")
             return 0
@@ -104,7 +105,7 @@ def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:
     yield f"data     {config.total_tokens:,} tokens in {total:,} steps: {epochs}"
     yield (
         f"batch    {data.global_batch_size} x {data.sequence_length} tokens = {world.size} rank(s) x "
-        f"{data.micro_batch_size} sequences x {inputs.train.accumulation_steps} accumulation steps"
+        f"{inputs.train.micro_batch} sequences x {inputs.train.accumulation_steps} accumulation steps"
     )
     if config.train.ema_half_life_tokens is not None:
         steps = config.train.ema_half_life_tokens / config.tokens_per_step

@@ -10,12 +10,11 @@ from pathlib import Path
 
 from launcher.runtime.checkpoint import (
     CheckpointError,
-    FormatError,
     check_resume,
     checkpoints,
     damage,
+    problems,
     read_manifest,
-    verify,
 )
 from launcher.runtime.config import Config, ConfigError, differences, load_config
 from launcher.runtime.distributed import World, gather_objects
@@ -61,7 +60,7 @@ def check(config: Config, corpora: dict[str, str], world: World) -> None:
     if branch is None or checkpoints(config.run.folder / "checkpoints"):
         return
     folder, step = Path(branch.checkpoint), branch.first_step
-    _refuse(folder, _problems(folder))
+    _refuse(folder, problems(folder))
     parent = load_config(folder / "config.yaml", [])
     allowed = {"schedule": parent.schedule.model_copy(update={"branch": branch}), "precision": config.precision}
     like = parent.model_copy(update=allowed)
@@ -120,32 +119,21 @@ def _started(config: Config, asked: BranchConfig) -> BranchConfig:
 def _newest_whole(path: Path, warn: bool) -> Path:
     """The checkpoint itself, or the newest one of a run folder whose files are all there."""
     if not (path / "checkpoints").is_dir():
-        _refuse(path, _problems(path))
+        _refuse(path, problems(path))
         return path
     for folder in checkpoints(path / "checkpoints"):
-        problems = _problems(folder)
-        if not problems:
+        found = problems(folder)
+        if not found:
             return folder
         if warn:
-            print(f"warning: {folder} is damaged and passed over: {'; '.join(problems[:3])}", file=sys.stderr)
+            print(f"warning: {folder} is damaged and passed over: {'; '.join(found[:3])}", file=sys.stderr)
     raise CheckpointError(f"schedule.branch.checkpoint = {path}: this run has no whole checkpoint")
 
 
-def _problems(folder: Path) -> list[str]:
-    """What is wrong with a checkpoint, as far as sizes tell; its config.yaml is read, so that is checked whole."""
-    try:
-        files = list(read_manifest(folder)["files"])
-    except FormatError:  # whole, and newer than this code: not to be passed over
-        raise
-    except CheckpointError as error:
-        return [str(error)]
-    return verify(folder, files, contents=False) or verify(folder, ["config.yaml"])
-
-
-def _refuse(folder: Path, problems: list[str]) -> None:
-    if problems:
+def _refuse(folder: Path, found: list[str]) -> None:
+    if found:
         raise CheckpointError(
-            f"schedule.branch.checkpoint = {folder}: no whole checkpoint: {'; '.join(problems[:3])}; name another one"
+            f"schedule.branch.checkpoint = {folder}: no whole checkpoint: {'; '.join(found[:3])}; name another one"
         )
 
 

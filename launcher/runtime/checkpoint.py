@@ -182,6 +182,21 @@ def verify(folder: Path, only: list[str], contents: bool = True) -> list[str]:
     return problems
 
 
+def problems(folder: Path) -> list[str]:
+    """What is wrong with a checkpoint, as far as sizes tell; its config.yaml is read, so that is checked whole.
+
+    Raises:
+        FormatError: it is whole, and of another version.
+    """
+    try:
+        files = list(read_manifest(folder)["files"])
+    except FormatError:  # not to be passed over
+        raise
+    except CheckpointError as error:
+        return [str(error)]
+    return verify(folder, files, contents=False) or verify(folder, ["config.yaml"])
+
+
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a checkpoint.
 

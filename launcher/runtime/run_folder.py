@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from launcher.runtime.config import Config, save_config
+from launcher.runtime.config import Config, ConfigError, differences, load_config, save_config
 from launcher.runtime.distributed import World
 from launcher.runtime.inputs import Inputs
 from launcher.runtime.loading import load_model, load_tokenizer
@@ -37,12 +37,32 @@ def prepare_run_folder(config: Config, inputs: Inputs, world: World) -> None:
 
 
 def read_result(config: Config) -> dict[str, Any] | None:
-    """The final scores of a run that is complete under this configuration, else None."""
+    """The final scores of a run that has made all steps of this configuration, else None."""
     path = config.run.folder / RESULT
     if not path.is_file():
         return None
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return result if result["step"] == config.total_steps else None
+
+
+def check_complete(config: Config) -> None:
+    """Refuse to call a run complete that was trained under other values: what is asked for has not been done.
+
+    How often it saves and logs, and into how many passes a batch is cut, makes no other run.
+
+    Raises:
+        ConfigError: names each difference.
+    """
+    folder = config.run.folder
+    done = load_config(folder / "config.yaml", [])
+    like = {name: getattr(config, name) for name in ("checkpoint", "metrics")}
+    like["run"] = done.run.model_copy(update={"root": config.run.root, "name": config.run.name})
+    like["data"] = done.data.model_copy(update={"micro_batch_size": config.data.micro_batch_size})
+    if lines := differences(done.model_copy(update=like), config):
+        raise ConfigError(
+            f"{folder} is complete, and was trained with other values; give this run another run.name, or undo:\n  "
+            + "\n  ".join(lines)
+        )
 
 
 def write_whole(path: Path, text: str) -> None:

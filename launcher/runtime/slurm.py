@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
-from launcher.runtime import branch
-from launcher.runtime.config import Config, save_config
+from launcher.runtime import branch, checkpoint
+from launcher.runtime.config import Config, load_config, save_config
 from launcher.runtime.distributed import World
 from launcher.runtime.inputs import open_inputs
+from launcher.runtime.run_folder import check_complete, read_result
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ABOUT = """\
@@ -43,12 +44,20 @@ def check(config: Config, request: Request) -> None:
     """Find out before the queue what the job would only find out after it.
 
     Raises:
-        ValueError: a corpus is not there, damaged or too small, the ranks cannot share a batch evenly, or a branch does
-            not continue its parent.
+        ValueError: a corpus is not there, damaged or too small, the ranks cannot share a batch evenly, a branch does
+            not continue its parent, or the run folder holds another run.
     """
     world = World(0, 0, request.nodes * request.tasks_per_node, torch.device("cpu"))
     inputs = open_inputs(config, world)
-    branch.check(branch.resolve(config), inputs.fingerprints, world)
+    config = branch.resolve(config)
+    branch.check(config, inputs.fingerprints, world)
+    if read_result(config) is not None:
+        check_complete(config)
+    found = checkpoint.checkpoints(config.run.folder / "checkpoints")
+    newest = next((folder for folder in found if not checkpoint.problems(folder)), None)
+    if newest is not None:
+        saved = load_config(newest / "config.yaml", [])
+        checkpoint.check_resume(saved, config, inputs.fingerprints, newest, world)
 
 
 def write_submission(config: Config, request: Request) -> Path:

@@ -103,6 +103,14 @@ def test_a_complete_run_is_left_alone(whole: dict[str, Run], run_pretrain: Pretr
     outcome = run_pretrain(tiny_config, "whole_zero3_lookahead", SETTINGS["zero3_lookahead"], ranks=2)
     assert outcome.code == 0
     assert outcome.stdout.count("is complete: step 60, nothing to do") == 1
+    other = [*SETTINGS["zero3_lookahead"], "optimizer.lr=0.123", "checkpoint.keep_last=7"]
+    outcome = run_pretrain(tiny_config, "whole_zero3_lookahead", other, launcher="python")
+    assert outcome.code == 2
+    assert (
+        "is complete, and was trained with other values; give this run another run.name, or undo:\n" in outcome.stderr
+    )
+    assert "optimizer.lr: 0." in outcome.stderr
+    assert "keep_last" not in outcome.stderr
     assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()} == before
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from launcher.runtime import slurm
 from launcher.runtime.budget import device_memory
 from launcher.runtime.config import load_config
 
@@ -155,8 +156,27 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(run_pretrain: Pretrain, 
     """One of three ranks; it is refused before they meet."""
     env = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     error = the_error(run_pretrain(tiny_config, "batch", launcher="python", env=env))
-    assert "data.global_batch_size 8 is not a multiple of data.micro_batch_size 2 x world size 3 = 6" in error
-    assert "set data.global_batch_size to 6 or 12" in error
+    assert "data.global_batch_size 8 is not a multiple of the world size 3; set it to 6 or 9" in error
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nodes", "words"),
+    [
+        (
+            ["train.steps=30"],
+            2,
+            "written by a different run; .* or undo:\n  world_size: 1 -> 2",
+        ),
+        (["optimizer.lr=0.5"], 1, "is complete, and was trained with other values"),
+    ],
+)
+def test_submit_refuses_a_run_that_the_job_could_not_go_on_with(
+    trained: Path, overrides: list[str], nodes: int, words: str
+) -> None:
+    request = slurm.Request(nodes, tasks_per_node=1)
+    with pytest.raises(ValueError, match=words):
+        slurm.check(load_config(trained / "config.yaml", overrides), request)
+    slurm.check(load_config(trained / "config.yaml", ["train.steps=30", "optimizer.lr=0.5"]), slurm.Request(1, 1))
 
 
 def test_a_truncated_shard_is_refused(run_pretrain: Pretrain, tiny_config: Path, corpus: Path, tmp_path: Path) -> None:

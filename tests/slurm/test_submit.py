@@ -63,7 +63,7 @@ def test_a_second_submission_keeps_the_first(run_submit: Submit, config: Path) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--nodes", "3"), "data.global_batch_size 16 is not a multiple of data.micro_batch_size 8 x world size 3"),
+        (("--nodes", "3"), "data.global_batch_size 16 is not a multiple of the world size 3"),
         (("data.train=[{path: nowhere}]", "model.vocab_size=257"), "nowhere: no corpus here"),
         (("optimizer.lrr=1",), "did you mean lr?"),
     ],
