@@ -4,7 +4,8 @@ python launcher/eval.py --model runs/quickstart --data corpora/stdlib
 python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib --average last:2   # mean of two checkpoints
 python launcher/eval.py --model runs/addition --task '{name: addition, digits: 3, seed: 1}'     # exact match
-python launcher/eval.py --model runs/star_graph --task '{name: star_graph}' --thinking     # docs/lookahead.md
+python launcher/eval.py --model runs/star_graph_lookahead --thinking --task \
+    '{name: star_graph, arms: 2, path_length: 4, nodes: 12, edge_order: child_first}'     # docs/lookahead.md
 python launcher/eval.py --model runs/maze --task '{name: maze}' --shuffle-questions     # what is right without reading?
 python launcher/eval.py --model runs/quickstart --tasks held_out --task-folder configs/harness     # docs/harness.md
 """

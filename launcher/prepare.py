@@ -107,7 +107,7 @@ def _summary(result: Result) -> dict[str, Any]:
         "skipped": manifest.skipped,
         "seconds": result.seconds,
         "tokens_per_second": tokens / result.seconds if result.seconds else None,
-        "next": f"deepspeed launcher/pretrain.py --config configs/quickstart.yaml {override}",
+        "next": f"deepspeed launcher/pretrain.py --config configs/quickstart.yaml run.name={result.output.name} {override}",
     }
 
 

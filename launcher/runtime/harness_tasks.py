@@ -111,7 +111,7 @@ def _require_lm_eval() -> None:
     try:
         import lm_eval  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ValueError(f"--tasks needs lm-evaluation-harness ({error}): pip install 'plumbline[tasks]'") from error
+        raise ValueError(f"--tasks needs lm-evaluation-harness ({error}): pip install -e '.[tasks]'") from error
 
 
 def _index(names: Sequence[str], folders: Sequence[Path]) -> Any:

@@ -261,7 +261,7 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
             if hasattr(module, "ct_decompress_hook"):  # compressed-tensors unpacks in the first forward, with a bar
                 module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
     except ImportError as error:  # of the package that the folder's kind of quantization wants
-        raise ValueError(f"{folder}: {error} (pip install 'plumbline[quantize]' brings compressed-tensors)") from error
+        raise ValueError(f"{folder}: {error} (pip install -e '.[quantize]' brings compressed-tensors)") from error
     except SafetensorError as error:
         raise ValueError(f"{folder}: a file of weights is cut short or damaged; copy it again ({error})") from error
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: shapes that are not those of config.json

@@ -20,7 +20,7 @@ def refusal(precision: PrecisionConfig, device: torch.device) -> str | None:
     if precision.float8 is None:
         return None
     if find_spec("torchao") is None:
-        return f'precision.float8 = {precision.float8} needs torchao, which is missing: pip install "plumbline[float8]"'
+        return f"precision.float8 = {precision.float8} needs torchao, which is missing: pip install -e '.[float8]'"
     if precision.float8_emulated:
         return None
     found = "a CPU"

@@ -276,7 +276,7 @@ def test_without_lm_eval_one_line_says_what_to_install(evaluate: Evaluate, train
     outcome = evaluate("--model", trained, "--tasks", "hellaswag", sitecustomize=absent)
     assert outcome.code == 2
     assert outcome.stderr.startswith("error: --tasks needs lm-evaluation-harness (")
-    assert outcome.stderr.endswith("): pip install 'plumbline[tasks]'\n")
+    assert outcome.stderr.endswith("): pip install -e '.[tasks]'\n")
     assert outcome.stderr.count("\n") == 1
 
 

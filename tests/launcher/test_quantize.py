@@ -208,7 +208,7 @@ def test_models_that_no_quantized_folder_can_hold(
 ) -> None:
     """GPT-2 in transformers is no nn.Linear; a native export is no stock class."""
     pytest.importorskip("compressed_tensors")
-    config = GPT2Config(vocab_size=256, n_embd=64, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(vocab_size=257, n_embd=64, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
     done = command("export", "--model", trained, "--output", tmp_path / "native", "--target", "native")
     assert done.returncode == 0, done.stderr

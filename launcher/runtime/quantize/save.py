@@ -110,7 +110,7 @@ def _scheme(recipe: Recipe) -> tuple[Any, str]:
     try:
         from compressed_tensors.quantization import QuantizationScheme
     except ImportError as error:
-        raise ValueError("--save needs compressed-tensors: pip install 'plumbline[quantize]'") from error
+        raise ValueError("--save needs compressed-tensors: pip install -e '.[quantize]'") from error
     weights, inputs = recipe.weights, recipe.activations
     problems = [
         (weights is None, "it does not round weights"),
