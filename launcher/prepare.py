@@ -96,7 +96,7 @@ def _summary(result: Result) -> dict[str, Any]:
     manifest = result.manifest
     tokens = sum(counts.tokens for counts in manifest.splits.values())
     source_bytes = sum(counts.source_bytes for counts in manifest.splits.values())
-    override = f"'data.train=[{{path: {result.output}}}]'"
+    overrides = f"run.name={result.output.name} 'data.train=[{{path: {result.output}}}]'"
     return {
         "status": "already prepared" if result.seconds is None else "prepared",
         "output": str(result.output),
@@ -107,7 +107,7 @@ def _summary(result: Result) -> dict[str, Any]:
         "skipped": manifest.skipped,
         "seconds": result.seconds,
         "tokens_per_second": tokens / result.seconds if result.seconds else None,
-        "next": f"deepspeed launcher/pretrain.py --config configs/quickstart.yaml run.name={result.output.name} {override}",
+        "next": f"deepspeed launcher/pretrain.py --config configs/quickstart.yaml {overrides}",
     }
 
 
