@@ -70,6 +70,8 @@ def plan(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
         "flops_per_token": training_flops_per_token(config.model, config.data.sequence_length, config.objective),
         "memory_bytes": {str(stage): {**asdict(m), "total": m.total} for stage, m in memory.items()},
         "batch": config.data.batch_plan.describe(),
+        "micro_batch": config.data.micro_batch(arguments.devices),
+        "accumulation_steps": config.data.accumulation_steps(arguments.devices),
         "schedule": config.learning_rate.describe(),
         "compute": asdict(compute(config, arguments.devices, arguments.peak_tflops, arguments.mfu)),
     }
@@ -115,7 +117,10 @@ def print_plan(config: Config, facts: dict[str, Any], arguments: argparse.Namesp
         f"data        {work['tokens']:,} tokens in {work['steps']:,} steps, "
         f"{work['tokens'] / count['total']:.1f} tokens per parameter"
     )
-    print(f"batch       {facts['batch']} of {config.data.sequence_length:,} tokens")
+    print(
+        f"batch       {facts['batch']} of {config.data.sequence_length:,} tokens, on {arguments.devices} device(s) "
+        f"{facts['micro_batch']} each in {facts['accumulation_steps']} accumulation steps"
+    )
     print(f"schedule    {facts['schedule']}")
     print(f"compute     {work['flops']:.3g} FLOPs ({facts['flops_per_token']:.3g} per token)")
     print(
@@ -123,7 +128,9 @@ def print_plan(config: Config, facts: dict[str, Any], arguments: argparse.Namesp
         f"at {arguments.mfu:.0%} of the peak"
     )
     print(f"\nmemory of one of {arguments.devices} device(s), GiB (activations are an estimate)")
-    columns = ("weights", "gradients", "optimizer", "activations", "total")
+    columns = ["weights", "gradients", "optimizer", "activations", "total"]
+    if config.deepspeed.offload_optimizer:
+        columns.append("host")
     print(f"{'':<6} {' '.join(f'{column:>11}' for column in columns)}")
     for stage, memory in facts["memory_bytes"].items():
         cells = (f"{memory[key] / GIB:>11.2f}" for key in columns)

@@ -20,6 +20,8 @@ class DeviceMemory:
     gradients: float
     optimizer: float
     activations: float
+    host: float = 0.0
+    """Offloaded optimizer states of this device's rank: not on the device, but in the memory of its host."""
 
     @property
     def total(self) -> float:
@@ -47,9 +49,9 @@ def device_memory(config: Config, parameters: int, stage: int, ranks: int) -> De
         gradients /= ranks
     if stage >= 3:
         weights /= ranks
-    if config.deepspeed.offload_optimizer:
-        optimizer = 0.0
-    return DeviceMemory(weights, gradients, optimizer, activation_bytes(config))
+    offloaded = config.deepspeed.offload_optimizer and stage > 0
+    on_device, host = (0.0, optimizer) if offloaded else (optimizer, 0.0)
+    return DeviceMemory(weights, gradients, on_device, activation_bytes(config, ranks), host)
 
 
 def state_beyond_adamw(config: Config) -> float:
@@ -66,7 +68,7 @@ def state_beyond_adamw(config: Config) -> float:
     return total
 
 
-def activation_bytes(config: Config) -> float:
+def activation_bytes(config: Config, ranks: int = 1) -> float:
     """What one micro-batch keeps for the backward pass, estimated: block inputs and outputs, heads, MLP; and logits.
 
     Counts the tensors that autograd saves in the pre-norm block with a flash-type attention kernel. With activation
@@ -74,7 +76,7 @@ def activation_bytes(config: Config) -> float:
     """
     model, data = config.model, config.data
     width = 2 if config.deepspeed.precision == "bf16" else 4
-    tokens = data.micro_batch_size * data.sequence_length
+    tokens = data.micro_batch(ranks) * data.sequence_length
     heads = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
     mlp = (4 if model.is_gated else 2) * model.intermediate_size
     block: float = tokens * (6 * model.hidden_size + heads + mlp) * width

@@ -244,9 +244,10 @@ def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> No
     )
     assert set(facts) == {
         "parameter_count", "optimizer", "sizes", "multipliers", "parameters", "flops_per_token", "memory_bytes",
-        "batch", "schedule", "compute", "precision",
+        "batch", "micro_batch", "accumulation_steps", "schedule", "compute", "precision",
     }  # fmt: skip
     assert facts["batch"] == "8 sequences"
+    assert (facts["micro_batch"], facts["accumulation_steps"]) == (2, 1)
     assert facts["schedule"] == "wsd: warm-up to step 2, peak to step 16, linear decay to 0 of the peak at step 20"
     assert facts["sizes"] == {
         "width": 2.0, "depth": 2.0, "alpha": 1.0, "query": 2.0, "key_value": 2.0, "intermediate": 2.0,
@@ -293,7 +294,15 @@ def test_memory_follows_the_zero_formulas(tiny_config: Path, precision: str, sta
 
 def test_offloaded_optimizer_states_leave_the_device(tiny_config: Path) -> None:
     config = load_config(tiny_config, ["deepspeed.offload_optimizer=true"])
-    assert device_memory(config, 1000, 2, ranks=8).optimizer == 0.0
+    memory = device_memory(config, 1000, 2, ranks=8)
+    assert (memory.optimizer, memory.host) == (0.0, 12_000 / 8)
+    memory = device_memory(config, 1000, 0, ranks=8)
+    assert (memory.optimizer, memory.host) == (8_000, 0.0), "stage 0 has nothing to offload"
+
+
+def test_a_plan_for_devices_that_cannot_share_the_batch_is_refused(command: Command, tiny_config: Path) -> None:
+    error = the_error(command("plan", "--config", tiny_config, "--devices", "3"))
+    assert "data.global_batch_size 8 is not a multiple of the world size 3" in error
 
 
 @pytest.mark.parametrize("verb", ["prepare", "pretrain", "submit", "eval", "generate", "export", "plan"])
