@@ -48,7 +48,7 @@ def read_result(config: Config) -> dict[str, Any] | None:
 def check_complete(config: Config) -> None:
     """Refuse to call a run complete that was trained under other values: what is asked for has not been done.
 
-    How often it saves and logs, and into how many passes a batch is cut, makes no other run.
+    Sections checkpoint and metrics, and into how many passes a batch is cut, make no other run.
 
     Raises:
         ConfigError: names each difference.
