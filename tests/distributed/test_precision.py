@@ -219,5 +219,5 @@ def test_float8_without_its_units_or_its_library_is_one_clear_error(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 9))
     assert float8.refusal(config.precision, gpu.device) is None
     monkeypatch.setattr("model.quantization.float8.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match=r'needs torchao, which is missing: pip install "plumbline\[float8\]"'):
+    with pytest.raises(ConfigError, match=r"needs torchao, which is missing: pip install -e '.\[float8\]'"):
         Engine(config, gpu)
