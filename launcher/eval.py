@@ -1,4 +1,4 @@
-"""Score a model on held-out text: loss, perplexity, bits per byte; on a task of ours: exact match; on lm_eval's tasks.
+r"""Score a model on held-out text: loss, perplexity, bits per byte; on a task of ours: exact match; on lm_eval's tasks.
 
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib
 python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
@@ -86,7 +86,8 @@ def score_held_out(arguments: argparse.Namespace) -> None:
     )
     if arguments.thinking and not model.thinks:
         raise ValueError(
-            f"--thinking: {model.source} is no run whose objective thinks (latent_lookahead, pause, coconut)"
+            f"--thinking: {model.source} is no run whose objective thinks (latent_lookahead, pause, coconut); of an "
+            "exported folder, give the run that it comes from"
         )
     check_tokenizer(model, corpus)
     length = window_length(model, arguments.sequence_length)

@@ -8,6 +8,7 @@ python launcher/generate.py --model runs/lookahead --prompt "def " --think every
 import argparse
 import re
 from dataclasses import asdict
+from itertools import chain, islice
 from pathlib import Path
 
 from launcher.runtime import averages, cli
@@ -31,7 +32,10 @@ def main() -> None:
     if think is not None:
         _ = model.lookahead  # raises now, before anything is printed, if the model cannot think
     if model.tokenizer_path is None:
-        raise ValueError(f"{model.source}: has no tokenizer, so text cannot be turned into tokens")
+        raise ValueError(
+            f"{model.source}: has no tokenizer, so text cannot be turned into tokens; a model of a task is scored by "
+            "launcher/eval.py --task"
+        )
     tokenizer = load_tokenizer(model.tokenizer_path)
     prompt = tokenizer.encode(arguments.prompt, add_special_tokens=False) or [tokenizer.eos_token_id]
     samples = []
@@ -46,10 +50,12 @@ def main() -> None:
             seed=arguments.seed + number,
             stop_at=tokenizer.eos_token_id,
         )
-        tokens, printed = [], ""
+        tokens: list[int] = []
+        printed = ""
+        first = list(islice(stream, 1))  # raises, if the request is impossible, before anything is printed
         if not arguments.json:
             print(arguments.prompt, end="", flush=True)
-        for token in stream:
+        for token in chain(first, stream):
             tokens.append(token)
             text = tokenizer.decode(tokens, skip_special_tokens=True)
             # A character may span several tokens, and decodes to U+FFFD until its last one is there
@@ -60,12 +66,14 @@ def main() -> None:
         if not arguments.json:
             print("\n" if number + 1 < arguments.samples else "")
     if arguments.json:
-        facts = {"model": str(model.source), "average": model.average}
+        keys = ("think", "temperature", "top_k", "top_p", "seed")
+        facts = {"model": str(model.source), "average": model.average} | {key: getattr(arguments, key) for key in keys}
         if isinstance(think, Drafts):
             facts |= asdict(think)
         cli.print_json({**facts, "prompt": arguments.prompt, "samples": samples})
     elif isinstance(think, Drafts):
-        passes = f"{think.text_passes} passes of text and {think.slot_passes} of slots for {len(tokens)} tokens"
+        made = sum(len(sample["tokens"]) for sample in samples)
+        passes = f"{think.text_passes} passes of text and {think.slot_passes} of slots for {made} tokens"
         print(f"\n{think.accepted} of {think.drafted} drafted tokens right; {passes}")
 
 
@@ -91,7 +99,10 @@ def read_think(text: str, temperature: float) -> Trigger | Drafts | None:
         return Trigger("probability", value)
     if kind == "entropy":
         return Trigger("entropy", value)
-    raise ValueError(f"--think {text}: it is never, first, every:TOKENS, probability:P, entropy:NATS or verify")
+    raise ValueError(
+        f"--think {text}: it is never, first, every:TOKENS (a whole number from 1), probability:P (0 to 1), "
+        "entropy:NATS (from 0) or verify"
+    )
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -112,6 +112,8 @@ def print_plan(config: Config, facts: dict[str, Any], arguments: argparse.Namesp
         print(f"precision   {config.precision}")
     for caution in cautions(model):
         print(f"warning     {caution}")
+    if config.objective.name != "next_token":
+        print(f"objective   {config.objective}")
     print(f"optimizer   {describe_settings(config)}")
     print(
         f"data        {work['tokens']:,} tokens in {work['steps']:,} steps, "

@@ -96,6 +96,9 @@ def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:
         yield f"rounded  {config.precision}"
     for caution in cautions(model):
         yield f"warning  {caution}"
+    if config.objective.name != "next_token":
+        blocks = config.objective.work(data.sequence_length).blocks
+        yield f"trains   {config.objective}; {blocks:.4g} tokens and slots for each token of text"
     yield f"tuned    {describe_settings(config)}"
     yield (
         f"scaling  {rule.rule}, m_N {size.width:g}, m_L {size.depth:g}: hidden matrices take lr "

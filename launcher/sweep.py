@@ -4,6 +4,7 @@
     python launcher/sweep.py --config configs/sweeps/grid.yaml --workers 2 train.steps=50
     python launcher/sweep.py --config configs/sweeps/grid.yaml --dry-run             check it, train nothing
     python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --json    what came of it so far
+    python launcher/sweep.py --config configs/sweeps/grid.yaml --seeds 1             one seed now, the others later
     python launcher/sweep.py --config configs/sweeps/grid.yaml --slurm --tasks 16 --gpus-per-task 1 --time 8:00:00
     python launcher/sweep.py --config configs/sweeps/grid.yaml --share 0/2           every second run; 1/2: the others
 
@@ -27,7 +28,7 @@ from launcher.runtime.sweep.cells import Cell
 from launcher.runtime.sweep.plan import Plan, load_plan, make_plan, unfinished
 from launcher.runtime.sweep.pool import default_workers, places, run_all
 from launcher.runtime.sweep.progress import Progress
-from launcher.runtime.sweep.results import write_results
+from launcher.runtime.sweep.results import check_same_cells, write_results
 from launcher.runtime.sweep.slurm import Request, write_submission
 from launcher.runtime.sweep.worker import ERROR, outcome_of
 
@@ -37,13 +38,18 @@ FAILED = 1  # exit code
 def main() -> int:
     """Check every cell, train those that are not finished, summarize."""
     arguments = parse_arguments()
-    plan = load_plan(arguments.plan) if arguments.plan else make_plan(arguments.config, arguments.overrides)
+    if arguments.plan:
+        plan = load_plan(arguments.plan)
+    else:
+        plan = make_plan(arguments.config, arguments.overrides, arguments.seeds)
     if arguments.slurm:
         return queue(plan, arguments)
     if arguments.dry_run:
         cli.say(intention(plan, arguments))
         return 0
-    if not arguments.summarize:
+    if arguments.summarize:
+        check_same_cells(plan.sweep, plan.cells)
+    else:
         train(plan, arguments)
     summary = write_results(plan.sweep, plan.cells)
     if arguments.json:
@@ -68,6 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--share", type=one_of_several, default=(0, 1), help="I/N: only every N-th run from the I-th on"
     )
+    parser.add_argument("--seeds", type=integers, help="1,2,...: only these of the sweep's seeds")
     parser.add_argument("--summarize", action="store_true", help="train nothing, summarize what is finished")
     parser.add_argument(
         "--json", action="store_true", help="print the summary, or the submission, as one JSON document"
@@ -86,6 +93,8 @@ def parse_arguments() -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')} is for a Slurm job: add --slurm, or leave it out")
     if arguments.plan and arguments.overrides:
         parser.error(f"{arguments.overrides[0]}: a plan is fixed; give values with --config")
+    if arguments.plan and arguments.seeds:
+        parser.error("--seeds: a plan is fixed; give seeds with --config")
     return arguments
 
 
@@ -144,6 +153,11 @@ def queue(plan: Plan, arguments: argparse.Namespace) -> int:
         what = f"{len(todo.runs)} runs of {plan.sweep.name} in {arguments.tasks} task(s)"
         print(describe_submission(script, job_id, what, f"{script.parent}/job-{job_id}_0.log"))
     return 0
+
+
+def integers(text: str) -> list[int]:
+    """1,2,..., for argparse."""
+    return [int(part) for part in text.split(",")]
 
 
 def one_of_several(text: str) -> tuple[int, int]:

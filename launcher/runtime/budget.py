@@ -60,7 +60,7 @@ def state_beyond_adamw(config: Config) -> float:
     For a hidden matrix Muon has the first moment only; SOAP has a covariance and a basis besides, for each side.
     """
     optimizer, total = config.optimizer, 0.0
-    for name, shape in parameter_shapes(config.model).items():
+    for name, shape in parameter_shapes(config.model, config.objective).items():
         if role_of(name) == "hidden_matrix" and optimizer.name == "muon":
             total -= 4.0 * shape[0] * shape[1]
         if role_of(name) == "hidden_matrix" and optimizer.max_precondition_dim is not None:
@@ -72,20 +72,22 @@ def activation_bytes(config: Config, ranks: int = 1) -> float:
     """What one micro-batch keeps for the backward pass, estimated: block inputs and outputs, heads, MLP; and logits.
 
     Counts the tensors that autograd saves in the pre-norm block with a flash-type attention kernel. With activation
-    checkpointing, one block's worth plus the inputs of all blocks.
+    checkpointing, one block's worth plus the inputs of all blocks. Slots and blocks of the objective count as the
+    model's own; the copies of the text's keys and values that thoughts read in every pass come on top.
     """
-    model, data = config.model, config.data
+    model, data, work = config.model, config.data, config.objective.work(config.data.sequence_length)
     width = 2 if config.deepspeed.precision == "bf16" else 4
-    tokens = data.micro_batch(ranks) * data.sequence_length
+    text = data.micro_batch(ranks) * data.sequence_length
+    tokens = text * work.blocks
     heads = (2 * model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim
     mlp = (4 if model.is_gated else 2) * model.intermediate_size
     block: float = tokens * (6 * model.hidden_size + heads + mlp) * width
     if config.precision.weights is not None:  # the backward pass needs rounded weights, whatever ZeRO shards
         block += width * hidden_matrices(model) / model.num_hidden_layers
     stream = tokens * model.hidden_size * width
-    layers = model.num_hidden_layers
+    layers = model.num_hidden_layers + work.own_blocks
     blocks = block + layers * stream if config.train.activation_checkpointing else layers * block
-    logits = min(tokens * model.vocab_size, 2**25) * 12.0  # one chunk: logits, fp32 copy, gradient
+    logits = min(text * model.vocab_size, 2**25) * 12.0  # one chunk: logits, fp32 copy, gradient
     return blocks + logits
 
 
@@ -113,8 +115,8 @@ def compute(config: Config, devices: int, tflops: float, mfu: float) -> Compute:
 
 
 def totals(rows: list[ParameterRow]) -> dict[str, int]:
-    """Parameters: all of them, and without embedding and unembedding (what scaling laws call N)."""
-    return {
-        "total": sum(row.count for row in rows),
-        "non_embedding": sum(row.count for row in rows if row.role not in ("embedding", "unembedding")),
-    }
+    """Parameters: all of them, and what scaling laws call N: without embedding, unembedding and the objective's own."""
+    counted = [
+        row for row in rows if row.role not in ("embedding", "unembedding") and not row.name.startswith("objective.")
+    ]
+    return {"total": sum(row.count for row in rows), "non_embedding": sum(row.count for row in counted)}

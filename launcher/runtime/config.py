@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -90,17 +90,17 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         return self
 
     @validator(mode="after")
-    def _check_thoughts(self) -> "Config":
+    def _check_looking_ahead(self) -> "Config":
         objective, length = self.objective, self.data.sequence_length
-        if not isinstance(objective, LatentLookaheadConfig | SilentThoughtsConfig):
-            return self
-        for key, limit in (("horizon", length - 1), ("anchors", length)):
-            found = getattr(objective, key)
+        for key, limit in (("horizon", length), ("anchors", length)):
+            found = getattr(objective, key, None)
             if found is not None and found > limit:
                 raise ValueError(
                     f"objective.{key} = {found} is more than data.sequence_length = {length} has room for: set {limit} "
                     "or less"
                 )
+        if not isinstance(objective, LatentLookaheadConfig | SilentThoughtsConfig):
+            return self
         texts = [number for number, source in enumerate(self.data.train) if source.task is None]
         if texts and objective.anchor_policy in ("response_start", "sequential"):
             raise ValueError(
@@ -334,31 +334,49 @@ def _vocab_size(data: dict[Any, Any]) -> Any:
 def explain(error: ValidationError, schema: type[BaseModel]) -> Iterator[str]:
     """One line for each problem pydantic found in values for `schema`: path, offending value, remedy."""
     for problem in error.errors():
-        path = ".".join(str(part) for part in problem["loc"]) or "configuration"
+        typed, _ = _follow(schema, problem["loc"])
+        path = ".".join(typed)
         if problem["type"] == "extra_forbidden":
-            known = _known_keys(schema, [part for part in problem["loc"][:-1] if isinstance(part, str)])
+            _, section = _follow(schema, problem["loc"][:-1])
+            known = list(section.model_fields) if section is not None else []
             close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
             yield f"{path} = {problem['input']!r}: unknown key; {hint}"
         elif problem["type"] == "missing":
             yield f"{path}: missing, and it has no default"
-        elif problem["type"] == "value_error":
-            yield f"{path}: {problem['ctx']['error']}"
+        elif problem["type"] == "value_error":  # of the whole configuration, it names the keys itself
+            yield f"{path}: {problem['ctx']['error']}" if path else str(problem["ctx"]["error"])
+        elif problem["type"] == "union_tag_invalid":
+            tag, known = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
+            close = difflib.get_close_matches(tag, known, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(known)}"
+            yield f"{path}.name = {tag}: there is none of that name; {hint}"
+        elif problem["type"] in ("union_tag_not_found", "model_attributes_type"):
+            yield f"{path} = {problem['input']!r}: a section of keys is expected, its name among them: {path}.name=..."
         else:
             yield f"{path} = {problem['input']!r}: {problem['msg']}"
 
 
-def _known_keys(schema: type[BaseModel], sections: list[str]) -> list[str]:
-    """Field names of the schema at a path of section names; lists are passed through, a kind is chosen by its name."""
+def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
+    """A place in values for `schema` as one types it, and the schema of the section that is there, if one is.
+
+    Where a section's `name` chooses among several schemas, pydantic puts that name into the location.
+    """
+    typed: list[str] = []
     schemas = [schema]
-    for section in sections:
-        fields = schemas[0].model_fields
-        if section in fields:
-            annotation = fields[section].annotation
-            choices = getattr(annotation, "__args__", (annotation,))
+    for part in location:
+        chosen = [choice for choice in schemas if len(schemas) > 1 and part in _names(choice)]
+        if chosen:
+            schemas = chosen
+            continue
+        typed.append(str(part))
+        if isinstance(part, str):
+            field = schemas[0].model_fields.get(part) if schemas else None
+            choices = () if field is None else getattr(field.annotation, "__args__", (field.annotation,))
             schemas = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
-        else:
-            schemas = [choice for choice in schemas if choice.model_fields["name"].default == section]
-        if not schemas:
-            return []
-    return list(schemas[0].model_fields)
+    return typed, schemas[0] if schemas else None
+
+
+def _names(schema: type[BaseModel]) -> tuple[str, ...]:
+    """What `name` may be in this section, if it chooses."""
+    return get_args(schema.model_fields["name"].annotation) if "name" in schema.model_fields else ()

@@ -232,6 +232,8 @@ class Engine:
         # Each term of the loss is normalised by its targets in the whole global batch: an ignored label weighs nothing,
         # and accumulation or world size change nothing. DeepSpeed averages gradients over ranks, hence the world size.
         targets = sum_over_ranks(torch.stack([self.objective.targets(batch) for batch in batches]).sum(0).float())
+        if step == 0:
+            self._check_targets(targets)
         weights = self.world.size / targets.clamp_min(1)
         total = torch.zeros((), device=self.world.device)
         reports = torch.zeros(len(self.objective.reports), 2, device=self.world.device)
@@ -261,6 +263,16 @@ class Engine:
         return StepResult(sum_over_ranks(total) / targets[0], float(grad_norm), applied, sum_over_ranks(reports))
 
     @torch.no_grad()
+    def _check_targets(self, targets: Tensor) -> None:
+        """Refuse a term of the loss that no token of a whole batch trains; `targets` [terms]."""
+        for term, found in zip(self.objective.terms[1:], targets[1:].tolist(), strict=True):
+            if not found:
+                raise ConfigError(
+                    f"objective.name = {self.config.objective.name}: no token of the first batch has a target for the "
+                    f"loss of {term}: lower objective.horizon to the length of an answer or a document, or set another "
+                    "objective.anchor_policy"
+                )
+
     def evaluate(self, batch: Batch, answers: bool = False, thinking: bool = False) -> Tensor:
         """Summed cross-entropy (nats) and number of valid tokens of this rank's batch: [2], fp32.
 

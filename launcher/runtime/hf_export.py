@@ -307,7 +307,7 @@ pipeline_tag: text-generation
 ---
 # {config.run.name}
 
-A causal language model pretrained with Plumbline. {_how(report)}
+A causal language model pretrained with Plumbline. {_how(report)}{_without_thoughts(model)}
 
 | | |
 |---|---|
@@ -320,6 +320,16 @@ model = AutoModelForCausalLM.from_pretrained("{report.folder}"{trust})
 tokenizer = AutoTokenizer.from_pretrained("{report.folder}")
 ```
 {_how_to_think(report, trust)}"""
+
+
+def _without_thoughts(model: LoadedModel) -> str:
+    """A warning where the plain model was not what training improved."""
+    if model.config is None or not model.config.objective.text_sees_thoughts:
+        return ""
+    return (
+        f"\n\n**It was trained to predict with thoughts before the text ({model.config.objective}). What the stock "
+        "class says without them was not trained.**"
+    )
 
 
 def _how_to_think(report: ExportReport, trust: str) -> str:

@@ -30,6 +30,7 @@ from model.lookahead.generation import Drafts, Trigger, generate_thinking, gener
 from model.objectives import make_objective
 from model.objectives.latent_lookahead import LatentLookahead
 from model.objectives.objective import TrainedLM
+from model.objectives.silent_thoughts import SilentThoughts
 from model.parameterization import multipliers
 from model.quantization.precision import apply_precision
 
@@ -116,6 +117,11 @@ class LoadedModel:
                 "give --model the run to think here"
             )
         objective = self.module.objective if isinstance(self.module, TrainedLM) else None
+        if isinstance(objective, SilentThoughts):
+            raise ValueError(
+                f"{self.source}: the thoughts of {objective.config.name} are in evaluations alone "
+                "(launcher/eval.py --thinking); without --think the plain model decodes, which was not trained alone"
+            )
         if not isinstance(objective, LatentLookahead):
             raise ValueError(
                 f"{self.source}: decoding with thoughts is for runs with objective.name: latent_lookahead; "

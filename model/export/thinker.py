@@ -46,7 +46,8 @@ def export_thinker(
     if config.embedding_projection:
         thinker["projection"] = weights["model.output_projection.weight"]
     settings = {
-        **look.model_dump(include={"horizon", "growth", "passes", "within", "commit"}),
+        **look.model_dump(include={"horizon", "growth", "within", "commit"}),
+        "passes": look.thoughts.passes,
         "window": config.sliding_window,
         "norm_eps": None,
     }

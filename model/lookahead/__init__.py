@@ -1,6 +1,7 @@
 """Latent lookahead (arXiv 2603.20219): thoughts about the tokens to come, in the model's own state space.
 
-anchors.py    at which tokens to think
-masks.py      who sees whom
-thoughts.py   the passes that think
+anchors.py      at which tokens to think
+masks.py        who sees whom
+thoughts.py     the passes that think
+generation.py   decoding with thoughts
 """

@@ -68,9 +68,11 @@ def choose_anchors(
 
 def _best_of_each(score: Tensor, stretch: Tensor, count: int) -> Anchors:
     """The best of each stretch of each row."""
-    rows = score.new_full((score.size(0), count, score.size(1)), -torch.inf)
-    best = rows.scatter(1, stretch[:, None], score[:, None]).max(dim=2)
-    return _ascending(best.indices, best.values > -torch.inf)
+    best = score.new_full((score.size(0), count), -torch.inf).scatter_reduce(1, stretch, score, "amax")
+    place = torch.arange(score.size(1), device=score.device).expand_as(stretch)
+    wins = (score == best.gather(1, stretch)) & (score > -torch.inf)
+    index = place.new_zeros(best.shape).scatter_reduce(1, stretch, place.masked_fill(~wins, 0), "amax")
+    return _ascending(index, best > -torch.inf)
 
 
 def _ascending(index: Tensor, valid: Tensor) -> Anchors:

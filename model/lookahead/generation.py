@@ -193,8 +193,8 @@ def generate_verified(
             if _logits(model, read[:, right : right + 1]).argmax(-1) != proposal[:, right + 1]:
                 break
             right += 1
+            drafts.accepted += 1  # before it is said: who listens may stop there
             yield proposal[:, right]
-        drafts.accepted += right
         made += right
         for layer in cache:  # forget what was wrong
             layer.length = before + 1 + right

@@ -42,7 +42,7 @@ class ThoughtSettings:
     """Whether a slot sees the later ones of its thought. If not, what a grown slot computed stays, and a pass computes
     the new slot alone."""
     detach_states: bool = False
-    """Stop gradients where a state becomes an input."""
+    """Stop gradients where a state, the anchor's or a slot's, becomes an input."""
     detach_text: bool = False
     """Stop gradients from thoughts into the text pass."""
     masks: Masks = "dense"
@@ -238,10 +238,11 @@ def run_slots(
 ) -> tuple[Tensor, Memory]:
     """Slots with these inputs [B, N, D] at positions [B, N], behind keys and values: final states, own keys and values.
 
-    One that stands beyond the model's last position, and predicts nothing that counts, is put there.
+    Inputs pass the embedding's dropout. A slot that stands beyond the model's last position, and predicts nothing that
+    counts, is put there.
     """
     positions = positions.clamp_max(decoder.config.max_position_embeddings - 1)
-    x = _at_positions(decoder, inputs, positions)
+    x = F.dropout(_at_positions(decoder, inputs, positions), decoder.config.dropout, decoder.training)
     x, own = run_blocks(decoder, x, _context(decoder, positions, mask, x), memory)
     return decoder.finish(x), own
 

@@ -1,6 +1,7 @@
 """Training objectives, one file each: what a step minimises, and what that takes beside the model.
 
-A new one is a configuration and a subclass of `objective.Objective` in a file here, and two lines below.
+A new one is a configuration and a subclass of `objective.Objective` in a file here, and below a member of the union and
+a case.
 """
 
 from model.config import ModelConfig

@@ -47,11 +47,13 @@ class LatentLookaheadConfig(ObjectiveSettings):
     """none: thoughts are dropped after use. thoughts: a second text pass predicts the next tokens seeing the thoughts
     before them; with one anchor that is the paper's model."""
     weight: NonNegativeFloat = 0.3
-    """lambda: of the mean loss of slots, beside that of the next token. The paper has 1."""
+    """lambda: of the mean loss of slots, beside that of the next token. The paper has 1, of the sum over a thought's
+    slots: `horizon` here."""
     weight_warmup_steps: NonNegativeInt = 0
     """Steps over which lambda grows from 0."""
     detach_states: bool = False
-    """Stop gradients where a slot's state becomes the next slot's input."""
+    """Stop gradients where a state, the anchor's or a slot's, becomes a slot's input. They still flow through keys and
+    values."""
     detach_text: bool = False
     """Stop gradients from thoughts into the text pass: what they read, they no longer shape."""
     masks: Masks = "dense"
@@ -83,19 +85,24 @@ class LatentLookaheadConfig(ObjectiveSettings):
     def thoughts(self) -> ThoughtSettings:
         """How they grow."""
         return ThoughtSettings(
-            self.horizon,
-            self.growth,
-            self.passes or 3,
-            self.within == "bidirectional",
-            self.detach_states,
-            self.detach_text,
-            self.masks,
+            horizon=self.horizon,
+            growth=self.growth,
+            passes=self.passes or 3,
+            bidirectional=self.within == "bidirectional",
+            detach_states=self.detach_states,
+            detach_text=self.detach_text,
+            masks=self.masks,
         )
+
+    @property
+    def text_sees_thoughts(self) -> bool:
+        """If they are committed."""
+        return self.commit == "thoughts"
 
     def work(self, length: int) -> Work:
         """Text, once or twice, and the slots in all their passes; those of the last predict."""
         thoughts = self.anchors_in(length) / length
-        text = 2 if self.commit == "thoughts" else 1
+        text = 2 if self.text_sees_thoughts else 1
         return Work(text + thoughts * self.thoughts.slots_run, 1 + thoughts * self.horizon)
 
 
@@ -148,7 +155,7 @@ class LatentLookahead(Objective):
         states, memory = run_text(decoder, batch["input_ids"], text)
         anchors = self._anchors(batch, self._entropy(model, states))
         thoughts, thought_memory = self.thinker(decoder, states, memory, text, anchors)
-        if self.config.commit == "thoughts":
+        if self.config.text_sees_thoughts:
             horizon = self.config.horizon
             states = run_text_with_thoughts(decoder, batch["input_ids"], text, anchors, thought_memory, horizon)
         return states, thoughts, anchors

@@ -28,7 +28,7 @@ class MultiTokenConfig(ObjectiveSettings):
     horizon: int = Field(default=4, ge=2)
     """How many tokens are predicted, the next one included."""
     weight: NonNegativeFloat = 1.0
-    """Of the mean loss of the further tokens."""
+    """Of each further token's mean loss; 1 is the paper's plain sum over heads."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2, of all heads."""
 
@@ -72,6 +72,7 @@ class MultiToken(Objective):
             loss, cross_entropy = model.lm_head(states, labels, self.config.z_loss)
             losses.append(loss)
             nats.append(cross_entropy)
-        further = self.config.weight * torch.stack(losses[1:]).sum()
+        # The mean over all further targets is that over heads: times their number, it is the sum
+        further = self.config.weight * len(self.heads) * torch.stack(losses[1:]).sum()
         counts = (ahead[:, :, 1:] >= 0).sum((0, 1))
         return torch.stack((losses[0], further)), nats[0], torch.stack((torch.stack(nats[1:]), counts), dim=1)

@@ -31,12 +31,24 @@ class Work:
     """Blocks of the objective's own."""
 
 
-class ObjectiveSettings(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+class ObjectiveSettings(
+    BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+):
     """What the configurations of all objectives have in common."""
 
     def work(self, _length: int) -> Work:
         """For sequences of `length` tokens."""
         return Work()
+
+    @property
+    def text_sees_thoughts(self) -> bool:
+        """Whether the text after a thought is only ever predicted with it, so that the plain model was not trained."""
+        return False
+
+    def __str__(self) -> str:
+        """In one line: latent_lookahead: horizon 4, anchors 64, ..."""
+        name, *rest = self.model_dump().items()
+        return f"{name[1]}: {', '.join(f'{key} {value}' for key, value in rest if value)}"
 
 
 class Objective(nn.Module):

@@ -6,6 +6,7 @@ token i + d; d is drawn for each sequence. Text never sees registers, so they va
     loss = (1 - a) mean CE(next token) + a mean CE(registers)
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -71,10 +72,10 @@ class Registers(Objective):
         place = torch.arange(states.size(1), device=states.device).expand(states.shape[:2])
         everywhere = Anchors(place, torch.ones_like(place, dtype=torch.bool))
         query = slot_entries(text, everywhere, range(1))
+        query = replace(query, position=query.position + self._distance(batch)[:, None] - 1)
         mask = attention_mask(model.config, query, text_entries(text).then(query), bidirectional=True)
-        positions = text.positions + self._distance(batch)[:, None] - 1
         x = (self.register * decoder.embedding_multiplier).to(states.dtype).expand_as(states)
-        x, _ = run_slots(decoder, x, positions, mask, memory)
+        x, _ = run_slots(decoder, x, query.position, mask, memory)
         labels = self._labels(batch)
         ahead, nats = model.lm_head(x, labels, self.config.z_loss)
         reports = torch.stack((nats, (labels >= 0).sum()))[None]

@@ -3,7 +3,8 @@
     h_i^k = block_k(join_k [norm(h_i^(k-1)); norm(embedding of token i + k)]) predicts token i + k + 1
 
 h^0 is the state that leaves the decoder's last block. Every module is fed the true token: the chain is causal, unlike a
-thought.
+thought. The final norm is the decoder's. The parameterization takes join and its norms for a part of the block: under
+CompleteP their Adam eps is smaller by m_L than outside of one, and with depth_alpha below 1 their lr too.
 """
 
 from typing import Literal, cast

@@ -45,6 +45,11 @@ class SilentThoughtsConfig(ObjectiveSettings):
         growth: Growth = "pause" if self.name == "pause" else "grow"
         return ThoughtSettings(self.horizon, growth, passes=1, bidirectional=False)
 
+    @property
+    def text_sees_thoughts(self) -> bool:
+        """Always."""
+        return True
+
     def work(self, length: int) -> Work:
         """Two text passes and the slots, of which only the last of each thought may predict, in place of a token."""
         return Work(blocks=2 + min(self.anchors, length) * self.thoughts.slots_run / length)

@@ -21,7 +21,7 @@ from launcher.runtime.loading import load_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Command, Run, Start
+    from tests.conftest import Command, Pretrain, Run, Start
 
 LOOKAHEAD = [
     "objective.name=latent_lookahead",
@@ -50,6 +50,10 @@ REST = {
     "append_3": ["objective.within=causal", "deepspeed.zero_stage=3"],
     "append_1": ["objective.within=causal", "deepspeed.zero_stage=1"],
     "detached_3": ["objective.detach_states=true", "objective.commit=thoughts", "deepspeed.zero_stage=3"],
+    "fixed_3": ["objective.growth=fixed", "deepspeed.zero_stage=3"],
+    "fixed_1": ["objective.growth=fixed", "deepspeed.zero_stage=1"],
+    "entropy_3": ["objective.anchor_policy=entropy", "deepspeed.zero_stage=3"],
+    "entropy_1": ["objective.anchor_policy=entropy", "deepspeed.zero_stage=1"],
     "detached_1": ["objective.detach_states=true", "objective.commit=thoughts", "deepspeed.zero_stage=1"],
 }
 
@@ -82,10 +86,9 @@ def test_stages_and_world_sizes_agree(runs: Callable[[str], Run], name: str) -> 
         assert found[curve] == pytest.approx(values, rel=2e-5), curve
 
 
-@pytest.mark.parametrize("kind", ["commit", "append", "detached"])
+@pytest.mark.parametrize("kind", ["commit", "append", "fixed", "entropy", "detached"])
 def test_stage_3_agrees_on_every_kind_of_thought(runs: Callable[[str], Run], kind: str) -> None:
-    other = {"commit": "commit", "append": "append_1", "detached": "detached_1"}[kind]
-    found, expected = curves(runs(f"{kind}_3")), curves(runs(other))
+    found, expected = curves(runs(f"{kind}_3")), curves(runs("commit" if kind == "commit" else f"{kind}_1"))
     for curve, values in expected.items():
         assert found[curve] == pytest.approx(values, rel=2e-5), curve
     assert expected["loss"] != pytest.approx(curves(runs("stage_0"))["loss"], rel=1e-4), "the kinds differ"
@@ -135,6 +138,28 @@ def test_a_plain_model_cannot_think(runs: Callable[[str], Run]) -> None:
     model = load_model(runs("multi_token_1").folder, torch.device("cpu"), with_objective=True)
     with pytest.raises(ValueError, match="decoding with thoughts is for runs with"):
         assert model.lookahead
+
+
+def test_thoughts_without_a_target_are_refused_before_the_first_step(run_pretrain: Pretrain, tiny_config: Path) -> None:
+    task = "data.train=[{task: {name: addition, digits: 2}}]"
+    thinking = ["objective.name=latent_lookahead", "objective.horizon=9", "objective.anchor_policy=entropy"]
+    outcome = run_pretrain(tiny_config, "no_targets", [task, *thinking, "data.sequence_length=16"])
+    assert outcome.code == 2
+    assert "no token of the first batch has a target for the loss of lookahead" in outcome.stderr
+    assert not outcome.run.records
+
+
+def test_silent_thoughts_are_scored_alone(
+    runs: Callable[[str], Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Decoding them is refused, and an export says that its plain model was not trained."""
+    run, folder = runs("pause_1").folder, tmp_path / "export"
+    with pytest.raises(ValueError, match="the thoughts of pause are in evaluations alone"):
+        assert load_model(run, torch.device("cpu"), with_objective=True).lookahead
+    monkeypatch.setattr(sys, "argv", ["export.py", "--model", str(run), "--output", str(folder)])
+    launcher.export.main()
+    assert "warning: trained to predict with thoughts" in capsys.readouterr().out
+    assert "trained to predict with thoughts before the text (pause: horizon 3" in (folder / "README.md").read_text()
 
 
 def test_held_out_text_is_scored_with_thoughts(runs: Callable[[str], Run], corpus: Path, command: Command) -> None:

@@ -49,9 +49,9 @@ def test_the_vocabulary_of_the_task_is_taken(task_config: Config) -> None:
 @pytest.mark.parametrize(
     ("sources", "line"),
     [
-        ("[{task: {name: addition, digit: 3}}]", "data.train.0.task.addition.digit = 3: unknown key; did you mean d"),
+        ("[{task: {name: addition, digit: 3}}]", "data.train.0.task.digit = 3: unknown key; did you mean d"),
         ("[{task: {name: retrival}}]", "data.train.0.task = {'name': 'retrival'}: Input tag 'retrival' found"),
-        ("[{weight: 1.0, task: {name: addition, digits: 0}}]", "data.train.0.task.addition.digits = 0: "),
+        ("[{weight: 1.0, task: {name: addition, digits: 0}}]", "data.train.0.task.digits = 0: "),
         ("[{task: {name: addition}, path: x}]", "data.train.0: path = x, task = addition: give exactly one of the two"),
     ],
 )  # fmt: skip
@@ -186,7 +186,7 @@ def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{name: retrieval, pairs: 99}", "--task: task.retrieval: pairs = 99 exceeds keys = 64"),
+        ("{name: retrieval, pairs: 99}", "--task: task: pairs = 99 exceeds keys = 64"),
         ("{name: retrieval", "--task {name: retrieval: cannot be read as YAML"),
         ("retrieval", "--task: task"),
     ],

@@ -108,6 +108,12 @@ def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None
         ("model.hiden_size=1", "model.hiden_size = 1: unknown key; did you mean hidden_size?"),
         ("optimiser.lr=1", "optimiser = {'lr': 1}: unknown key; did you mean optimizer?"),
         ("data.train=[{pth: x}]", "data.train.0.pth = 'x': unknown key; did you mean path?"),
+        ("objective.name=lookahead", "objective.name = lookahead: there is none of that name; did you mean latent_loo"),
+        (
+            "objective.name=x",
+            "objective.name = x: there is none of that name; it is one of next_token, latent_lookahead",
+        ),
+        ("data.train=[{task: {arms: 2}}]", "data.train.0.task = {'arms': 2}: a section of keys is expected, its name"),
         ("train.steps=ten", "train.steps = 'ten': "),
         ("train.steps=1.5", "train.steps = 1.5: "),
         ("train.steps=0", "train.steps = 0: "),
@@ -122,11 +128,11 @@ def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None
         ("parameterization.rule=completep", "parameterization: rule: completep needs base_hidden_size"),
         (
             "model.max_position_embeddings=16",
-            "configuration: data.sequence_length = 32 exceeds model.max_position_embeddings = 16",
+            "data.sequence_length = 32 exceeds model.max_position_embeddings = 16",
         ),
         (
             "objective.pruning_weight=0.1",
-            "configuration: objective.pruning_weight = 0.1 prices the context that model.attention: pruned keeps",
+            "objective.pruning_weight = 0.1 prices the context that model.attention: pruned keeps",
         ),
         ("model.block=skipless", "model: block = skipless loses the tokens' identity"),
         ("train.tokens=99", "train: steps = 10, tokens = 99: give exactly one of the two"),
@@ -143,14 +149,23 @@ def test_a_problem_names_path_value_and_remedy(file: Path, override: str, line: 
     ("overrides", "line"),
     [
         (
-            ["objective.horizon=32"],
-            "objective.horizon = 32 is more than data.sequence_length = 32 has room for",
+            ["objective.horizon=33"],
+            "objective.horizon = 33 is more than data.sequence_length = 32 has room for",
         ),
         (
             ["objective.anchors=33"],
             "objective.anchors = 33 is more than data.sequence_length = 32 has room for",
         ),
-        (["objective.passes=2"], "objective.latent_lookahead: passes = 2 belongs to growth: fixed; it is grow"),
+        (
+            ["objective.name=multi_token", "objective.horizon=40"],
+            "objective.horizon = 40 is more than data.sequence_length",
+        ),
+        (
+            ["objective.name=coconut", "objective.weight=1.0"],
+            "objective.weight = 1.0: unknown key; known keys: name, ho",
+        ),
+        (["objective.horizon=0"], "objective.horizon = 0: Input should be greater than 0"),
+        (["objective.passes=2"], "objective: passes = 2 belongs to growth: fixed; it is grow"),
         (["objective.anchor_policy=sequential"], "objective.anchor_policy = sequential begins where labels begin"),
         (
             ["objective.name=pause", "objective.anchor_policy=response_start"],

@@ -226,6 +226,22 @@ def test_plan_says_what_is_rounded(command: Command, tiny_config: Path) -> None:
     assert "\nprecision   weights int4 (channel), kv_cache int8 (tensor)\n" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("typed", "blocks", "own"),
+    [
+        (["objective.name=latent_lookahead", "objective.anchors=8"], 1 + 8 * 10 / 32, 0),
+        (["objective.name=registers"], 2, 0),
+        (["objective.name=multi_token", "objective.horizon=3"], 1, 2),
+    ],
+)
+def test_objectives_take_memory(tiny_config: Path, typed: list[str], blocks: float, own: int) -> None:
+    """Slots as tokens do, and blocks of their own as the model's two; N of the scaling laws is the model's alone."""
+    config, plain = load_config(tiny_config, typed), load_config(tiny_config, [])
+    one = 4 * plain.data.micro_batch(1) * 32 * (6 * 64 + (2 * 2 + 2 * 1) * 32 + 4 * 96)  # bytes, of a block
+    assert activation_bytes(config) - activation_bytes(plain) == one * ((2 + own) * blocks - 2)
+    assert totals(config.parameter_rows)["non_embedding"] == totals(plain.parameter_rows)["non_embedding"]
+
+
 def test_rounded_weights_take_memory_until_the_backward_pass(tiny_config: Path) -> None:
     def bytes_of(*typed: str) -> float:
         return activation_bytes(load_config(tiny_config, list(typed)))

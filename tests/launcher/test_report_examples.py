@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,14 @@ def test_a_star_shows_its_edges_and_the_step_that_is_wrong(axes: Axes) -> None:
     assert len(lines(axes, RIGHT)) == 1, "the first token"
 
 
+def test_two_arms_have_room_above_and_below(axes: Axes) -> None:
+    """They lie on one line: what is as high as its content would have no height."""
+    task = StarGraphConfig(path_length=4, nodes=12)
+    pictures.star(axes, task, wrong_at(task, {}))
+    assert axes.get_xlim() == axes.get_ylim() == (-3.5, 3.5)
+    assert len({round(y, 9) for _, y in named(axes).values()}) == 1
+
+
 def test_a_sudoku_shows_the_predicted_digits_in_the_colour_of_their_worth(axes: Axes) -> None:
     task = SudokuConfig()
     example = wrong_at(task, {})
@@ -163,6 +172,21 @@ def test_a_graph_shows_where_the_root_leads_and_which_candidate_is_chosen(axes: 
     assert marks(axes, RIGHT) == [("o", places[right])]
 
 
+def test_an_answer_in_steps_shows_them_and_is_right_as_a_whole(axes: Axes) -> None:
+    task = ReachabilityConfig(answer="chain")
+    right = wrong_at(task, {})
+    edges, asked = task.question_of(right.tokens)
+    root, first = int(right.tokens[asked[2]]), int(right.answer[0])
+    other = next(node for node in edges.ravel().tolist() if node not in (first, root))
+    pictures.reachability(axes, task, wrong_at(task, {0: other}))
+    places = named(axes)
+    assert lines(axes, WRONG) == [(places[root], places[other])]
+    assert ("o", places[int(right.answer[-1])]) in marks(axes, WRONG), "the end is right, the way to it is not"
+    true = [root, *right.answer[:-2].tolist()]
+    assert lines(axes, pictures.TRUE) == [(places[a], places[b]) for a, b in itertools.pairwise(true)]
+    assert set(itertools.pairwise(true)) <= {(a, b) for a, b in edges.tolist()}
+
+
 @pytest.fixture(scope="module")
 def run(run_pretrain: Pretrain, tiny_config: Path) -> Run:
     """A thinker on stars of which some are solved."""
@@ -191,6 +215,8 @@ def test_the_report_of_a_task_shows_examples_and_counts_what_the_run_counted(
     text = output.read_text()
     assert f"Step 20: {round(256 * share)} of 256 held-out examples of star_graph are solved, with thoughts." in text
     assert 'alt="Examples" src="data:image/png;base64,' in text
+    assert "<h2>Objective</h2>" in text
+    assert "<h2>Exact match</h2>" in text
 
 
 def test_answers_are_those_that_exact_match_counts_without_thoughts_as_well(run: Run) -> None:

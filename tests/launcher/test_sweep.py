@@ -6,6 +6,7 @@ the middle, by killing its worker and by asking it to stop.
 
 import fcntl
 import json
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -188,6 +189,10 @@ def test_a_summary_is_made_of_what_is_there(second: Outcome, plan: Plan, file: P
     assert (again.code, again.stdout) == (0, second.stdout)
     assert (plan.sweep.folder / "results.jsonl").read_text() == whole
     assert "to do" not in again.stderr
+    other = sweep(file, "--summarize", "train.steps=7").wait(TIMEOUT)
+    assert other.code == 2
+    assert re.search(r"results.jsonl holds \d finished runs, none of them of these cells", other.stderr)
+    assert (plan.sweep.folder / "results.jsonl").read_text() == whole
 
 
 @pytest.fixture(scope="module")

@@ -100,7 +100,7 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("auto", "CohereForCausalLM", {"parallel": True, "norm": "layernorm", "norm_bias": False, "qk_norm": "none"}, {}),
     ("auto", "Olmo2ForCausalLM", {"family": "olmo2"}, {"horizon": 1}),
     ("auto", "ApertusForCausalLM", {"mlp": "xielu"}, {**FIXED, "horizon": 1}),
-    ("auto", "ArceeForCausalLM", {"family": "llama", "mlp": "relu2"}, {}),
+    ("auto", "ArceeForCausalLM", {"family": "llama", "mlp": "relu2"}, {"growth": "fixed"}),
 ]
 
 

@@ -83,7 +83,7 @@ def test_heads_share_the_trunk(make_model: MakeModel, enliven: Enliven, shape: d
             if DOCUMENTS[row, place] == DOCUMENTS[row, place + number] and batch["labels"][row, place + number] >= 0
         ]
         torch.testing.assert_close(reports[number - 1], torch.tensor([sum(expected), len(expected)]))
-    torch.testing.assert_close(losses[1], 0.5 * reports[:, 0].sum())
+    torch.testing.assert_close(losses[1], 0.5 * 2 * reports[:, 0].sum())  # the sum of two heads' means
     assert objective.targets(batch)[1] == reports[:, 1].sum()
 
 
@@ -115,6 +115,34 @@ def test_a_register_sees_text_up_to_its_token(make_model: MakeModel, enliven: En
         for other, matters in ((place - distance + 2, False), (place - distance + 1, True), (0, True)):
             after = objective(model, changed(one, row, other), 0)[2][0]
             assert (after[0] != before[0]) == matters, (row, other)
+
+
+@torch.no_grad()
+def test_a_window_counts_from_where_a_register_stands(make_model: MakeModel, enliven: Enliven) -> None:
+    """One that stands d - 1 tokens ahead of its token sees as many fewer."""
+    model, objective = trained(make_model, enliven, "registers", num_hidden_layers=1, sliding_window=3)
+    batch = {**batch_of(), "document_ids": DOCUMENTS * 0, "positions": torch.arange(LENGTH).expand(ROWS, -1)}
+    distance: Any = objective._distance
+    drawn = distance({"sample_index": torch.arange(50)}).tolist()
+    batch["sample_index"] = torch.tensor([drawn.index(2), drawn.index(3)])
+    place = 9  # of the one target, where its register stands
+    for row in range(ROWS):
+        one = only(batch, row, place)
+        before = objective(model, one, 0)[2][0]
+        for other, matters in ((place - 2, True), (place - 3, False)):
+            after = objective(model, changed(one, row, other), 0)[2][0]
+            assert (after[0] != before[0]) == matters, (row, other)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_what_enters_the_first_block_has_been_dropped(make_model: MakeModel, enliven: Enliven, name: str) -> None:
+    """Slots and registers as text: the same share of zeros."""
+    model, objective = trained(make_model, enliven, name, dropout=0.5)
+    entered: list[Tensor] = []
+    model.model.layers[0].register_forward_pre_hook(lambda _m, inputs: entered.append(inputs[0]))
+    objective(model.train(), batch_of(), 0)
+    for x in entered:
+        assert (x == 0).float().mean() == pytest.approx(0.5, abs=0.15)
 
 
 @pytest.mark.parametrize("name", ["pause", "coconut"])

@@ -40,10 +40,23 @@ def decoded(model: CausalLM, look: LatentLookahead, trigger: Trigger, **options:
 @pytest.mark.parametrize(("trigger", "anchors"), [(Trigger("first"), 1), (Trigger("every", 1), NEW)])
 @torch.no_grad()
 def test_cached_decoding_says_what_training_says(
-    make_model: MakeModel, enliven: Enliven, commit: str, shape: dict[str, Any], trigger: Trigger, anchors: int
+    make_model: MakeModel,
+    enliven: Enliven,
+    commit: str,
+    shape: dict[str, Any],
+    trigger: Trigger,
+    anchors: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make_model(**shape)
     look = thinking(model, enliven, commit=commit, anchors=anchors)
+    spoken: list[Tensor] = []
+
+    def greedy(logits: Tensor, *_options: Any) -> Tensor:
+        spoken.append(logits[0])
+        return logits.argmax(-1)
+
+    monkeypatch.setattr("model.lookahead.generation.sample_token", greedy)
     new = decoded(model, look, trigger)
     tokens = torch.cat((prompt_of(model), torch.tensor([new])), dim=1)
     labels = tokens[:, 1:].clone()
@@ -51,6 +64,7 @@ def test_cached_decoding_says_what_training_says(
     batch = {"input_ids": tokens[:, :-1], "labels": labels, "sample_index": torch.tensor([0])}
     logits = model.lm_head(look.thinking_states(model, batch), None, 0.0)[0, PROMPT - 1 :]
     assert logits.argmax(-1).tolist() == new
+    torch.testing.assert_close(torch.stack(spoken), logits)
     plain = torch.stack(list(generate(model, prompt_of(model), NEW, temperature=0.0)), 1)[0].tolist()
     assert plain != new, "thinking makes a difference"
 
@@ -91,6 +105,16 @@ def test_verified_drafts_are_the_greedy_continuation(counting: Counting, length:
     assert drafts.accepted > 0
     assert drafts.text_passes == 12 - drafts.accepted, "a right draft saves a pass"
     assert drafts.accepted <= drafts.drafted
+
+
+def test_a_draft_that_ends_the_text_counts(counting: Counting) -> None:
+    """Who listens stops at the end of text, and never asks for the rest."""
+    model, drafts = counting("fixed"), Drafts()
+    assert isinstance(model.objective, LatentLookahead)
+    stream = generate_verified(model, model.objective.thinker, torch.arange(3, 11, 2)[None], 12, drafts)
+    while not drafts.accepted:
+        next(stream)
+    assert drafts.accepted == 1
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -31,6 +31,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "value residual": {"value_residual": True},
     "outlier protected": {"family": "outlier_protected"},
     "sinks": {"attention_sink": True, "embedding_projection": True},
+    "olmo2": {"family": "olmo2"},
+    "fog": {"family": "fog"},
+    "sandwich, capped": {"block": "sandwich_norm", "attn_logit_softcapping": 2.0},
+    "parallel, gated": {"parallel": True, "attention_gate": "elementwise"},
+    "documents, window": {"document_mask": True, "sliding_window": 3},
 }
 ANCHORS = torch.tensor([[2, 5, 8], [0, 4, 6]])
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 7, [0] * 11])

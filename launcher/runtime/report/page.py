@@ -19,6 +19,7 @@ table { border-collapse: collapse } td, th { padding: .15rem .8rem .15rem 0; tex
 img { max-width: 100% } .alert { color: #a00 } .quiet { color: #666 }
 """
 ALERTS_SHOWN = 50
+OBJECTIVES = ("lookahead", "multi_token", "sequential_mtp", "registers")  # what their reports begin with
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,18 @@ def sections(history: History) -> Iterator[Section]:
     if single:
         text = "Learning rate at the base, gradient norm before clipping, speed."
         yield Section("Training", text, figures.curves(single, log=frozenset({"grad_norm"})))
+    ahead = {key: series[key] for key in sorted(series) if key.split("/")[0] in OBJECTIVES}
+    gain = {key: ahead.pop(key) for key in [*ahead] if key.endswith("/gain")}
+    if ahead:
+        text = (
+            "What predicts further than the next token, by distance; gain: how much better than the plain prediction."
+        )
+        panels = {"nats per target": ahead, "gain, nats": gain}
+        yield Section("Objective", text, figures.curves({title: panel for title, panel in panels.items() if panel}))
+    exact = {key: series[key] for key in sorted(series) if key.endswith("exact_match")}
+    if exact:
+        text = "Share of held-out examples whose every answer token is the likeliest; thinking: with thoughts."
+        yield Section("Exact match", text, figures.curves({"exact match": exact}))
     deltas = {key: series[key] for key in sorted(series) if key.endswith("/w8a8_delta")}
     if deltas:
         text = "What rounding weights and inputs of the blocks' matrices to int8 adds to the held-out loss, in nats."

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from data.indexed import Int64s
-from data.tasks.graphs import FIRST_NODE
+from data.tasks.graphs import BAR, FIRST_NODE
 from data.tasks.maze import MazeConfig
 from data.tasks.reachability import ReachabilityConfig, ancestors
 from data.tasks.star_graph import StarGraphConfig
@@ -72,8 +72,8 @@ def star(axes: Axes, task: StarGraphConfig, example: Answered) -> None:
     _way(axes, places, example)
     _nodes(axes, places, {graph.source: "#a6cee3", graph.goal: "#fdd08a"})
     _list(axes, example)
-    axes.set_aspect("equal")
-    axes.margins(0.15)
+    reach = task.path_length - 0.5  # two arms lie on one line, which alone has no height
+    axes.set(aspect="equal", xlim=(-reach, reach), ylim=(-reach, reach))
 
 
 def sudoku(axes: Axes, task: SudokuConfig, example: Answered) -> None:
@@ -115,7 +115,7 @@ def maze(axes: Axes, task: MazeConfig, example: Answered) -> None:
 
 
 def reachability(axes: Axes, task: ReachabilityConfig, example: Answered) -> None:
-    """The graph downwards, black where the root leads to, with a ring around the candidate that is chosen."""
+    """The graph downwards, black where the root leads to; the steps, and a ring around the candidate that is chosen."""
     edges, asked = task.question_of(example.tokens)
     one, other, root = example.tokens[asked].tolist()
     places = _layers(edges.tolist())
@@ -123,10 +123,13 @@ def reachability(axes: Axes, task: ReachabilityConfig, example: Answered) -> Non
     for colour, wanted in ((QUIET, False), ("black", True)):
         some = [(a, b) for a, b in edges.tolist() if (a in reached) is wanted]
         _lines(axes, some, places, color=colour, linewidth=0.7)
+    if len(example.answer) > 1 and example.answer[-2] == BAR:
+        steps = (np.concatenate(([root], tokens[:-2])) for tokens in (example.answer, example.predicted))
+        _way(axes, places, Answered(example.number, example.tokens, *steps))
     _nodes(axes, places, {root: "#a6cee3", one: "#fdd08a", other: "#fdd08a"})
     chosen = int(example.predicted[-1])
     if chosen in places:
-        colour = RIGHT if chosen == example.answer[-1] else WRONG
+        colour = RIGHT if example.solved else WRONG
         axes.plot(*places[chosen], "o", markersize=16, color=colour, fillstyle="none", markeredgewidth=2)
     _list(axes, example)
     axes.margins(0.1)
@@ -193,5 +196,6 @@ LEGENDS = {
     "sudoku": "What is given stands on grey; a digit is red where it is wrong.",
     "maze": _WAY + "a cross: no cell at all. From the dot to the star.",
     "reachability": "Edges lead downwards, black where the root (blue) leads to; of the two candidates (orange) "
-    "the one that the model chooses has a ring, green where it is right. Numbers are token ids.",
+    "the one that the model ends at has a ring, green where the whole answer is right. Of an answer in steps, the band "
+    "is the true way, and lines lead to the model's next steps, red where wrong. Numbers are token ids.",
 }

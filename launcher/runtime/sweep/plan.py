@@ -30,13 +30,17 @@ def unfinished(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if outcome_of(cell.config) not in FINISHED]
 
 
-def make_plan(path: Path, overrides: list[str]) -> Plan:
-    """Read a sweep's file and check everything in it.
+def make_plan(path: Path, overrides: list[str], seeds: list[int] | None = None) -> Plan:
+    """Read a sweep's file and check everything in it; `seeds` leaves only these of its seeds.
 
     Raises:
-        ValueError: the sweep, a cell's configuration or a corpus cannot be used.
+        ValueError: the sweep, a cell's configuration or a corpus cannot be used, or it has no such seed.
     """
     sweep = load_sweep(path)
+    if seeds is not None:
+        if not set(seeds) <= set(sweep.seeds):
+            raise ConfigError(f"--seeds {','.join(map(str, seeds))}: {path} has the seeds {sweep.seeds}")
+        sweep = sweep.model_copy(update={"seeds": seeds})
     cells = expand(sweep, path.parent / sweep.base, overrides)
     sweep.how.check(sweep.settings, [describe(cell) for cell in cells])
     return Plan(sweep, cells, distinct(cells))

@@ -129,6 +129,22 @@ def _records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
 
 
+def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell]) -> None:
+    """Refuse to rebuild results of one sweep from the cells of another.
+
+    Raises:
+        ValueError: the sweep's folder has finished runs, none of them these cells'.
+    """
+    file = sweep.folder / RESULTS
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
+    finished = {row["signature"] for row in rows if row["status"] in FINISHED}
+    if finished and not finished & {cell.signature for cell in cells}:
+        raise ValueError(
+            f"{file} holds {len(finished)} finished runs, none of them of these cells: give the section.key=value that "
+            "the sweep was run with, or rename the sweep"
+        )
+
+
 def write_results(sweep: SweepConfig, cells: Sequence[Cell]) -> dict[str, Any]:
     """Rebuild everything from the run folders; returns the summary."""
     sweep.folder.mkdir(parents=True, exist_ok=True)
