@@ -47,8 +47,8 @@ class LatentLookaheadConfig(ObjectiveSettings):
     """none: thoughts are dropped after use. thoughts: a second text pass predicts the next tokens seeing the thoughts
     before them; with one anchor that is the paper's model."""
     weight: NonNegativeFloat = 0.3
-    """lambda: of the mean loss of slots, beside that of the next token. The paper has 1, of the sum over a thought's
-    slots: `horizon` here."""
+    """lambda: of the mean loss of slots, beside that of the next token. The paper's 1 seems to be of the sum over a
+    thought's slots: `horizon` here."""
     weight_warmup_steps: NonNegativeInt = 0
     """Steps over which lambda grows from 0."""
     detach_states: bool = False
