@@ -50,7 +50,7 @@ def test_the_vocabulary_of_the_task_is_taken(task_config: Config) -> None:
     ("sources", "line"),
     [
         ("[{task: {name: addition, digit: 3}}]", "data.train.0.task.digit = 3: unknown key; did you mean d"),
-        ("[{task: {name: retrival}}]", "data.train.0.task = {'name': 'retrival'}: Input tag 'retrival' found"),
+        ("[{task: {name: retrival}}]", "data.train.0.task.name = retrival: there is none of that name; did you mean"),
         ("[{weight: 1.0, task: {name: addition, digits: 0}}]", "data.train.0.task.digits = 0: "),
         ("[{task: {name: addition}, path: x}]", "data.train.0: path = x, task = addition: give exactly one of the two"),
     ],
