@@ -42,7 +42,7 @@ def main() -> None:
         print(f"constant channels: {room.constant_channels}, stream {room.largest:.1e} of at most {room.limit:.1e}")
     if report.lookahead is not None:
         print(f"thoughts, by the folder's lookahead.py: {report.lookahead}")
-    if model.config is not None and model.config.objective.text_sees_thoughts:
+    if report.only_with_thoughts is not None:
         print("warning: trained to predict with thoughts; the plain model in this folder, without them, was not")
     if report.own_code:
         print("the folder brings its own code: load it with trust_remote_code=True")

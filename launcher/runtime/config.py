@@ -92,12 +92,12 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     @validator(mode="after")
     def _check_looking_ahead(self) -> "Config":
         objective, length = self.objective, self.data.sequence_length
-        for key, limit in (("horizon", length), ("anchors", length)):
+        for key in ("horizon", "anchors"):
             found = getattr(objective, key, None)
-            if found is not None and found > limit:
+            if found is not None and found > length:
                 raise ValueError(
-                    f"objective.{key} = {found} is more than data.sequence_length = {length} has room for: set {limit} "
-                    "or less"
+                    f"objective.{key} = {found} is more than data.sequence_length = {length} has room for: set "
+                    f"{length} or less"
                 )
         if not isinstance(objective, LatentLookaheadConfig | SilentThoughtsConfig):
             return self

@@ -264,7 +264,7 @@ class Engine:
 
     @torch.no_grad()
     def _check_targets(self, targets: Tensor) -> None:
-        """Refuse a term of the loss that no token of a whole batch trains; `targets` [terms]."""
+        """Refuse a term of the loss, beside the text's, that no token of a whole batch trains; `targets` [terms]."""
         for term, found in zip(self.objective.terms[1:], targets[1:].tolist(), strict=True):
             if not found:
                 raise ConfigError(

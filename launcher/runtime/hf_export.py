@@ -72,6 +72,8 @@ class ExportReport:
     """Of constant channels, where the target has them."""
     lookahead: LookaheadReport | None = None
     """Of a run that was trained with latent lookahead."""
+    only_with_thoughts: str | None = None
+    """The objective, if it trained predictions with thoughts alone, which the class in the folder does not make."""
 
 
 def export(model: LoadedModel, output: Path, target: str, overwrite: bool = False) -> ExportReport:
@@ -107,6 +109,8 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
                 settings, tensors = thinker.export_thinker(target, ours.config, ours.multipliers, look.config, weights)
                 _write_thinker(settings, tensors, staging)
                 report = replace(report, lookahead=_verify_thinker(ours, look, staging, own_code))
+        if model.config.objective.text_sees_thoughts:
+            report = replace(report, only_with_thoughts=str(model.config.objective))
         (staging / "README.md").write_text(model_card(model, report), encoding="utf-8")
         if output.exists():
             shutil.rmtree(output)
@@ -248,7 +252,7 @@ def _verify_thinker(ours: CausalLM, look: LatentLookahead, folder: Path, own_cod
     found = theirs.logits(theirs.think(text, text.read(prompt, 0)[:, -1:]))
     relative_error = float((expected - found).abs().max() / expected.abs().max())
 
-    trigger, commits = Trigger("every", THINK_EVERY), look.config.commit == "thoughts"
+    trigger, commits = Trigger("every", THINK_EVERY), look.config.text_sees_thoughts
     stream = generate_thinking(ours, look.thinker, commits, prompt, steps, trigger, temperature=0.0)
     said = theirs.continuation(prompt, steps, f"every:{THINK_EVERY}")
     equal = _equal_at_start((int(token) for token in stream), said)
@@ -307,7 +311,7 @@ pipeline_tag: text-generation
 ---
 # {config.run.name}
 
-A causal language model pretrained with Plumbline. {_how(report)}{_without_thoughts(model)}
+A causal language model pretrained with Plumbline. {_how(report)}{_without_thoughts(report)}
 
 | | |
 |---|---|
@@ -322,12 +326,12 @@ tokenizer = AutoTokenizer.from_pretrained("{report.folder}")
 {_how_to_think(report, trust)}"""
 
 
-def _without_thoughts(model: LoadedModel) -> str:
+def _without_thoughts(report: ExportReport) -> str:
     """A warning where the plain model was not what training improved."""
-    if model.config is None or not model.config.objective.text_sees_thoughts:
+    if report.only_with_thoughts is None:
         return ""
     return (
-        f"\n\n**It was trained to predict with thoughts before the text ({model.config.objective}). What the stock "
+        f"\n\n**It was trained to predict with thoughts before the text ({report.only_with_thoughts}). What the stock "
         "class says without them was not trained.**"
     )
 

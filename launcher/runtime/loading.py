@@ -160,7 +160,7 @@ class LoadedModel:
             if isinstance(think, Drafts):
                 stream = generate_verified(self.module, self.lookahead.thinker, tokens, max_new_tokens, think)
             elif think is not None:
-                thinker, commits = self.lookahead.thinker, self.lookahead.config.commit == "thoughts"
+                thinker, commits = self.lookahead.thinker, self.lookahead.config.text_sees_thoughts
                 options["generator"] = generator
                 stream = generate_thinking(self.module, thinker, commits, tokens, max_new_tokens, think, **options)
             else:

@@ -47,8 +47,9 @@ class ObjectiveSettings(
 
     def __str__(self) -> str:
         """In one line: latent_lookahead: horizon 4, anchors 64, ..."""
-        name, *rest = self.model_dump().items()
-        return f"{name[1]}: {', '.join(f'{key} {value}' for key, value in rest if value)}"
+        settings = self.model_dump()
+        name = settings.pop("name")
+        return f"{name}: {', '.join(f'{key} {value}' for key, value in settings.items() if value)}"
 
 
 class Objective(nn.Module):

@@ -2,6 +2,7 @@
 
 import base64
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from html import escape
@@ -19,7 +20,6 @@ table { border-collapse: collapse } td, th { padding: .15rem .8rem .15rem 0; tex
 img { max-width: 100% } .alert { color: #a00 } .quiet { color: #666 }
 """
 ALERTS_SHOWN = 50
-OBJECTIVES = ("lookahead", "multi_token", "sequential_mtp", "registers")  # what their reports begin with
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def sections(history: History) -> Iterator[Section]:
     if single:
         text = "Learning rate at the base, gradient norm before clipping, speed."
         yield Section("Training", text, figures.curves(single, log=frozenset({"grad_norm"})))
-    ahead = {key: series[key] for key in sorted(series) if key.split("/")[0] in OBJECTIVES}
-    gain = {key: ahead.pop(key) for key in [*ahead] if key.endswith("/gain")}
+    ahead = {key: series[key] for key in sorted(series) if re.fullmatch(r"\w+/loss(_\d+)?", key)}  # objectives' reports
+    gain = {key: series[key] for key in ("lookahead/gain",) if key in series}
     if ahead:
         text = (
             "What predicts further than the next token, by distance; gain: how much better than the plain prediction."

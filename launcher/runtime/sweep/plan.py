@@ -40,7 +40,7 @@ def make_plan(path: Path, overrides: list[str], seeds: list[int] | None = None) 
     if seeds is not None:
         if not set(seeds) <= set(sweep.seeds):
             raise ConfigError(f"--seeds {','.join(map(str, seeds))}: {path} has the seeds {sweep.seeds}")
-        sweep = sweep.model_copy(update={"seeds": seeds})
+        sweep = sweep.model_copy(update={"seeds": [seed for seed in sweep.seeds if seed in seeds]})
     cells = expand(sweep, path.parent / sweep.base, overrides)
     sweep.how.check(sweep.settings, [describe(cell) for cell in cells])
     return Plan(sweep, cells, distinct(cells))

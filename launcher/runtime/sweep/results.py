@@ -68,7 +68,7 @@ def _read_run(cell: Cell) -> dict[str, Any]:
     status = outcome_of(config)
     if status not in FINISHED:
         return {"status": status or "pending"}
-    records = _records(config.run.folder)
+    records = _records(config.run.folder / "metrics.jsonl")
     steps = [record for record in records if "loss" in record]
     done = [record["tokens"] for record in steps]
     seconds = [
@@ -123,8 +123,8 @@ def _mean(values: list[float]) -> float | None:
     return mean(values) if values else None
 
 
-def _records(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "metrics.jsonl"
+def _records(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of JSON lines; none if there is no such file."""
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
 
@@ -136,8 +136,7 @@ def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell]) -> None:
         ValueError: the sweep's folder has finished runs, none of them these cells'.
     """
     file = sweep.folder / RESULTS
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
-    finished = {row["signature"] for row in rows if row["status"] in FINISHED}
+    finished = {row["signature"] for row in _records(file) if row["status"] in FINISHED}
     if finished and not finished & {cell.signature for cell in cells}:
         raise ValueError(
             f"{file} holds {len(finished)} finished runs, none of them of these cells: give the section.key=value that "
