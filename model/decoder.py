@@ -61,9 +61,7 @@ class Decoder(nn.Module):
             positions = torch.arange(past, past + input_ids.size(1), device=input_ids.device)[None]  # (1, T)
 
         x = self.embed(input_ids, positions)
-        context = replace(attention_context(self.config, positions, past, document_ids, x.dtype), kept=kept)
-        if self.config.value_residual:
-            context = self.with_first_values(context, x)
+        context = replace(self.context(x, positions, document_ids, past), kept=kept)
         for i, layer in enumerate(self.layers):
             x = self.run(layer, x, context, cache[i] if cache else None)
         return self.finish(x)
@@ -87,16 +85,21 @@ class Decoder(nn.Module):
             x = self.embed_projection(x)
         return F.dropout(x, self.config.dropout, self.training)
 
+    def context(
+        self, x: Tensor, positions: Tensor, document_ids: Tensor | None = None, past: int = 0
+    ) -> AttentionContext:
+        """What all blocks share on x [B, T, D], which enters the first of them, behind `past` cached tokens."""
+        context = attention_context(self.config, positions, past, document_ids, x.dtype)
+        if not self.config.value_residual:
+            return context
+        first = cast(Block, self.layers[0])
+        attention = cast(SoftmaxAttention, first.self_attn)
+        return replace(context, first_values=attention.values(first.attention_input(x)))
+
     def finish(self, x: Tensor) -> Tensor:
         """What leaves the last block, made ready for the head."""
         x = cast(Tensor, self.norm(x))
         return x if self.output_projection is None else self.output_projection(x)
-
-    def with_first_values(self, context: AttentionContext, x: Tensor) -> AttentionContext:
-        """The context with the first block's values of x, which the others mix into theirs."""
-        first = cast(Block, self.layers[0])
-        attention = cast(SoftmaxAttention, first.self_attn)
-        return replace(context, first_values=attention.values(first.attention_input(x)))
 
 
 class LanguageModelHead(nn.Module):

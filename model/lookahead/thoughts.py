@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
-from model.attention.context import AttentionContext, attention_context
+from model.attention.context import AttentionContext
 from model.decoder import Decoder
 from model.lookahead.anchors import Anchors
 from model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
@@ -85,8 +85,6 @@ def run_blocks(
 
     They are arguments and results of what activation checkpointing recomputes, so gradients flow through them.
     """
-    if decoder.config.value_residual:
-        context = decoder.with_first_values(context, x)
     memory = []
     for number, layer in enumerate(decoder.layers):
         arguments = (layer, x, context, *(earlier[number] if earlier is not None else (None, None)))
@@ -275,8 +273,7 @@ def _by_thought(parts: list[Memory]) -> Memory:
 def run_text(decoder: Decoder, input_ids: Tensor, text: Text) -> tuple[Tensor, Memory]:
     """The text pass: final states [B, T, D] as of a plain decoder, and keys and values."""
     x = decoder.embed(input_ids, text.positions)
-    context = attention_context(decoder.config, text.positions, 0, text.document_ids, x.dtype)
-    x, memory = run_blocks(decoder, x, context)
+    x, memory = run_blocks(decoder, x, decoder.context(x, text.positions, text.document_ids))
     return decoder.finish(x), memory
 
 
@@ -304,7 +301,7 @@ def run_text_behind(
 
 def _context(decoder: Decoder, positions: Tensor, mask: Tensor | BlockMask, x: Tensor) -> AttentionContext:
     """Of tokens or slots x at positions [B, N], with a mask of our own."""
-    return replace(attention_context(decoder.config, positions, 0, None, x.dtype), mask=mask)
+    return replace(decoder.context(x, positions), mask=mask)
 
 
 def _at_positions(decoder: Decoder, x: Tensor, positions: Tensor) -> Tensor:

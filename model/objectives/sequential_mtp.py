@@ -7,24 +7,22 @@ thought. The final norm is the decoder's. The parameterization takes join and it
 CompleteP their Adam eps is smaller by m_L than outside of one, and with depth_alpha below 1 their lr too.
 """
 
+from collections.abc import Iterator
 from typing import Literal, cast
 
-import torch
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
-from model.attention.context import attention_context
+from model.attention.context import AttentionContext
 from model.blocks import make_block
 from model.config import ModelConfig
-from model.decoder import CausalLM
-from model.lookahead.anchors import labels_ahead
-from model.lookahead.masks import text_of
+from model.decoder import Decoder
 from model.multipliers import Multipliers
 from model.norms import make_norm
-from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from model.objectives.further_tokens import FurtherTokens, FurtherTokensConfig
 
 
-class SequentialMTPConfig(ObjectiveSettings):
+class SequentialMTPConfig(FurtherTokensConfig):
     """Beside the next token, `horizon` - 1 further ones, one module after the other."""
 
     name: Literal["sequential_mtp"] = "sequential_mtp"
@@ -33,12 +31,6 @@ class SequentialMTPConfig(ObjectiveSettings):
     """How many tokens are predicted, the next one included."""
     weight: NonNegativeFloat = 0.3
     """Of the mean loss of the further tokens."""
-    z_loss: NonNegativeFloat = 0.0
-    """Coefficient of logsumexp(logits)^2, of all modules."""
-
-    def work(self, _length: int) -> Work:
-        """A block and a prediction for each further token."""
-        return Work(head=self.horizon, own_blocks=self.horizon - 1)
 
 
 class Link(nn.Module):
@@ -57,41 +49,22 @@ class Link(nn.Module):
         return joined
 
 
-class SequentialMTP(Objective):
+class SequentialMTP(FurtherTokens):
     """Modules 1 to `horizon` - 1."""
 
-    terms = ("next_token", "further_tokens")
-
     def __init__(self, config: SequentialMTPConfig, model: ModelConfig, multipliers: Multipliers) -> None:
-        super().__init__()
-        self.config = config
-        self.reports = tuple(f"sequential_mtp/loss_{number}" for number in range(2, config.horizon + 1))
+        super().__init__(config)
         self.links = nn.ModuleList(Link(model, multipliers) for _ in self.reports)
 
-    def targets(self, batch: Batch) -> Tensor:
-        """Valid labels, and those of the further tokens."""
-        ahead = labels_ahead(batch["labels"], batch["document_ids"], self.config.horizon)[:, :, 1:]
-        return torch.stack(((batch["labels"] >= 0).sum(), (ahead >= 0).sum()))
-
-    def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Objective`."""
-        decoder, text, tokens = model.model, text_of(model.config, batch), batch["input_ids"]
-        x = decoder.embed(tokens, text.positions)
-        context = attention_context(model.config, text.positions, 0, text.document_ids, x.dtype)
-        if model.config.value_residual:
-            context = decoder.with_first_values(context, x)
+    def streams(
+        self, decoder: Decoder, x: Tensor, context: AttentionContext, input_ids: Tensor, positions: Tensor
+    ) -> Iterator[Tensor]:
+        """See `FurtherTokens`."""
         for layer in decoder.layers:
             x = decoder.run(layer, x, context)
-        loss, cross_entropy = model.lm_head(decoder.finish(x), batch["labels"], self.config.z_loss)
-        ahead = labels_ahead(batch["labels"], batch["document_ids"], self.config.horizon)
-        losses, nats = [], []
+        yield x
         for number, module in enumerate(self.links, start=1):
             link = cast(Link, module)
-            true = decoder.embed(tokens.roll(-number, 1), text.positions)  # what rolls around has no label
+            true = decoder.embed(input_ids.roll(-number, 1), positions)  # what rolls around has no label
             x = decoder.run(link.block, link.join(x, true), context)
-            each, each_nats = model.lm_head(decoder.finish(x), ahead[:, :, number], self.config.z_loss)
-            losses.append(each)
-            nats.append(each_nats)
-        counts = (ahead[:, :, 1:] >= 0).sum((0, 1))
-        further = self.config.weight * torch.stack(losses).sum()
-        return torch.stack((loss, further)), cross_entropy, torch.stack((torch.stack(nats), counts), dim=1)
+            yield x

@@ -8,7 +8,6 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from model.attention.context import attention_context
 from model.decoder import CausalLM
 from model.objectives import ObjectiveConfig, make_objective
 from model.objectives.objective import Objective
@@ -71,9 +70,8 @@ def test_heads_share_the_trunk(make_model: MakeModel, enliven: Enliven, shape: d
     hook = decoder.layers[2].register_forward_pre_hook(lambda _m, inputs: entered.append(inputs[0]))
     model(batch["input_ids"], None, batch["document_ids"], batch["positions"])
     hook.remove()
-    context = attention_context(model.config, batch["positions"], 0, DOCUMENTS, torch.float32)
-    if shape.get("value_residual"):
-        context = decoder.with_first_values(context, decoder.embed(batch["input_ids"], batch["positions"]))
+    positions = batch["positions"]
+    context = decoder.context(decoder.embed(batch["input_ids"], positions), positions, DOCUMENTS)
     for number, head in enumerate(objective.heads, start=1):  # type: ignore[arg-type]
         logits: Any = model.lm_head(decoder.finish(head(entered[0], context)), None, 0.0)
         expected = [

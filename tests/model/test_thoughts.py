@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention.context import attention_context
 from model.decoder import CausalLM
 from model.lookahead import masks
 from model.lookahead.anchors import Anchors
@@ -100,9 +99,7 @@ def alone(model: CausalLM, thinker: Thinker, tokens: Tensor, row: int, anchor: i
             seen[size:, size:] = True
         if decoder.config.sliding_window is not None:
             seen = seen & (places[0][:, None] - places[0] < decoder.config.sliding_window)
-        context = replace(attention_context(decoder.config, places, 0, None, x.dtype), mask=seen[None, None])
-        if decoder.config.value_residual:
-            context = decoder.with_first_values(context, x)
+        context = replace(decoder.context(x, places), mask=seen[None, None])
         for layer in decoder.layers:
             x = layer(x, context)
         return decoder.finish(x)
@@ -240,9 +237,7 @@ def test_one_committed_thought_is_the_papers_sequence(make_model: MakeModel, sha
     seen[thought, thought] = True
     if decoder.config.sliding_window is not None:
         seen = seen & (positions[0][:, None] - positions[0] < decoder.config.sliding_window)
-    context = replace(attention_context(decoder.config, positions, 0, None, x.dtype), mask=seen[None, None])
-    if decoder.config.value_residual:
-        context = decoder.with_first_values(context, x)
+    context = replace(decoder.context(x, positions), mask=seen[None, None])
     for layer in decoder.layers:
         x = layer(x, context)
     expected = decoder.finish(x)

@@ -1,0 +1,85 @@
+"""What the objectives share that predict tokens beyond the next one with blocks of their own."""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import torch
+from pydantic import Field, NonNegativeFloat
+from torch import Tensor
+
+from model.attention.context import AttentionContext
+from model.decoder import CausalLM, Decoder
+from model.lookahead.anchors import labels_ahead
+from model.lookahead.masks import text_of
+from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+
+
+class FurtherTokensConfig(ObjectiveSettings):
+    """Beside the next token, `horizon` - 1 further ones, each by a block of its own."""
+
+    name: str
+    """Which objective."""
+    horizon: int = Field(ge=2)
+    """How many tokens are predicted, the next one included."""
+    weight: NonNegativeFloat
+    """Of the further tokens' losses."""
+    z_loss: NonNegativeFloat = 0.0
+    """Coefficient of logsumexp(logits)^2, of all predictions."""
+
+    def work(self, _length: int) -> Work:
+        """A block and a prediction for each further token."""
+        return Work(head=self.horizon, own_blocks=self.horizon - 1)
+
+    @property
+    def mean_weight(self) -> float:
+        """What the mean loss over all further targets is multiplied by."""
+        return self.weight
+
+
+class FurtherTokens(Objective):
+    """Streams that leave the blocks, each for the tokens at one distance."""
+
+    terms = ("next_token", "further_tokens")
+
+    def __init__(self, config: FurtherTokensConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.reports = tuple(f"{config.name}/loss_{number}" for number in range(2, config.horizon + 1))
+
+    @abstractmethod
+    def streams(
+        self, decoder: Decoder, x: Tensor, context: AttentionContext, input_ids: Tensor, positions: Tensor
+    ) -> Iterator[Tensor]:
+        """What predicts the next token, the one after it, and so on: `horizon` times [B, T, D], before the final norm.
+
+        Args:
+            decoder: whose blocks read the text.
+            x: what enters the first, [B, T, D].
+            context: what all blocks share.
+            input_ids: the tokens [B, T].
+            positions: where they stand.
+        """
+
+    def targets(self, batch: Batch) -> Tensor:
+        """Valid labels, and those of the further tokens."""
+        valid = self._labels(batch) >= 0
+        return torch.stack((valid[:, :, 0].sum(), valid[:, :, 1:].sum()))
+
+    def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Objective`."""
+        decoder, text, tokens = model.model, text_of(model.config, batch), batch["input_ids"]
+        x = decoder.embed(tokens, text.positions)
+        context = decoder.context(x, text.positions, text.document_ids)
+        labels = self._labels(batch)
+        losses, nats = [], []
+        for number, stream in enumerate(self.streams(decoder, x, context, tokens, text.positions)):
+            loss, cross_entropy = model.lm_head(decoder.finish(stream), labels[:, :, number], self.config.z_loss)
+            losses.append(loss)
+            nats.append(cross_entropy)
+        further = self.config.mean_weight * torch.stack(losses[1:]).sum()
+        counts = (labels[:, :, 1:] >= 0).sum((0, 1))
+        return torch.stack((losses[0], further)), nats[0], torch.stack((torch.stack(nats[1:]), counts), dim=1)
+
+    def _labels(self, batch: Batch) -> Tensor:
+        """[B, T, horizon]: the next token, the one after it, ..."""
+        return labels_ahead(batch["labels"], batch["document_ids"], self.config.horizon)
