@@ -213,6 +213,7 @@ def report(
     if scores.exact_match is not None:
         facts |= {
             "shuffled_questions": arguments.shuffle_questions,
+            "examples": scores.examples,
             "exact_match": scores.exact_match,
             "exact_match_interval": scores.exact_match_interval,
             "accuracy": scores.accuracy,

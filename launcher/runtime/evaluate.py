@@ -24,21 +24,28 @@ class HeldOutLoss:
     """loss in bits x the split's tokens per byte of source text: comparable across tokenizers. None: bytes unknown."""
     tokens: int
     """Predicted tokens."""
+    examples: int | None = None
+    """Of a task: examples with an answer."""
     exact_match: float | None = None
     """Of a task: share of the examples whose every answer token is the likeliest one."""
-    exact_match_interval: tuple[float, float] | None = None
-    """Where exact_match lies for examples without number, at 95 % (Wilson)."""
     accuracy: float | None = None
     """Of a task: share of the answer tokens that are the likeliest ones."""
 
     def metrics(self, name: str) -> dict[str, float | int]:
-        """Entries for metrics.jsonl: eval/NAME/loss and so on; single numbers only."""
-        return {f"eval/{name}/{key}": value for key, value in asdict(self).items() if isinstance(value, (int, float))}
+        """Entries for metrics.jsonl: eval/NAME/loss and so on; what is known."""
+        return {f"eval/{name}/{key}": value for key, value in asdict(self).items() if value is not None}
+
+    @property
+    def exact_match_interval(self) -> tuple[float, float] | None:
+        """Where exact_match lies for examples without number, at 95 %."""
+        if self.exact_match is None or self.examples is None:
+            return None
+        return wilson_interval(self.exact_match * self.examples, self.examples)
 
     def describe(self) -> str:
         """In words, for a line of output."""
         per_byte = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
-        if self.exact_match is None or self.exact_match_interval is None:
+        if self.exact_match_interval is None:
             return f"{self.loss:.4f}{per_byte}"
         low, high = self.exact_match_interval
         exact = f"exact match {self.exact_match:.2%} [{low:.2%}, {high:.2%}], accuracy {self.accuracy:.2%}"
@@ -76,8 +83,7 @@ def held_out_loss(
     if not answers:
         return scores
     right, examples, exact = answers
-    interval = wilson_interval(exact, examples)
-    return replace(scores, exact_match=exact / examples, exact_match_interval=interval, accuracy=right / tokens)
+    return replace(scores, examples=round(examples), exact_match=exact / examples, accuracy=right / tokens)
 
 
 def wilson_interval(successes: float, trials: float) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from data.loader import TrainBatches, ValidationBatches, open_source, validation
 from launcher.runtime.checkpoint import CheckpointError, check_resume
 from launcher.runtime.config import Config, ConfigError, load_config
 from launcher.runtime.engine import Engine
-from launcher.runtime.evaluate import held_out_loss
+from launcher.runtime.evaluate import held_out_loss, wilson_interval
 from launcher.runtime.inputs import open_inputs
 from launcher.runtime.loading import load_model
 from model.decoder import CausalLM
@@ -76,7 +76,10 @@ def scored_by_hand(model: CausalLM, batches: list[dict[str, Any]]) -> dict[str, 
             right += sum(found == label for found, label in answers)
             examples += len(answers) > 0
             exact += len(answers) > 0 and all(found == label for found, label in answers)
-    return {"loss": nats / tokens, "tokens": tokens, "exact_match": exact / examples, "accuracy": right / tokens}
+    return {
+        **{"loss": nats / tokens, "tokens": tokens, "examples": examples},
+        **{"exact_match": exact / examples, "accuracy": right / tokens},
+    }
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -167,7 +170,8 @@ def test_eval_scores_a_run_on_its_task(
     low, high = found["exact_match_interval"]
     assert 0 <= low < found["exact_match"] < high <= 1
     assert found["shuffled_questions"] is False
-    assert "eval/retrieval/exact_match_interval" not in result
+    assert (low, high) == wilson_interval(result["eval/retrieval/exact_match"] * 6, 6)
+    assert found["examples"] == result["eval/retrieval/examples"] == 6
 
     monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", TASK, *sizes, "--shuffle-q"])
     launcher.eval.main()

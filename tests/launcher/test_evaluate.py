@@ -40,13 +40,14 @@ def test_a_wilson_interval_stays_between_zero_and_one() -> None:
         assert max(wilson_interval(trials, trials)) <= 1.0
 
 
-def test_an_interval_is_told_and_not_logged() -> None:
-    scores = HeldOutLoss(0.5, 1.6, None, 400, exact_match=0.25, exact_match_interval=(0.2, 0.3), accuracy=0.5)
-    assert scores.describe() == "0.5000, exact match 25.00% [20.00%, 30.00%], accuracy 50.00%"
+def test_an_interval_is_told_and_can_be_had_from_what_is_logged() -> None:
+    scores = HeldOutLoss(0.5, 1.6, None, 400, examples=100, exact_match=0.25, accuracy=0.5)
+    assert scores.describe() == "0.5000, exact match 25.00% [17.55%, 34.30%], accuracy 50.00%"
     assert scores.metrics("x") == {
         "eval/x/loss": 0.5,
         "eval/x/perplexity": 1.6,
         "eval/x/tokens": 400,
+        "eval/x/examples": 100,
         "eval/x/exact_match": 0.25,
         "eval/x/accuracy": 0.5,
     }

@@ -20,6 +20,7 @@ from data.tasks.source import TaskSource
 from data.tasks.star_graph import StarGraphConfig
 from data.tasks.sudoku import SudokuConfig
 from launcher.runtime.config import load_config, save_config
+from launcher.runtime.evaluate import wilson_interval
 from launcher.runtime.loading import load_model
 from launcher.runtime.report import examples, pictures
 from launcher.runtime.report.examples import answered, solved_and_failed
@@ -217,6 +218,8 @@ def test_the_report_of_a_task_shows_examples_and_counts_what_the_run_counted(
     assert 'alt="Examples" src="data:image/png;base64,' in text
     assert "<h2>Objective</h2>" in text
     assert "<h2>Exact match</h2>" in text
+    low, high = wilson_interval(256 * share, 256)
+    assert f"star_graph/thinking_exact_match {share:.1%} [{low:.1%}, {high:.1%}]" in text
 
 
 def test_answers_are_those_that_exact_match_counts_without_thoughts_as_well(run: Run) -> None:

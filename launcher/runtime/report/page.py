@@ -3,13 +3,14 @@
 import base64
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from launcher.runtime.evaluate import wilson_interval
 from launcher.runtime.report import figures
 from launcher.runtime.report.alerts import Alert
 from launcher.runtime.report.history import History, Series
@@ -87,7 +88,10 @@ def sections(history: History) -> Iterator[Section]:
         yield Section("Objective", text, figures.curves({title: panel for title, panel in panels.items() if panel}))
     exact = {key: series[key] for key in sorted(series) if key.endswith("exact_match")}
     if exact:
-        text = "Share of held-out examples whose every answer token is the likeliest; thinking: with thoughts."
+        text = (
+            "Share of held-out examples whose every answer token is the likeliest; thinking: with thoughts. Last, with "
+            f"Wilson's 95 % interval: {'; '.join(_with_interval(series, key) for key in exact)}."
+        )
         yield Section("Exact match", text, figures.curves({"exact match": exact}))
     deltas = {key: series[key] for key in sorted(series) if key.endswith("/w8a8_delta")}
     if deltas:
@@ -108,6 +112,13 @@ def sections(history: History) -> Iterator[Section]:
         quantities = {key: key.removeprefix(f"{kind}/") for key in history.quantities(kind)}
         if quantities:
             yield Section(title, text, figures.by_layer(history, quantities))
+
+
+def _with_interval(series: Mapping[str, Series], key: str) -> str:
+    """The last exact match of a source, and what it may be."""
+    share, examples = (series[each].values[-1] for each in (key, f"{key.rpartition('/')[0]}/examples"))
+    low, high = wilson_interval(share * examples, examples)
+    return f"{key.removeprefix('eval/')} {share:.1%} [{low:.1%}, {high:.1%}]"
 
 
 _KURTOSIS = {
