@@ -4,9 +4,8 @@ python launcher/eval.py --model runs/quickstart --data corpora/stdlib
 python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib --average last:2   # mean of two checkpoints
 python launcher/eval.py --model runs/addition --task '{name: addition, digits: 3, seed: 1}'     # exact match
-python launcher/eval.py --model runs/star_graph_lookahead --thinking --task \
-    '{name: star_graph, arms: 2, path_length: 4, nodes: 12, edge_order: child_first}'     # docs/lookahead.md
-python launcher/eval.py --model runs/maze --task '{name: maze}' --shuffle-questions     # what is right without reading?
+python launcher/eval.py --model runs/star_graph_lookahead --task star_graph --thinking     # a task of the run itself
+python launcher/eval.py --model runs/maze --task maze --shuffle-questions     # what is right without reading?
 python launcher/eval.py --model runs/quickstart --tasks held_out --task-folder configs/harness     # docs/harness.md
 """
 
@@ -76,7 +75,8 @@ def score_tasks(arguments: argparse.Namespace) -> None:
 
 def score_held_out(arguments: argparse.Namespace) -> None:
     """Load, check that model and corpus fit, score, print."""
-    corpus = open_source(read_task(arguments.task) if arguments.task else SourceConfig(path=arguments.data))
+    asked = read_task(arguments.task) if arguments.task else SourceConfig(path=arguments.data)
+    corpus = None if asked is None else open_source(asked)
     model = load_model(
         arguments.model,
         arguments.device,
@@ -84,6 +84,8 @@ def score_held_out(arguments: argparse.Namespace) -> None:
         arguments.average,
         with_objective=arguments.thinking,
     )
+    if corpus is None:
+        corpus = open_source(own_task(model, arguments.task))
     if arguments.thinking and not model.thinks:
         raise ValueError(
             f"--thinking: {model.source} is no run whose objective thinks (latent_lookahead, pause, coconut); of an "
@@ -108,7 +110,8 @@ def parse_arguments() -> argparse.Namespace:
     data.add_argument("--data", help="corpus; its held-out split is scored")
     data.add_argument(
         "--task",
-        help="one of our own synthetic tasks as YAML, in the place of a corpus: '{name: addition, digits: 3}'",
+        help="one of our own synthetic tasks, in the place of a corpus: as YAML, '{name: addition, digits: 3}', or by "
+        "its name in eval/NAME/loss one that the run was evaluated on",
     )
     data.add_argument(
         "--tasks",
@@ -168,18 +171,36 @@ def check_options(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--num-fewshot {arguments.num_fewshot}: 0 is none, more are examples before each question")
 
 
-def read_task(text: str) -> SourceConfig:
-    """The task that `--task` describes.
+def read_task(text: str) -> SourceConfig | None:
+    """The task that `--task` describes; None for a mere name.
 
     Raises:
         ConfigError: it is not YAML, or no such task.
     """
+    if ":" not in text:
+        return None
     try:
         return SourceConfig.model_validate({"task": OmegaConf.to_container(OmegaConf.create(text))})
     except (YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"--task {text}: cannot be read as YAML: {error}") from error
     except ValidationError as error:
         raise ConfigError(f"--task: {'; '.join(explain(error, SourceConfig))}") from error
+
+
+def own_task(model: LoadedModel, name: str) -> SourceConfig:
+    """The task that a run was evaluated on under this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if model.config is None:
+        raise ValueError(f"--task {name}: {model.source} is no run, which would know it; write it out as YAML")
+    data = model.config.data
+    tasks = {source.label: source for source in data.validation or data.train if source.task is not None}
+    if name not in tasks:
+        known = f"only {', '.join(tasks)}" if tasks else "none"
+        raise ValueError(f"--task {name}: of tasks, the run of {model.source} has {known}; write others out as YAML")
+    return tasks[name]
 
 
 def held_out(corpus: SampleSource, shuffle_questions: bool) -> WindowStream:
@@ -210,8 +231,9 @@ def report(
         "bits_per_byte": scores.bits_per_byte,
         "tokens": scores.tokens,
     }
-    if scores.exact_match is not None:
+    if isinstance(corpus.held_out, TaskStream):
         facts |= {
+            "task": corpus.held_out.task.model_dump(),
             "shuffled_questions": arguments.shuffle_questions,
             "examples": scores.examples,
             "exact_match": scores.exact_match,
@@ -226,7 +248,9 @@ def report(
 
 
 def in_words(value: object) -> str:
-    """Four decimals for numbers that have any, and brackets around an interval."""
+    """Four decimals for numbers that have any, brackets around an interval, settings one after the other."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {in_words(entry)}" for key, entry in value.items())
     if isinstance(value, tuple):
         return f"[{', '.join(in_words(end) for end in value)}]"
     return f"{value:.4f}" if isinstance(value, float) else str(value)

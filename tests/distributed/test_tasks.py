@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,8 +78,11 @@ def scored_by_hand(model: CausalLM, batches: list[dict[str, Any]]) -> dict[str, 
             examples += len(answers) > 0
             exact += len(answers) > 0 and all(found == label for found, label in answers)
     return {
-        **{"loss": nats / tokens, "tokens": tokens, "examples": examples},
-        **{"exact_match": exact / examples, "accuracy": right / tokens},
+        "loss": nats / tokens,
+        "tokens": tokens,
+        "examples": examples,
+        "exact_match": exact / examples,
+        "accuracy": right / tokens,
     }
 
 
@@ -180,6 +184,25 @@ def test_eval_scores_a_run_on_its_task(
     assert shuffled["tokens"] == str(found["tokens"])
     assert shuffled["loss"] != f"{found['loss']:.4f}"
     assert re.fullmatch(r"\[0\.\d{4}, 0\.\d{4}\]", shuffled["exact_match_interval"])
+    assert f"pairs {found['task']['pairs']}, " in shuffled["task"]
+
+
+def test_eval_knows_the_tasks_of_a_run_by_name(
+    whole: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--batch-size", "2", "--max-batches", "3", "--device", "cpu", "--json"]
+    scores = []
+    for task in (TASK, "retrieval"):
+        monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", task, *sizes])
+        launcher.eval.main()
+        scores.append(json.loads(capsys.readouterr().out))
+    assert scores[0] == scores[1]
+    monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", "maze", *sizes])
+    with pytest.raises(ValueError, match=r"--task maze: of tasks, the run of .* has only retrieval; write others out"):
+        launcher.eval.main()
+    exported = replace(load_model(whole.folder, torch.device("cpu")), config=None)  # as of a Hugging Face folder
+    with pytest.raises(ValueError, match=r"--task retrieval: .* is no run, which would know it; write it out as YAML"):
+        launcher.eval.own_task(exported, "retrieval")
 
 
 def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
@@ -192,7 +215,7 @@ def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
     [
         ("{name: retrieval, pairs: 99}", "--task: task: pairs = 99 exceeds keys = 64"),
         ("{name: retrieval", "--task {name: retrieval: cannot be read as YAML"),
-        ("retrieval", "--task: task"),
+        ("retrieval: 3", "--task: task = {'retrieval': 3}: a section of keys is expected, its name among them"),
     ],
 )
 def test_eval_refuses_what_is_no_task(text: str, message: str) -> None:
