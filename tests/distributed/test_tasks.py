@@ -200,7 +200,15 @@ def test_eval_knows_the_tasks_of_a_run_by_name(
     monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", "maze", *sizes])
     with pytest.raises(ValueError, match=r"--task maze: of tasks, the run of .* has only retrieval; write others out"):
         launcher.eval.main()
-    exported = replace(load_model(whole.folder, torch.device("cpu")), config=None)  # as of a Hugging Face folder
+    loaded = load_model(whole.folder, torch.device("cpu"))
+    assert loaded.config is not None
+    other = SourceConfig.model_validate({"task": {"name": "maze"}, "name": "other"})
+    data = loaded.config.data.model_copy(update={"validation": [other]})
+    elsewhere = replace(loaded, config=loaded.config.model_copy(update={"data": data}))
+    assert launcher.eval.own_task(elsewhere, "other") == other
+    with pytest.raises(ValueError, match="has only other"):
+        launcher.eval.own_task(elsewhere, "retrieval")
+    exported = replace(loaded, config=None)  # as of a Hugging Face folder
     with pytest.raises(ValueError, match=r"--task retrieval: .* is no run, which would know it; write it out as YAML"):
         launcher.eval.own_task(exported, "retrieval")
 
