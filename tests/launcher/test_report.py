@@ -202,6 +202,17 @@ def test_a_page_that_cannot_be_written_is_refused(command: Command, tmp_path: Pa
     assert "no folder" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("counted", "words"),
+    [({"eval/x/examples": 100}, "x/exact_match 25.0% [17.5%, 34.3%]."), ({}, "x/exact_match 25.0%.")],
+)
+def test_exact_match_has_an_interval_where_examples_were_counted(
+    tmp_path: Path, counted: dict[str, int], words: str
+) -> None:
+    folder = write_run(tmp_path, {"step": 1, "tokens": 8, "eval/x/loss": 0.5, "eval/x/exact_match": 0.25, **counted})
+    assert words in page(read_history(folder), [])
+
+
 def test_names_are_escaped_on_the_page(tmp_path: Path) -> None:
     history = read_history(write_run(tmp_path / "<b>", {"step": 1, "loss": 3.0, "eval/<i>/loss": 3.0}))
     text = page(history, [Alert("trend", "<u>", 1, "<s>")])

@@ -116,9 +116,13 @@ def sections(history: History) -> Iterator[Section]:
 
 def _with_interval(series: Mapping[str, Series], key: str) -> str:
     """The last exact match of a source, and what it may be."""
-    share, examples = (series[each].values[-1] for each in (key, f"{key.rpartition('/')[0]}/examples"))
+    share, counted = series[key].values[-1], f"{key.rpartition('/')[0]}/examples"
+    last = f"{key.removeprefix('eval/')} {share:.1%}"
+    if counted not in series:  # an older run
+        return last
+    examples = series[counted].values[-1]
     low, high = wilson_interval(share * examples, examples)
-    return f"{key.removeprefix('eval/')} {share:.1%} [{low:.1%}, {high:.1%}]"
+    return f"{last} [{low:.1%}, {high:.1%}]"
 
 
 _KURTOSIS = {
