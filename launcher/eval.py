@@ -27,7 +27,7 @@ from data.tasks.source import TaskStream
 from launcher.runtime import averages, cli, harness_tasks
 from launcher.runtime.config import ConfigError, explain
 from launcher.runtime.evaluate import HeldOutLoss, held_out_loss
-from launcher.runtime.held_out import check_tokenizer, window_length
+from launcher.runtime.held_out import check_tokenizer, own_task, window_length
 from launcher.runtime.loading import DTYPES, LoadedModel, load_model, load_tokenizer
 
 OF_TASKS = ("task_folder", "num_fewshot", "limit", "bootstrap")
@@ -185,22 +185,6 @@ def read_task(text: str) -> SourceConfig | None:
         raise ConfigError(f"--task {text}: cannot be read as YAML: {error}") from error
     except ValidationError as error:
         raise ConfigError(f"--task: {'; '.join(explain(error, SourceConfig))}") from error
-
-
-def own_task(model: LoadedModel, name: str) -> SourceConfig:
-    """The task that a run was evaluated on under this name.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if model.config is None:
-        raise ValueError(f"--task {name}: {model.source} is no run, which would know it; write it out as YAML")
-    data = model.config.data
-    tasks = {source.label: source for source in data.validation or data.train if source.task is not None}
-    if name not in tasks:
-        known = f"only {', '.join(tasks)}" if tasks else "none"
-        raise ValueError(f"--task {name}: of tasks, the run of {model.source} has {known}; write others out as YAML")
-    return tasks[name]
 
 
 def held_out(corpus: SampleSource, shuffle_questions: bool) -> WindowStream:

@@ -1,5 +1,6 @@
-"""Whether a model can be scored on a source of samples, and in windows of which length."""
+"""What a model can be scored on: a source of samples that fits it, its own tasks, and windows of which length."""
 
+from data.config import SourceConfig
 from data.streams import SampleSource
 from data.tokenizers import tokenizer_sha256
 from launcher.runtime.loading import LoadedModel
@@ -40,3 +41,19 @@ def check_tokenizer(model: LoadedModel, corpus: SampleSource) -> None:
             f"{corpus}: made with another tokenizer than {model.source}; prepare the text again with "
             f"--tokenizer {model.tokenizer_path}"
         )
+
+
+def own_task(model: LoadedModel, name: str) -> SourceConfig:
+    """The task that a run was evaluated on under this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if model.config is None:
+        raise ValueError(f"--task {name}: {model.source} is no run, which would know it; write it out as YAML")
+    data = model.config.data
+    tasks = {source.label: source for source in data.validation or data.train if source.task is not None}
+    if name not in tasks:
+        known = f"only {', '.join(tasks)}" if tasks else "none"
+        raise ValueError(f"--task {name}: of tasks, the run of {model.source} has {known}; write others out as YAML")
+    return tasks[name]

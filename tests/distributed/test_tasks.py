@@ -22,6 +22,7 @@ from launcher.runtime.checkpoint import CheckpointError, check_resume
 from launcher.runtime.config import Config, ConfigError, load_config
 from launcher.runtime.engine import Engine
 from launcher.runtime.evaluate import held_out_loss, wilson_interval
+from launcher.runtime.held_out import own_task
 from launcher.runtime.inputs import open_inputs
 from launcher.runtime.loading import load_model
 from model.decoder import CausalLM
@@ -205,12 +206,12 @@ def test_eval_knows_the_tasks_of_a_run_by_name(
     other = SourceConfig.model_validate({"task": {"name": "maze"}, "name": "other"})
     data = loaded.config.data.model_copy(update={"validation": [other]})
     elsewhere = replace(loaded, config=loaded.config.model_copy(update={"data": data}))
-    assert launcher.eval.own_task(elsewhere, "other") == other
+    assert own_task(elsewhere, "other") == other
     with pytest.raises(ValueError, match="has only other"):
-        launcher.eval.own_task(elsewhere, "retrieval")
+        own_task(elsewhere, "retrieval")
     exported = replace(loaded, config=None)  # as of a Hugging Face folder
     with pytest.raises(ValueError, match=r"--task retrieval: .* is no run, which would know it; write it out as YAML"):
-        launcher.eval.own_task(exported, "retrieval")
+        own_task(exported, "retrieval")
 
 
 def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
