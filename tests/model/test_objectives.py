@@ -72,6 +72,7 @@ def test_heads_share_the_trunk(make_model: MakeModel, enliven: Enliven, shape: d
     hook.remove()
     positions = batch["positions"]
     context = decoder.context(decoder.embed(batch["input_ids"], positions), positions, DOCUMENTS)
+    assert (context.first_values is not None) == ("value_residual" in shape)
     for number, head in enumerate(objective.heads, start=1):  # type: ignore[arg-type]
         logits: Any = model.lm_head(decoder.finish(head(entered[0], context)), None, 0.0)
         expected = [
