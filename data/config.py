@@ -85,6 +85,11 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
         """Which samples and tokens each step takes."""
         return BatchPlan(self.global_batch_size, self.sequence_length, tuple(self.batch_size_warmup))
 
+    @property
+    def held_out_tasks(self) -> dict[str, SourceConfig]:
+        """The tasks among the sources of evaluation, by label."""
+        return {source.label: source for source in self.validation or self.train if source.task is not None}
+
     def micro_batch(self, world_size: int) -> int:
         """Sequences per rank and forward pass of training: `micro_batch_size`, or the next smaller that fits.
 

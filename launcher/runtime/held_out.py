@@ -51,8 +51,7 @@ def own_task(model: LoadedModel, name: str) -> SourceConfig:
     """
     if model.config is None:
         raise ValueError(f"--task {name}: {model.source} is no run, which would know it; write it out as YAML")
-    data = model.config.data
-    tasks = {source.label: source for source in data.validation or data.train if source.task is not None}
+    tasks = model.config.data.held_out_tasks
     if name not in tasks:
         known = f"only {', '.join(tasks)}" if tasks else "none"
         raise ValueError(f"--task {name}: of tasks, the run of {model.source} has {known}; write others out as YAML")

@@ -258,7 +258,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         [],
         ["data.train=[{task: {name: addition}}]"],
-        ["data.train=[{path: x}]", "data.validation=[{path: y}, {task: {name: maze}}]", "model.vocab_size=300"],
+        ["data.train=[{task: {name: maze}}, {path: x}]", "data.validation=[{path: y}]", "model.vocab_size=300"],
     ],
 )
 def test_nothing_is_loaded_for_text_or_a_task_without_pictures(
@@ -277,10 +277,18 @@ def test_a_run_that_goes_on_or_has_no_checkpoint_has_the_page_without(
     assert solved_and_failed(read_history(folder)) is None
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [MAZE],
+        ["data.train=[{path: x}]", "data.validation=[{path: y}, {task: {name: maze}}]", "model.vocab_size=300"],
+    ],
+)
 def test_what_cannot_be_opened_is_a_warning(
-    tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = complete(tmp_path, tiny_config, MAZE)
+    """Text ahead of the task is passed over."""
+    folder = complete(tmp_path, tiny_config, *overrides)
     assert solved_and_failed(read_history(folder)) is None
     assert (
         f"warning: no pictures of examples: {folder}/checkpoints: holds no whole checkpoint" in capsys.readouterr().err

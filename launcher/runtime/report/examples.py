@@ -21,17 +21,18 @@ SHOWN = 3  # of each kind
 
 
 def solved_and_failed(history: History) -> Section | None:
-    """The first few examples of either kind, of the first source that a complete run is evaluated on.
+    """The first few examples of either kind, of the first task with pictures that a complete run is evaluated on.
 
-    None where this is no task with pictures, or no checkpoint is left. What cannot be opened is a warning: the rest of
+    None where there is no such task, or no checkpoint is left. What cannot be opened is a warning: the rest of
     a report does not need it.
     """
     if not (history.complete and checkpoints(history.folder / "checkpoints")):
         return None
     try:
         data = load_config(history.folder / "config.yaml", []).data
-        task = (data.validation or data.train)[0].task
-        if task is None or task.name not in pictures.DRAW:
+        sources = data.held_out_tasks.values()
+        task = next((source.task for source in sources if source.task and source.task.name in pictures.DRAW), None)
+        if task is None:
             return None
         model = load_model(history.folder, torch.device("cpu"), with_objective=True)
     except ValueError as error:
