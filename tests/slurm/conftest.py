@@ -56,6 +56,8 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 ReturnToService=2
 KillWait=2
+# A test may ask about a job that ended long ago
+MinJobAge=3600
 GresTypes=gpu
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
