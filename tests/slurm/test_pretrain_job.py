@@ -28,7 +28,7 @@ def test_an_interrupted_job_ends_with_the_losses_of_an_uninterrupted_one(cluster
     assert 5 <= saved < 200
     assert (runs / "stopped" / "checkpoints" / f"step_{saved:08d}" / "manifest.json").exists()
 
-    jobs = [cluster.wait_end(job_id, timeout=600) for job_id in (whole, stopped, wrong)]
+    jobs = [cluster.wait_end(job_id, timeout=400) for job_id in (whole, stopped, wrong)]
     facts = [(job["JobState"], job["ExitCode"], job["Restarts"]) for job in jobs]
     logs = [Path(job["StdOut"]).read_text() for job in jobs]
     assert facts == [("COMPLETED", "0:0", "0"), ("COMPLETED", "0:0", "1"), ("FAILED", "2:0", "0")], "\n".join(logs)
