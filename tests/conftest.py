@@ -22,6 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+PATIENCE = 900.0
+"""Seconds that a test waits for processes: only those that hang take as long, on any machine."""
 
 CONFIG = """\
 run: {{name: tiny, root: {root}}}
@@ -94,7 +96,7 @@ class Job:
     logs: Path
     run: Run
 
-    def wait(self, timeout: float = 120) -> Outcome:
+    def wait(self, timeout: float = PATIENCE) -> Outcome:
         """Wait for all of them to end."""
         deadline = time.monotonic() + timeout
         try:
@@ -105,7 +107,7 @@ class Job:
             pytest.fail(f"did not end within {timeout} s\n{stdout}\n{stderr}")
         return Outcome(codes, *self.texts(), self.run)
 
-    def wait_until(self, condition: Callable[[], object], timeout: float = 120) -> None:
+    def wait_until(self, condition: Callable[[], object], timeout: float = PATIENCE) -> None:
         """Wait for something to become true while the processes run."""
         deadline = time.monotonic() + timeout
         while not condition():
@@ -223,7 +225,7 @@ def command() -> Command:
 
     def run(verb: str, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
         words = [sys.executable, str(REPOSITORY / "launcher" / f"{verb}.py"), *map(str, arguments)]
-        return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
 
     return run
 

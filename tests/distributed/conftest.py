@@ -32,7 +32,7 @@ def process_group() -> Iterator[tuple[World, dict[str, str]]]:
     """The group and its environment variables. Once for all tests: DeepSpeed keeps the first group it sees for ever."""
     before = dict(os.environ)
     found = replace(distributed.read_world(), device=torch.device("cpu"))
-    distributed.start(found, timeout_minutes=1.0)
+    distributed.start(found, timeout_minutes=5.0)
     during = dict(os.environ)
     set_environment(before)
     yield found, during

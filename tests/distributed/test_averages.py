@@ -49,7 +49,7 @@ def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
     settings = {f"ema_{name}": [*overrides, *AVERAGED] for name, overrides in STAGES.items()}
     settings |= {f"ema_{name}_off": [*STAGES[name], *SHORT] for name in ALONE}
     worker = Path(__file__).with_name("train_matrix.py")
-    outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=2).wait(200)
+    outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=2).wait()
     assert outcome.code == 0, outcome.stderr
     return lambda name: type(outcome.run)(folder / f"ema_{name}")
 

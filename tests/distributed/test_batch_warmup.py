@@ -53,7 +53,7 @@ SPEED = ("tokens_per_second", "mfu")
 def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
     """All settings, by two ranks."""
     worker, folder = Path(__file__).with_name("train_matrix.py"), tiny_config.parent / "runs"
-    outcome = start(worker, [tiny_config, json.dumps(EXACT | RESUMED)], folder, ranks=2).wait(400)
+    outcome = start(worker, [tiny_config, json.dumps(EXACT | RESUMED)], folder, ranks=2).wait()
     assert outcome.code == 0, outcome.stderr
     return lambda name: type(outcome.run)(folder / name)
 

@@ -55,7 +55,7 @@ def runs(start: Start, tiny_config: Path) -> Callable[[str, str], Run]:
     worker = Path(__file__).with_name("train_matrix.py")
     folder = tiny_config.parent / "runs"
     settings = {f"{model}_{stage}": typed(model, stage) for model in MODELS for stage in STAGES}
-    outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=2).wait(300)
+    outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=2).wait()
     assert outcome.code == 0, outcome.stderr
     return lambda model, stage: type(outcome.run)(folder / f"{model}_{stage}")
 

@@ -55,7 +55,7 @@ def whole(start: Start, tiny_config: Path) -> dict[str, Run]:
     worker = Path(__file__).with_name("train_matrix.py")
     folder = tiny_config.parent / "runs"
     settings = {"branch_parent": PARENT, "branch_direct": [*DIRECT, *SHAPE]}
-    outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=2).wait(400)
+    outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=2).wait()
     assert outcome.code == 0, outcome.stderr
     return {name: type(outcome.run)(folder / name) for name in settings}
 

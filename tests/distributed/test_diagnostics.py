@@ -47,7 +47,7 @@ def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
     settings |= {"seen_half": [*HALF_BATCH, *ON, "checkpoint.interval=1", f"checkpoint.keep_last={STEPS}"]}
     worker = Path(__file__).with_name("train_matrix.py")
     for ranks, group in ((2, settings), (1, {"seen_whole": [*WHOLE_BATCH, *ON]})):
-        outcome = start(worker, [tiny_config, json.dumps(group), "once"], folder, ranks=ranks).wait(400)
+        outcome = start(worker, [tiny_config, json.dumps(group), "once"], folder, ranks=ranks).wait()
         assert outcome.code == 0, outcome.stderr
     return lambda name: type(outcome.run)(folder / f"seen_{name}")
 

@@ -105,7 +105,7 @@ def test_two_ranks_start_there_and_a_resume_does_not_need_the_folder(
     source = tmp_path / "source"
     shutil.copytree(folder, source)
     settings = [f"train.initialize_from={source}", "deepspeed.zero_stage=3", *STILL]
-    first = start_pretrain(without_model, "continued", [*settings, "train.steps=1"], ranks=2).wait(300)
+    first = start_pretrain(without_model, "continued", [*settings, "train.steps=1"], ranks=2).wait()
     assert first.code == 0, first.stderr
     assert f"weights  from {source}" in first.stdout
     config_file = first.run.folder / "config.yaml"
@@ -114,7 +114,7 @@ def test_two_ranks_start_there_and_a_resume_does_not_need_the_folder(
     shutil.rmtree(source)
     # The run's own configuration is complete: nothing has to be looked up
     again = start_pretrain(config_file, "continued", ["train.steps=2", f"run.root={first.run.folder.parent}"], ranks=2)
-    ended = again.wait(300)
+    ended = again.wait()
     assert ended.code == 0, ended.stderr
     assert "resuming after step 1" in ended.stdout
     weights = load_file(first.run.folder / "checkpoints" / "step_00000002" / "model-00000.safetensors")

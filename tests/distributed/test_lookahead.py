@@ -68,7 +68,7 @@ def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
         two |= {f"look_{name}_{stage}": [*plain, *overrides, f"deepspeed.zero_stage={stage}"] for stage in (1, 3)}
     one = {"look_single": [*LOOKAHEAD, *STAGES["stage_1"]]}
     for ranks, settings in ((2, two), (1, one)):
-        outcome = start(worker, [tiny_config, json.dumps(settings), "once"], folder, ranks=ranks).wait(560)
+        outcome = start(worker, [tiny_config, json.dumps(settings), "once"], folder, ranks=ranks).wait()
         assert outcome.code == 0, outcome.stderr
     return lambda name: type(outcome.run)(folder / f"look_{name}")
 

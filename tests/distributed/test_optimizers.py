@@ -56,7 +56,7 @@ def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
     """The finished runs of all settings, by two ranks."""
     folder = tiny_config.parent / "runs"
     worker = Path(__file__).with_name("train_matrix.py")
-    outcome = start(worker, [tiny_config, json.dumps(SETTINGS)], folder, ranks=2).wait(200)
+    outcome = start(worker, [tiny_config, json.dumps(SETTINGS)], folder, ranks=2).wait()
     assert outcome.code == 0, outcome.stderr
     return lambda name: type(outcome.run)(folder / name)
 

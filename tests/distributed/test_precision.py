@@ -58,7 +58,7 @@ def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
     """The finished runs of all settings, by two ranks."""
     worker, folder = Path(__file__).with_name("train_matrix.py"), tiny_config.parent / "runs"
     settings = {f"rounded_{name}": overrides for name, overrides in SETTINGS.items()}
-    outcome = start(worker, [tiny_config, json.dumps(settings), "once"], folder, ranks=2).wait(300)
+    outcome = start(worker, [tiny_config, json.dumps(settings), "once"], folder, ranks=2).wait()
     assert outcome.code == 0, outcome.stderr
     return lambda name: type(outcome.run)(folder / f"rounded_{name}")
 

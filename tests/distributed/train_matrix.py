@@ -27,7 +27,7 @@ CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.
 def main() -> None:
     config_file, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
     world, stop = distributed.read_world(), StopRequest()
-    distributed.start(world, timeout_minutes=2.0)
+    distributed.start(world, timeout_minutes=5.0)
     for name, overrides in settings.items():
         overrides = [f"run.root={config_file.parent / 'runs'}", f"run.name={name}", *overrides]
         changed = None if "once" in sys.argv[3:] else load_config(config_file, [*overrides, *CHANGED])

@@ -38,7 +38,6 @@ RULES = {
     "completep": {"parameterization.base_hidden_size": 64, "parameterization.base_num_hidden_layers": 2},
 }
 AXES = {"rule": RULES, "optimizer.lr": [0.004, 0.008, 1e38]}
-TIMEOUT = 300.0
 
 
 def write(file: Path, base: Path, steps: int, seeds: list[int], axes: dict[str, Any]) -> Path:
@@ -86,7 +85,7 @@ def folder(plan: Plan, lr: float) -> Path:
 def first(plan: Plan, file: Path, sweep: Sweep) -> Outcome:
     """The sweep, with a damaged checkpoint where one of its runs wants to begin."""
     (folder(plan, 0.008) / "checkpoints" / "step_00000001").mkdir(parents=True)
-    return sweep(file, "--workers", "2", "--json").wait(TIMEOUT)
+    return sweep(file, "--workers", "2", "--json").wait()
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +99,7 @@ def before(first: Outcome, plan: Plan) -> dict[Path, int]:
 def second(before: dict[Path, int], plan: Plan, file: Path, sweep: Sweep) -> Outcome:
     """The same command, with the damage repaired."""
     (folder(plan, 0.008) / "checkpoints" / "step_00000001").rmdir()
-    return sweep(file, "--workers", "2", "--json").wait(TIMEOUT)
+    return sweep(file, "--workers", "2", "--json").wait()
 
 
 def rows(plan: Plan) -> list[dict[str, Any]]:
@@ -120,11 +119,11 @@ def test_a_sweep_says_what_it_will_do_and_how_it_ended(first: Outcome, plan: Pla
 
 def test_a_dry_run_trains_nothing(tiny_config: Path, tmp_path: Path, sweep: Sweep) -> None:
     other = write(tmp_path / "sweep.yaml", tiny_config, 20, [1], AXES)
-    outcome = sweep(other, "--dry-run").wait(TIMEOUT)
+    outcome = sweep(other, "--dry-run").wait()
     assert outcome.code == 0, outcome.stderr
     assert "of 3 0 are finished, 3 to do" in outcome.stderr
     assert not (tmp_path / "sweep").exists()
-    outcome = sweep(other, "--time", "1:00:00").wait(TIMEOUT)
+    outcome = sweep(other, "--time", "1:00:00").wait()
     assert outcome.code == 2
     assert "--time is for a Slurm job: add --slurm, or leave it out" in outcome.stderr
 
@@ -185,11 +184,11 @@ def test_the_best_point_comes_first_and_one_that_diverged_last(second: Outcome) 
 def test_a_summary_is_made_of_what_is_there(second: Outcome, plan: Plan, file: Path, sweep: Sweep) -> None:
     whole = (plan.sweep.folder / "results.jsonl").read_text()
     (plan.sweep.folder / "results.jsonl").unlink()
-    again = sweep(file, "--summarize", "--json").wait(TIMEOUT)
+    again = sweep(file, "--summarize", "--json").wait()
     assert (again.code, again.stdout) == (0, second.stdout)
     assert (plan.sweep.folder / "results.jsonl").read_text() == whole
     assert "to do" not in again.stderr
-    other = sweep(file, "--summarize", "train.steps=7").wait(TIMEOUT)
+    other = sweep(file, "--summarize", "train.steps=7").wait()
     assert other.code == 2
     assert re.search(r"results.jsonl holds \d finished runs, none of them of these cells", other.stderr)
     assert (plan.sweep.folder / "results.jsonl").read_text() == whole
@@ -206,16 +205,16 @@ def interrupted(
     plan = make_plan(file, [])
     runs = [Run(cell.config.run.folder) for cell in plan.runs]
     job = sweep(file, "--workers", "1")
-    job.wait_until(lambda: len(runs[0].records) >= 3, TIMEOUT)
+    job.wait_until(lambda: len(runs[0].records) >= 3)
     children = psutil.Process(job.processes[0].pid).children(recursive=True)
     (worker,) = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
     worker.kill()
-    job.wait_until(lambda: len(runs[1].records) >= 3, TIMEOUT)
+    job.wait_until(lambda: len(runs[1].records) >= 3)
     job.processes[0].send_signal(signal.SIGUSR1)
-    stopped = job.wait(TIMEOUT)
+    stopped = job.wait()
     (saved,) = [name for name in runs[1].checkpoints if name.startswith("step_")]
     assert "the worker that trained it died: SIGKILL" in (runs[0].folder / "error.txt").read_text()
-    return plan, stopped, sweep(file, "--workers", "1", "--json").wait(TIMEOUT), int(saved.removeprefix("step_"))
+    return plan, stopped, sweep(file, "--workers", "1", "--json").wait(), int(saved.removeprefix("step_"))
 
 
 def test_a_killed_worker_is_a_failed_cell_and_is_replaced(interrupted: tuple[Plan, Outcome, Outcome, int]) -> None:

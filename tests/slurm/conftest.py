@@ -23,6 +23,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import PATIENCE
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 NODES = ("n1", "n2")
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
@@ -83,7 +85,7 @@ class Cluster:
 
     def run(self, *command: str | Path, cwd: Path = REPOSITORY, check: bool = True) -> str:
         """Run a command against this cluster and return its standard output."""
-        done = subprocess.run(command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=cwd, env=self.environment, capture_output=True, text=True, timeout=PATIENCE)
         if check and done.returncode:
             raise AssertionError(f"{' '.join(map(str, command))} exited {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout.strip()
@@ -93,9 +95,9 @@ class Cluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job_id).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait_for(self, job_id: str, condition: Callable[[dict[str, str]], bool], timeout: float = 90) -> dict[str, str]:
-        """Poll a job until `condition(its fields)`; on timeout fail with its fields and its log."""
-        deadline = time.monotonic() + timeout
+    def wait_for(self, job_id: str, condition: Callable[[dict[str, str]], object]) -> dict[str, str]:
+        """Poll a job until `condition(its fields)`; out of patience, fail with its fields and its log."""
+        deadline = time.monotonic() + PATIENCE
         while True:
             job = self.job(job_id)
             if condition(job):
@@ -103,13 +105,13 @@ class Cluster:
             if time.monotonic() > deadline:
                 log = Path(job["StdOut"])
                 text = log.read_text(errors="replace") if log.exists() else "(no log)"
-                raise AssertionError(f"job {job_id} is {job['JobState']} ({job['Reason']}) after {timeout} s\n{text}")
+                raise AssertionError(f"job {job_id} is {job['JobState']} ({job['Reason']}) after {PATIENCE} s\n{text}")
             time.sleep(0.2)
 
-    def wait_end(self, job_id: str, timeout: float = 90) -> dict[str, str]:
+    def wait_end(self, job_id: str) -> dict[str, str]:
         """Wait until the job has ended for good (not: requeued), and return its fields."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
-        return self.wait_for(job_id, lambda job: job["JobState"] in ended, timeout)
+        return self.wait_for(job_id, lambda job: job["JobState"] in ended)
 
 
 @pytest.fixture(scope="session")
@@ -128,7 +130,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         str(folder),
     ]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, timeout=120)
+    subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, timeout=PATIENCE)
     return folder
 
 

@@ -21,14 +21,14 @@ def test_an_interrupted_job_ends_with_the_losses_of_an_uninterrupted_one(cluster
     whole, stopped = (submit(cluster, config, name) for name in ("whole", "stopped"))
     runs = config.parent / "runs"
 
-    cluster.wait_for(stopped, lambda _: len(losses(runs / "stopped")) >= 5, timeout=200)
+    cluster.wait_for(stopped, lambda _: len(losses(runs / "stopped")) >= 5)
     cluster.run("scancel", "--signal=USR1", stopped)
-    cluster.wait_for(stopped, lambda job: job["Restarts"] == "1", timeout=60)
+    cluster.wait_for(stopped, lambda job: job["Restarts"] == "1")
     saved = len(losses(runs / "stopped"))
     assert 5 <= saved < 200
     assert (runs / "stopped" / "checkpoints" / f"step_{saved:08d}" / "manifest.json").exists()
 
-    jobs = [cluster.wait_end(job_id, timeout=400) for job_id in (whole, stopped, wrong)]
+    jobs = [cluster.wait_end(job_id) for job_id in (whole, stopped, wrong)]
     facts = [(job["JobState"], job["ExitCode"], job["Restarts"]) for job in jobs]
     logs = [Path(job["StdOut"]).read_text() for job in jobs]
     assert facts == [("COMPLETED", "0:0", "0"), ("COMPLETED", "0:0", "1"), ("FAILED", "2:0", "0")], "\n".join(logs)

@@ -30,11 +30,11 @@ def test_an_array_shares_the_runs_survives_a_stop_and_leaves_the_summary(
     tasks = [f"{facts['job_id']}_{number}" for number in range(2)]
 
     folder = tmp_path / "array"
-    cluster.wait_for(tasks[0], lambda _: len(begun(folder)) >= 2, timeout=400)
+    cluster.wait_for(tasks[0], lambda _: len(begun(folder)) >= 2)
     cluster.run("scancel", "--signal=USR1", tasks[0])
-    cluster.wait_for(tasks[0], lambda job: job["Restarts"] == "1", timeout=200)
+    cluster.wait_for(tasks[0], lambda job: job["Restarts"] == "1")
 
-    jobs = [cluster.wait_end(task, timeout=600) for task in tasks]
+    jobs = [cluster.wait_end(task) for task in tasks]
     logs = [Path(job["StdOut"]).read_text() for job in jobs]
     ends = [(job["JobState"], job["ExitCode"], job["Restarts"]) for job in jobs]
     assert ends == [("COMPLETED", "0:0", "1"), ("COMPLETED", "0:0", "0")], "\n".join(logs)
