@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import PATIENCE
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOMS = ("data", "launcher", "model", "tests")
 LAUNCHER = REPOSITORY / "launcher"
@@ -116,7 +118,7 @@ def test_every_entry_point_explains_itself() -> None:
     }
     assert {"pretrain", "plan", "prepare", "eval", "export", "generate", "submit"} <= {path.stem for path in started}
     for path, process in started.items():
-        output, errors = process.communicate(timeout=300)
+        output, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
         assert output.startswith("usage: ")
         assert f"launcher/{path.name} " in output, f"{path.name} --help shows no example"

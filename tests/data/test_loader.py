@@ -172,7 +172,7 @@ def test_prefetch_reads_ahead_but_not_far() -> None:
 
     with closing(prefetch(numbers(), depth=2)) as items:
         assert next(items) == 0
-        assert third.wait(10)  # one taken, two ready, one at the door
+        assert third.wait(60)  # one taken, two ready, one at the door
         assert produced == [0, 1, 2, 3]
     assert prefetch_threads() == 0
     assert len(produced) < 10

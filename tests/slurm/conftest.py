@@ -159,7 +159,7 @@ def cluster() -> Iterator[Cluster]:
         _start_daemons(started, stack)
         yield started
         started.run("scancel", "--user", getpass.getuser(), check=False)
-        _wait(lambda: not started.run("squeue", "--noheader"), 10, "the last jobs did not end", folder)
+        _wait(lambda: not started.run("squeue", "--noheader"), "the last jobs did not end", folder)
 
 
 def _search_path() -> str:
@@ -230,13 +230,13 @@ def _start_daemons(cluster: Cluster, stack: contextlib.ExitStack) -> None:
 
     munge_files = [f"--{option}={folder}/munge.{ending}" for option, ending in MUNGE_FILES.items()]
     start("munged", "munged", "--foreground", *munge_files)
-    _wait((folder / "munge.socket").exists, 10, "munged did not start", folder)
+    _wait((folder / "munge.socket").exists, "munged did not start", folder)
     start("slurmctld", "slurmctld", "-D", "-c")
     for node in NODES:
         start(node, "slurmd", "-D", "-N", node)
     idle = ["idle"] * len(NODES)
     query = ("sinfo", "--noheader", "--Node", "--format=%T")
-    _wait(lambda: cluster.run(*query, check=False).split() == idle, 30, "the nodes did not become idle", folder)
+    _wait(lambda: cluster.run(*query, check=False).split() == idle, "the nodes did not become idle", folder)
 
 
 MUNGE_FILES = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
@@ -262,10 +262,10 @@ def _kill_leftovers(configuration: str) -> None:
     psutil.wait_procs(leftovers, timeout=10)
 
 
-def _wait(condition: Callable[[], object], timeout: float, failure: str, folder: Path) -> None:
-    deadline = time.monotonic() + timeout
+def _wait(condition: Callable[[], object], failure: str, folder: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > deadline:
             logs = "\n".join(f"--- {log.name}\n{log.read_text()[-2000:]}" for log in sorted(folder.glob("*.out")))
-            raise RuntimeError(f"{failure} within {timeout} s\n{logs}")
+            raise RuntimeError(f"{failure} within {PATIENCE} s\n{logs}")
         time.sleep(0.1)
