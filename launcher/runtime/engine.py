@@ -262,7 +262,6 @@ class Engine:
             self.ema.update(self.world.size * sum(batch["input_ids"].numel() for batch in batches))
         return StepResult(sum_over_ranks(total) / targets[0], float(grad_norm), applied, sum_over_ranks(reports))
 
-    @torch.no_grad()
     def _check_targets(self, targets: Tensor) -> None:
         """Refuse a term of the loss, beside the text's, that no token of a whole batch trains; `targets` [terms]."""
         for term, found in zip(self.objective.terms[1:], targets[1:].tolist(), strict=True):
@@ -273,6 +272,7 @@ class Engine:
                     "objective.anchor_policy"
                 )
 
+    @torch.no_grad()
     def evaluate(self, batch: Batch, answers: bool = False, thinking: bool = False) -> Tensor:
         """Summed cross-entropy (nats) and number of valid tokens of this rank's batch: [2], fp32.
 
