@@ -107,9 +107,9 @@ class Job:
             pytest.fail(f"did not end within {timeout} s\n{stdout}\n{stderr}")
         return Outcome(codes, *self.texts(), self.run)
 
-    def wait_until(self, condition: Callable[[], object], timeout: float = PATIENCE) -> None:
+    def wait_until(self, condition: Callable[[], object]) -> None:
         """Wait for something to become true while the processes run."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + PATIENCE
         while not condition():
             ended = [process.poll() for process in self.processes]
             if any(code is not None for code in ended) or time.monotonic() > deadline:
