@@ -25,12 +25,21 @@ from data.heldout import Survey, split, survey
 from data.indexed import IndexedWriter, Int64s
 from data.progress import Progress
 from data.sources import Sources
+from data.tokenizers import FILES as TOKENIZER_FILES
 from data.tokenizers import Encoder, build_tokenizer, check_tokenizer, sample_bytes, tokenizer_sha256, trained_size
-from data.workspace import new_folder
+from data.workspace import FolderKind, check_replaceable, is_free, new_folder
 
 Log = Callable[[str], None]
 
 SPLITS = ("train", "validation")
+CORPUS = FolderKind(
+    name="a corpus",
+    marks=(MANIFEST,),
+    others=(
+        *(f"{split}.{ending}" for split in SPLITS for ending in ("bin", "idx")),
+        *(f"tokenizer/{file}" for file in TOKENIZER_FILES),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +100,7 @@ def prepare(request: Request, log: Log) -> Result:
     if _exists_already(request, identity):
         return Result(request.output, read_manifest(request.output), None)
 
-    with new_folder(request.output) as folder:
+    with new_folder(request.output, CORPUS) as folder:
         skipped: Counter[str] = Counter()
         found = _survey(request, skipped, log)
         log(_describe(found, skipped))
@@ -102,13 +111,10 @@ def prepare(request: Request, log: Log) -> Result:
 
 
 def _exists_already(request: Request, identity: dict[str, Any]) -> bool:
-    """Whether this very corpus is there; an error if something else is in its place."""
+    """Return whether this very corpus is there; an error if something else is in its place."""
     output = request.output
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return False
-    if not (output / MANIFEST).is_file():
-        raise ValueError(f"--output {output}: exists and is not a corpus (no {MANIFEST}); choose another name")
-    if request.overwrite:
+    if request.overwrite or is_free(output) or not (output / MANIFEST).is_file():
+        check_replaceable(output, CORPUS)
         return False
     there = read_manifest(output).request
     different = [key for key in identity if there.get(key) != identity[key]]

@@ -24,6 +24,17 @@ from data.indexed import Integers, token_dtype
 
 EOS = "<|endoftext|>"
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+FILES = (  # of any tokenizer that transformers saves
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "normalizer.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template.*",
+    "additional_chat_templates/*",
+)
 GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # the name until and since transformers 5
 SMALLEST_BPE = 257  # 256 bytes and <|endoftext|>
 PRINTABLE = "".join(map(chr, range(33, 127)))

@@ -1,4 +1,7 @@
-"""A folder that appears whole or not at all: filled under a hidden name, synced to disk, then renamed."""
+"""Publish a folder whole or not at all: filled under a hidden name, synced to disk, then renamed.
+
+What is there under the final name already is replaced only if it is empty or was published here before.
+"""
 
 import contextlib
 import errno
@@ -7,19 +10,95 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 
+@dataclass(frozen=True)
+class FolderKind:
+    """Tell the folders of one kind that are published here from a user's own files."""
+
+    name: str
+    """With its article, for messages."""
+    marks: tuple[str, ...]
+    """Patterns of paths within the folder; every folder of this kind has a file for each."""
+    others: tuple[str, ...]
+    """Patterns of all further files that may be in it."""
+
+    def owns(self, file: Path) -> bool:
+        """Return whether a path within the folder is one that a folder of this kind may have."""
+        return any(_matches(file, pattern) for pattern in (*self.marks, *self.others))
+
+
+def is_free(output: Path) -> bool:
+    """Return whether there is nothing at this path, or an empty folder."""
+    return not os.path.lexists(output) or (output.is_dir() and not output.is_symlink() and not any(output.iterdir()))
+
+
+def check_replaceable(output: Path, kind: FolderKind) -> None:
+    """Refuse an output path unless it is free, or a folder of `kind` that holds nothing else.
+
+    Raises:
+        ValueError: names the path, what is there, and what to do.
+    """
+    if not is_free(output) and (found := _foreign(output, kind)):
+        raise ValueError(f"--output {output}: {found}; nothing was replaced: choose another name, or move this away")
+
+
+def _foreign(output: Path, kind: FolderKind) -> str | None:
+    """Say what makes a path something else than a folder of `kind`; None if nothing does."""
+    if output.is_symlink():
+        return "exists and is a link"
+    if not output.is_dir():
+        return "exists and is not a folder"
+    files = sorted(path.relative_to(output) for path in output.rglob("*") if path.is_symlink() or not path.is_dir())
+    for mark in kind.marks:
+        if not any(_matches(file, mark) for file in files):
+            return f"exists and is not {kind.name} (no {mark})"
+    foreign = [str(file) for file in files if not kind.owns(file)]
+    if foreign:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        return f"holds more than {kind.name} ({', '.join(foreign[:3])}{more})"
+    return None
+
+
+def _matches(file: Path, pattern: str) -> bool:
+    return len(file.parts) == len(Path(pattern).parts) and file.match(pattern)
+
+
+def check_replaceable_file(output: Path, start: str) -> None:
+    """Refuse to replace a file that does not begin with `start`, as those written here do.
+
+    Raises:
+        ValueError: names the path and what to do.
+    """
+    if not os.path.lexists(output):
+        return
+    expected = start.encode()
+    if output.is_file():
+        with output.open("rb") as file:
+            if file.read(len(expected)) in (b"", expected):
+                return
+    raise ValueError(
+        f"--output {output}: exists and was not written by this command; nothing was replaced: choose another name, "
+        "or move this away"
+    )
+
+
 @contextlib.contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
+def new_folder(output: Path, kind: FolderKind) -> Iterator[Path]:
     """Yield an empty folder beside `output`; on a clean exit it replaces `output`, on an error it is removed.
+
+    Whatever fails, what was there before is still there.
 
     What a killed process left behind is removed by the next one that makes the same output: the lock that marks a
     folder as being filled ends with the process that holds it.
 
     Raises:
+        ValueError: `output` may not be replaced (`check_replaceable`).
         OSError: no space is left on the device.
     """
+    check_replaceable(output, kind)
     output.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(output)
     folder = output.parent / f".{output.name}.{uuid.uuid4().hex[:8]}.partial"
@@ -28,6 +107,7 @@ def new_folder(output: Path) -> Iterator[Path]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
+        check_replaceable(output, kind)  # again: filling may have taken hours
         _publish(folder, output)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -46,7 +126,12 @@ def _publish(folder: Path, output: Path) -> None:
     replaced = folder.with_suffix(".replaced")
     if output.exists():
         output.rename(replaced)
-    folder.rename(output)
+    try:
+        folder.rename(output)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(output)
+        raise
     sync(output.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 

@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--average", help=averages.HELP)
     parser.add_argument("--output", type=Path, required=True, help="folder to make")
     parser.add_argument("--target", default="auto", help=f"auto (stock class, else native), {', '.join(TARGETS)}")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it exists")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it is an export")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
     model = load_model(arguments.model, torch.device("cpu"), average=arguments.average, with_objective=True)

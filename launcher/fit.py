@@ -16,6 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from data.workspace import check_replaceable_file
 from launcher.runtime import cli
 from launcher.runtime.laws.document import describe, plain
 from launcher.runtime.laws.plots import plot_fit
@@ -25,11 +26,13 @@ from model.quantization.laws.fit import fit
 from model.quantization.laws.forms import FORMS, form_named
 
 LAW = "law.json"
+LAW_START = '{\n  "form": '
 
 
 def main() -> None:
     """Read, fit, resample, write, print what was found."""
     arguments = parse_arguments()
+    check_replaceable_file(arguments.output / LAW, LAW_START)
     form = form_named(arguments.form)
     rows = read_rows(arguments.results)
     cli.say(f"{len(rows.measured.at)} points from {len(rows.files)} file(s); form {arguments.form}: {form.TITLE}")

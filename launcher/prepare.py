@@ -83,7 +83,9 @@ def _parse() -> argparse.Namespace:
         default=cores,
         help=f"processes; the corpus is the same for any number (default: {cores})",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace another corpus of the same name")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace another corpus of the same name, and nothing else"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     return parser.parse_args()
 

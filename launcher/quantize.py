@@ -23,13 +23,14 @@ from yaml import YAMLError
 from data.config import SourceConfig
 from data.loader import ValidationBatches, calibration_batches, open_source
 from data.streams import SampleSource
+from data.workspace import check_replaceable_file
 from launcher.runtime import averages, cli
 from launcher.runtime.config import explain
 from launcher.runtime.held_out import check_tokenizer, window_length
 from launcher.runtime.laws.document import open_law
 from launcher.runtime.loading import DTYPES, LoadedModel, load_model
-from launcher.runtime.quantize.report import write_report
-from launcher.runtime.quantize.rows import RowFile, Text, measure_missing
+from launcher.runtime.quantize.report import REPORT, TITLE, write_report
+from launcher.runtime.quantize.rows import LAYERS, ROW_START, ROWS, RowFile, Text, measure_missing
 from launcher.runtime.quantize.save import save_quantized
 from model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
 
@@ -48,6 +49,8 @@ def main() -> None:
     if arguments.save is not None:
         save(arguments, source, wanted)
         return
+    for name, start in ((ROWS, ROW_START), (LAYERS, ROW_START), (REPORT, TITLE)):
+        check_replaceable_file(arguments.output / name, start)
     rows = RowFile(arguments.output)
     for path in arguments.model:
         model = open_model(path, arguments, source)

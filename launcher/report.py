@@ -11,11 +11,12 @@ is shown with examples that it solves and fails.
 import argparse
 from pathlib import Path
 
+from data.workspace import check_replaceable_file
 from launcher.runtime import cli
 from launcher.runtime.report.alerts import find_alerts
 from launcher.runtime.report.examples import solved_and_failed
 from launcher.runtime.report.history import read_history
-from launcher.runtime.report.page import page, summary
+from launcher.runtime.report.page import START, page, summary
 from launcher.runtime.run_folder import write_whole
 
 
@@ -26,6 +27,8 @@ def main() -> None:
     output: Path = arguments.output or arguments.run / "report.html"
     if not output.parent.is_dir():
         raise ValueError(f"--output {output}: no folder {output.parent}; make it first")
+    if arguments.output is not None:
+        check_replaceable_file(output, START)
     alerts = find_alerts(history)
     write_whole(output, page(history, alerts, solved_and_failed(history)))
     if arguments.json:

@@ -15,6 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from data.tokenizers import FILES as TOKENIZER_FILES
+from data.workspace import FolderKind, check_replaceable, is_free, new_folder
 from launcher.runtime.loading import LoadedModel, load_tokenizer, native_classes, quiet_transformers
 from model.attention.context import LayerCache
 from model.decoder import CausalLM
@@ -31,6 +33,18 @@ RELATIVE_TOLERANCE = 1e-5  # of fp32 logits: max |difference| / max |logit|
 GREEDY_TOKENS = 32
 THINK_EVERY = 3
 CHECK_BATCH, CHECK_LENGTH = 2, 64
+EXPORT = FolderKind(
+    name="an export",
+    marks=("config.json", "README.md", "model*.safetensors"),
+    others=(
+        "generation_config.json",
+        "model.safetensors.index.json",
+        thinker.FILE,
+        *(file.name for file in (*native.CODE, thinker.CODE)),
+        "__pycache__/*.pyc",
+        *TOKENIZER_FILES,
+    ),
+)
 OBJECTIVE = "objective."  # with which names of tensors begin that are not the plain model's
 
 
@@ -80,12 +94,14 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     """Export to `output`.
 
     Raises:
-        ValueError: the output folder is in use, no stock class computes this model, or it rounds what no class rounds.
+        ValueError: the output folder is in use or no export, no stock class computes this model, or it rounds what no
+            class rounds.
         ExportError: the reloaded folder differs from the model.
     """
     if not isinstance(model.module, CausalLM) or model.config is None:
         raise ValueError(f"{model.source}: already a Hugging Face folder; --model takes a run or a checkpoint")
-    if output.exists() and not overwrite:
+    check_replaceable(output, EXPORT)
+    if not overwrite and not is_free(output):
         raise ValueError(f"--output {output}: exists; choose another folder or add --overwrite")
     _check_precision(model.config.precision)
     ours = model.module
@@ -95,10 +111,7 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     entries, stock_weights = to_hugging_face(target, ours.config, ours.multipliers, plain)
     room = _headroom(ours) if target == "compat" else None
 
-    staging = output.with_name(f".{output.name}.staging")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
+    with new_folder(output, EXPORT) as staging:
         end = _write_tokenizer(model, staging)
         with quiet_transformers():
             architecture = _write_model(entries, stock_weights, end, staging)
@@ -112,11 +125,6 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
         if model.config.objective.text_sees_thoughts:
             report = replace(report, only_with_thoughts=str(model.config.objective))
         (staging / "README.md").write_text(model_card(model, report), encoding="utf-8")
-        if output.exists():
-            shutil.rmtree(output)
-        staging.rename(output)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return report
 
 

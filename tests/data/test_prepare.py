@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from data.corpus import open_corpus, verify_checksums
-from data.prepare import Request, prepare
+from data.prepare import CORPUS, Request, prepare
 from data.sources import Sources
-from data.workspace import new_folder
+from data.workspace import FolderKind, new_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,9 +122,30 @@ def test_a_single_document_is_cut(tmp_path: Path) -> None:
 
 def test_other_folders_are_never_replaced(text_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("the only copy")
-    with pytest.raises(ValueError, match=r"exists and is not a corpus \(no corpus\.json\)"):
+    with pytest.raises(ValueError, match=r"exists and is not a corpus \(no corpus\.json\); nothing was replaced"):
         make(text_folder, tmp_path, overwrite=True)
-    assert (tmp_path / "thesis.txt").exists()
+    make(text_folder, tmp_path / "c")
+    for place in ("thesis.txt", "tokenizer/thesis.txt"):
+        thesis = (tmp_path / "thesis.txt").rename(tmp_path / "c" / place)
+        with pytest.raises(ValueError, match=rf"holds more than a corpus \({place}\)"):
+            make(text_folder, tmp_path / "c", overwrite=True)
+        assert thesis.rename(tmp_path / "thesis.txt").read_text() == "the only copy"
+    (tmp_path / "link").symlink_to(tmp_path / "c")
+    with pytest.raises(ValueError, match="exists and is a link"):
+        make(text_folder, tmp_path / "link", overwrite=True)
+    make(text_folder, tmp_path / "c", overwrite=True)
+
+
+def test_what_appears_while_a_folder_is_filled_is_not_replaced(tmp_path: Path) -> None:
+    def fill() -> None:
+        with new_folder(tmp_path / "c", CORPUS):
+            (tmp_path / "c").mkdir()
+            (tmp_path / "c" / "thesis.txt").write_text("the only copy")
+
+    with pytest.raises(ValueError, match="is not a corpus"):
+        fill()
+    assert (tmp_path / "c" / "thesis.txt").read_text() == "the only copy"
+    assert leftovers(tmp_path) == []
 
 
 def test_a_damaged_corpus_is_not_called_prepared(text_folder: Path, tmp_path: Path) -> None:
@@ -195,9 +216,10 @@ def test_a_killed_run_leaves_no_corpus_and_the_next_one_cleans_up(tmp_path: Path
 
 
 def test_two_runs_into_one_output_leave_each_other_alone(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "c") as first:
+    owned = FolderKind("a folder of this test", marks=("owner",), others=())
+    with new_folder(tmp_path / "c", owned) as first:
         (first / "owner").write_text("first")
-        with new_folder(tmp_path / "c") as second:
+        with new_folder(tmp_path / "c", owned) as second:
             (second / "owner").write_text("second")
         assert (first / "owner").read_text() == "first"
         assert (tmp_path / "c" / "owner").read_text() == "second"

@@ -171,6 +171,11 @@ def test_wrong_requests_are_refused(run: Run, tmp_path: Path) -> None:
         "",
         "error: form 'kumar': unknown; one of precision, chinchilla, post_power, granularity, float\n",
     )
+    (tmp_path / "law.json").write_text('{"law": "mine"}')
+    code, _, errors = run(fit.main, file, "--output", tmp_path)
+    assert code == 2
+    assert "law.json: exists and was not written by this command; nothing was replaced" in errors
+    assert (tmp_path / "law.json").read_text() == '{"law": "mine"}'
     with pytest.raises(ValueError, match=r"neither a file nor a folder with results.jsonl or rows.jsonl"):
         read_rows([tmp_path])
 

@@ -245,6 +245,7 @@ def test_recipes_in_full_come_from_a_file(quantize: Quantize, trained: Path, tmp
         ("--recipes POWERS --save OUT", "cannot be saved: inputs have to be static of granularity tensor, or"),
         ("--recipes w8a4-static --save OUT", "cannot be saved: its inputs are not of the 8 bits of its weights"),
         ("--recipes rtn-w4 --save .", "exists; choose another folder"),
+        ("--recipes rtn-w4 --output MINE", "report.md: exists and was not written by this command; nothing was"),
         ("--recipes rtn-w4 --output OUT --sequence-length 9999", "exceeds the model's"),
         ("--recipes rtn-w2 rtn-w4-g128 --output OUT", "recipe rtn-w4-g128: group_size = 128 does not divide the 64"),
         ("--recipes rtn-w4 --output OUT --law besiroglu2404", "says nothing of quantization after training"),
@@ -260,11 +261,15 @@ def test_what_cannot_be_done_is_refused(
         "name: powers\nweights: {format: int8, granularity: channel}\n"
         "activations: {format: int8, granularity: token, scales: e8m0}\n"
     )
-    files = {"OUT": tmp_path / "out", "WRONG": wrong, "POWERS": powers}
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "report.md").write_text("# Findings\n")
+    files = {"OUT": tmp_path / "out", "MINE": mine, "WRONG": wrong, "POWERS": powers}
     words = [str(files.get(word, word)) for word in arguments.split()]
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         quantize("--model", trained, *words)
     assert not list((tmp_path / "out").glob("*"))
+    assert [file.read_text() for file in mine.iterdir()] == ["# Findings\n"]
 
 
 def test_the_command_line_lists_recipes_and_says_what_is_missing(command: Command) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from launcher import report
 from launcher.runtime.report.alerts import Alert, find_alerts, loss_spikes, trend_alerts
 from launcher.runtime.report.history import Floats, Series, read_history
 from launcher.runtime.report.page import page
@@ -200,6 +202,19 @@ def test_a_page_that_cannot_be_written_is_refused(command: Command, tmp_path: Pa
     done = command("report", folder, "--output", tmp_path / "nowhere" / "page.html")
     assert done.returncode == 2
     assert "no folder" in done.stderr
+
+
+def test_a_page_replaces_only_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, output = write_run(tmp_path / "run", {"step": 1, "loss": 3.0}), tmp_path / "page.html"
+    monkeypatch.setattr(sys, "argv", ["report.py", str(folder), "--output", str(output)])
+    report.main()
+    report.main()
+    output.write_text("<!doctype html><html>the only copy</html>")
+    with pytest.raises(
+        ValueError, match=r"page\.html: exists and was not written by this command; nothing was replaced"
+    ):
+        report.main()
+    assert "the only copy" in output.read_text()
 
 
 @pytest.mark.parametrize(

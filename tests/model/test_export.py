@@ -4,6 +4,7 @@ The decoders of `make_model` have no multiplier at 1: m_N = 4, m_L = 3, half the
 multipliers set.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -215,16 +216,60 @@ def test_an_exported_folder_opens_as_a_model_and_is_not_exported_again(make_mode
         export(again, tmp_path / "twice", "auto")
 
 
-def test_an_output_in_use_is_kept_unless_told_otherwise(make_model: MakeModel, tmp_path: Path) -> None:
+def test_an_export_is_replaced_only_when_told(make_model: MakeModel, tmp_path: Path) -> None:
     model, output = loaded(make_model(), tmp_path), tmp_path / "out"
     output.mkdir()
-    (output / "notes.txt").write_text("mine")
+    export(model, output, "auto")
     with pytest.raises(ValueError, match=r"out: exists; choose another folder or add --overwrite"):
         export(model, output, "auto")
-    assert (output / "notes.txt").read_text() == "mine"
-    export(model, output, "auto", overwrite=True)
-    assert not (output / "notes.txt").exists()
+    export(model, output, "native", overwrite=True)
+    export(model, output, "auto", overwrite=True)  # over a folder with code
     assert (output / "README.md").read_text().startswith("---\nlibrary_name: transformers")
+    assert not list(output.glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("mine", "found"),
+    [
+        ("notes.txt", r"exists and is not an export \(no config\.json\)"),
+        ("checkpoints/step_00000010/manifest.json", r"exists and is not an export \(no config\.json\)"),
+        ("config.json", r"exists and is not an export \(no README\.md\)"),
+    ],
+)
+def test_only_an_export_is_overwritten(make_model: MakeModel, tmp_path: Path, mine: str, found: str) -> None:
+    model, output = loaded(make_model(), tmp_path), tmp_path / "out"
+    file = output / mine
+    file.parent.mkdir(parents=True)
+    file.write_text("the only copy")
+    for overwrite in (False, True):
+        with pytest.raises(ValueError, match=rf"out: {found}; nothing was replaced: choose another name"):
+            export(model, output, "auto", overwrite)
+    file.rename(tmp_path / "moved")
+    shutil.rmtree(output)
+    export(model, output, "auto")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        (tmp_path / "moved").rename(file)
+        with pytest.raises(ValueError, match=rf"out: holds more than an export \({mine}\)"):
+            export(model, output, "auto", overwrite=True)
+        assert file.read_text() == "the only copy"
+
+
+def test_an_export_that_fails_leaves_the_old_one(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, output = loaded(make_model(), tmp_path), tmp_path / "out"
+    export(model, output, "auto")
+    before = {path.name: path.read_bytes() for path in output.iterdir()}
+
+    def interrupted(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("launcher.runtime.hf_export.model_card", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export(model, output, "auto", overwrite=True)
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 WRONG: list[dict[str, float]] = [{"residual": 1.0}, {"attention": 8**-0.5}, {"embedding": 1.0}, {"output": 2.3}]

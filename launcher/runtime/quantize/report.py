@@ -10,6 +10,7 @@ from model.quantization.laws.law import Law
 from model.quantization.laws.points import points
 
 REPORT, CURVES = "report.md", "curves.png"
+TITLE = "# What quantization costs"
 ALIKE = ("model", "average", "data", "sequence_length", "batch_size", "max_batches", "calibration_sequences")
 Row = dict[str, Any]
 
@@ -41,7 +42,7 @@ def predicted_delta(law: Law, row: Row) -> float | None:
 
 
 def _lines(rows: Sequence[Row]) -> list[str]:
-    lines = ["# What quantization costs", ""]
+    lines = [TITLE, ""]
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in ALIKE), []).append(row)

@@ -28,6 +28,7 @@ from model.quantization.post_training.recipes import Recipe
 from model.quantization.post_training.report import LayerReport
 
 ROWS, LAYERS = "rows.jsonl", "layers.jsonl"
+ROW_START = '{"key": '
 Batches = Callable[[], Iterable[Mapping[str, Any]]]
 
 

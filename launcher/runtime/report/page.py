@@ -20,6 +20,7 @@ body { font: 15px/1.45 sans-serif; max-width: 62rem; margin: 2rem auto; padding:
 table { border-collapse: collapse } td, th { padding: .15rem .8rem .15rem 0; text-align: left }
 img { max-width: 100% } .alert { color: #a00 } .quiet { color: #666 }
 """
+START = '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="generator" content="Plumbline">'
 ALERTS_SHOWN = 50
 
 
@@ -59,7 +60,7 @@ def page(history: History, alerts: list[Alert], examples: Section | None = None)
     )
     name = escape(history.folder.name)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><style>{STYLE}</style></head>'
+        f"{START}<title>{name}</title><style>{STYLE}</style></head>"
         f"<body><h1>{name}</h1><h2>Alerts</h2>{_alert_list(alerts)}<h2>Last values</h2><table>{table}</table>"
         f"{body}</body></html>\n"
     )
