@@ -6,6 +6,7 @@ run itself, and turns whatever is wrong with a file into one readable error befo
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -218,11 +219,31 @@ def load_config(path: Path, overrides: list[str]) -> Config:
 
 def parse_config(values: Any, source: str) -> Config:
     """Validate nested plain values; raise ConfigError naming every problem, with `source` in front."""
+    refuse_non_finite(values, source)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         lines = [f"  {line}" for line in explain(error, Config)]
         raise ConfigError("\n".join([f"{source}: {len(lines)} problem(s) in the configuration", *lines])) from error
+
+
+def refuse_non_finite(values: Any, source: str) -> None:
+    """Raise ConfigError where a float in nested plain values is nan or inf, naming each, with `source` in front.
+
+    This comes before the schema is asked, because its own checks compute with the numbers.
+    """
+    lines = [f"  {path} = {value}: a finite number is expected" for path, value in _non_finite(values)]
+    if lines:
+        raise ConfigError("\n".join([f"{source}: {len(lines)} problem(s) in the configuration", *lines]))
+
+
+def _non_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield path and value of each float that is nan or inf."""
+    if isinstance(value, dict | list):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _non_finite(child, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, value
 
 
 def save_config(config: Config, path: Path) -> None:

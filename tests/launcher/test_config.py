@@ -1,8 +1,10 @@
 """A configuration is taken as it is meant, or refused in words that say what to change."""
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 import yaml
@@ -206,6 +208,49 @@ def test_all_problems_are_reported_at_once(file: Path) -> None:
     assert sorted(line.split(" = ")[0].strip() for line in lines[1:]) == [
         "data.micro_batch_size", "deepspeed.zero_stage", "optimizer.lr", "train.stepz"
     ]  # fmt: skip
+
+
+def float_fields(schema: type[BaseModel], path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the place of every float that values for `schema` may hold, all kinds of each section included."""
+    for name, field in schema.model_fields.items():
+        yield from floats_in(field.annotation, (*path, name))
+
+
+def floats_in(annotation: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the places of floats in values of one type."""
+    if annotation is float:
+        yield path
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield from float_fields(annotation, path)
+    elif get_origin(annotation) is list:
+        yield from floats_in(get_args(annotation)[0], (*path, 0))
+    elif get_origin(annotation) is dict:
+        yield from floats_in(get_args(annotation)[1], (*path, "any_key"))
+    else:
+        for choice in get_args(annotation):
+            yield from floats_in(choice, path)
+
+
+def test_no_float_may_be_nan_or_infinite() -> None:
+    """Every float field of the whole schema, found by walking it, so that a new one is tested from its first day."""
+    places = sorted(set(float_fields(Config)), key=str)
+    assert {("optimizer", "lr"), ("optimizer", "betas", 0), ("data", "train", 0, "weight")} <= set(places)
+    assert len(places) > 30
+    for place in places:
+        for value in (math.nan, math.inf, -math.inf):
+            values: Any = value
+            for part in reversed(place):
+                values = [values] if part == 0 else {part: values}
+            with pytest.raises(ConfigError) as caught:
+                parse_config(values, source="here")
+            line = f"  {'.'.join(map(str, place))} = {value}: a finite number is expected"
+            assert str(caught.value).splitlines() == ["here: 1 problem(s) in the configuration", line]
+
+
+@pytest.mark.parametrize(("written", "value"), [(".nan", "nan"), ("-.inf", "-inf"), ("1e999", "inf")])
+def test_non_finite_numbers_are_refused_however_they_are_written(file: Path, written: str, value: str) -> None:
+    lines = problems(file, f"optimizer.weight_decay={written}", "train.steps=5")
+    assert lines[1:] == [f"  optimizer.weight_decay = {value}: a finite number is expected"]
 
 
 def test_missing_sections_are_named(tmp_path: Path) -> None:

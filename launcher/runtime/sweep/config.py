@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, field_va
 from pydantic import model_validator as validator
 from yaml import YAMLError
 
-from launcher.runtime.config import ConfigError, explain
+from launcher.runtime.config import ConfigError, explain, refuse_non_finite
 from launcher.runtime.sweep.comparison import ComparisonConfig
 from launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig
 from launcher.runtime.sweep.kinds import KINDS, Kind
@@ -136,6 +136,7 @@ def load_sweep(path: Path) -> SweepConfig:
 
 def parse_sweep(values: Any, source: str) -> SweepConfig:
     """Validate nested plain values; raise ConfigError naming every problem, with `source` in front."""
+    refuse_non_finite(values, source)
     try:
         return SweepConfig.model_validate(values)
     except ValidationError as error:
