@@ -7,8 +7,8 @@
 
 A cooldown from a checkpoint of another run is schedule.branch (docs/schedules.md).
 The same command again resumes from the newest whole checkpoint, or says that the run is complete.
-Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (non-finite gradient);
-85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C), checkpoint written: start the same command again.
+Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (gradient, loss or weights
+not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C), checkpoint written: start the same command again.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from launcher.runtime.run_folder import check_complete, read_result
 from model.combinations import cautions
 from model.parameterization import sizes
 
-BROKEN = 3  # exit code: the gradient is not finite
+BROKEN = 3  # exit code: the gradient, the loss or the weights are not finite
 
 
 def main() -> int:

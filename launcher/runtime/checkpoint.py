@@ -18,13 +18,14 @@ that is whole.
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 from pydantic import BaseModel
+from torch import Tensor
 
 from data.workspace import sync
 from launcher.runtime.config import Config, differences, save_config
@@ -40,6 +41,10 @@ WEIGHTS, EMA_WEIGHTS = "model", "ema"  # how the names of safetensors files begi
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be used, or a resume that would contradict it."""
+
+
+class BrokenWeightsError(CheckpointError):
+    """Weights that are not finite: saved, they would take the place of a checkpoint that is of use."""
 
 
 class FormatError(CheckpointError):
@@ -75,6 +80,7 @@ def save(engine: Engine, config: Config, state: TrainState, root: Path, world: W
 
     Raises:
         CheckpointError: a rank could not write (no space left, no permission); the earlier checkpoints are untouched.
+        BrokenWeightsError: a weight is not finite; nothing is published.
     """
     final = step_folder(root, state.step)
     staging = root / f".{final.name}.staging"
@@ -87,7 +93,13 @@ def save(engine: Engine, config: Config, state: TrainState, root: Path, world: W
 
     _all_ranks(world, make_room, staging)
     _all_ranks(world, lambda: engine.save(staging), staging)
-    _raise_together(write_weights(engine.fp32_weights(), staging, WEIGHTS, world.is_main), world, staging)
+    broken: list[str] = []
+    weights = _noting_broken(engine.fp32_weights(), broken) if world.is_main else engine.fp32_weights()
+    _raise_together(write_weights(weights, staging, WEIGHTS, world.is_main), world, staging)
+    if broken := gather_objects(broken, world)[0]:
+        if world.is_main:
+            shutil.rmtree(staging, ignore_errors=True)
+        raise BrokenWeightsError(f"{len(broken)} tensors hold weights that are not finite, {broken[0]} for one")
     if engine.ema is not None:
         with engine.ema.in_place():
             problem = write_weights(engine.fp32_weights(), staging, EMA_WEIGHTS, world.is_main)
@@ -126,6 +138,14 @@ def save(engine: Engine, config: Config, state: TrainState, root: Path, world: W
 
     _all_ranks(world, publish, staging)
     return final
+
+
+def _noting_broken(weights: Iterable[tuple[str, Tensor]], broken: list[str]) -> Iterator[tuple[str, Tensor]]:
+    """Pass named tensors on, and add the names of those that are not finite to `broken`."""
+    for name, weight in weights:
+        if not weight.isfinite().all():
+            broken.append(name)
+        yield name, weight
 
 
 def find(root: Path, world: World) -> Path | None:
@@ -306,7 +326,7 @@ def _raise_together(error: str | None, world: World, folder: Path) -> None:
         free = shutil.disk_usage(folder.parent).free / 2**30
         raise CheckpointError(
             f"{folder.parent}: checkpoint not written ({'; '.join(errors)}); {free:.2f} GiB are free there. "
-            "Earlier checkpoints are whole: free some space and start the same command again"
+            "Earlier checkpoints are whole: free some space there"
         )
 
 
@@ -341,15 +361,18 @@ def _prune(root: Path, step: int, config: Config) -> None:
     """Delete all but the newest keep_last checkpoints and the multiples of keep_every.
 
     Checkpoints from beyond `step` go first: they are damaged, or training would have resumed from them, and must not
-    take the place of a whole one.
+    take the place of a whole one. One that cannot be deleted (on NFS, a file of it is held open) is tried again after
+    the next save: the new checkpoint is whole all the same.
     """
     every = config.checkpoint.keep_every
-    for folder in checkpoints(root):
-        if int(folder.name[5:]) > step:
+    beyond = [folder for folder in checkpoints(root) if int(folder.name[5:]) > step]
+    older = [folder for folder in checkpoints(root) if folder not in beyond][config.checkpoint.keep_last :]
+    for folder in beyond + [folder for folder in older if every is None or int(folder.name[5:]) % every]:
+        try:
             _remove(folder)
-    for folder in checkpoints(root)[config.checkpoint.keep_last :]:
-        if every is None or int(folder.name[5:]) % every:
-            _remove(folder)
+        except OSError as error:
+            warning = f"warning: {folder} cannot be deleted ({error}); the next save tries again"
+            print(warning, file=sys.stderr, flush=True)
 
 
 def _remove(folder: Path) -> None:

@@ -35,6 +35,7 @@ from launcher.runtime.updates import UpdateWatch
 
 MAX_SKIPPED = 10  # consecutive updates with a non-finite gradient before the run is called broken
 INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too
+REMEDY = "Lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step"
 
 
 class TrainingError(RuntimeError):
@@ -45,8 +46,9 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
     """Train to the last step, or until a rank is asked to stop. Returns whether the run is complete.
 
     Raises:
-        ValueError: the run folder or its checkpoints cannot be used with this configuration.
-        TrainingError: the gradient is not finite.
+        ValueError: the run folder or its checkpoints cannot be used with this configuration, or a checkpoint that the
+            run cannot do without, of the last step or of a request to stop, was not written.
+        TrainingError: the gradient, the loss or the weights are not finite.
     """
     root = config.run.folder / "checkpoints"
     found = checkpoint.find(root, world)
@@ -120,7 +122,7 @@ class Trainer:
 
                 stopping = any_rank(bool(self.stop), self.world)
                 if stopping or self._checkpoint_due():
-                    self._save()
+                    self._save(must=stopping or self.state.step == total)
                     meter.restart(self.state.step)
                 if stopping:
                     return False
@@ -141,11 +143,11 @@ class Trainer:
         self.state = replace(self.state, step=step, samples=plan.samples_before(step), tokens=plan.tokens_before(step))
         self.skipped = 0 if result.applied else self.skipped + 1
         broken_weights = result.applied and not math.isfinite(result.grad_norm)
-        if broken_weights or self.skipped >= MAX_SKIPPED:
+        ends_skipping = self.skipped > 0 and step == self.config.total_steps
+        if broken_weights or ends_skipping or self.skipped >= MAX_SKIPPED:
             raise TrainingError(
                 f"step {step}: the gradient norm is {result.grad_norm} (loss {result.loss.item():.4f}), "
-                f"{self.skipped} update(s) in a row were skipped; the last checkpoint is from before. "
-                "Lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step"
+                f"{self.skipped} update(s) in a row were skipped; the last checkpoint is from before. {REMEDY}"
             )
         if not result.applied:
             self._say(f"warning: step {step}: gradient norm {result.grad_norm}, update skipped", file=sys.stderr)
@@ -165,6 +167,10 @@ class Trainer:
         if self.log is not None:
             self.log.write(record)
             self.log.progress(record)
+        if result.applied and not math.isfinite(record["loss"]):
+            raise TrainingError(
+                f"step {self.state.step}: the loss is {record['loss']}; the last checkpoint is from before. {REMEDY}"
+            )
 
     def _reports(self, result: StepResult) -> dict[str, float]:
         """Means of what the objective reports; what had no target is left out."""
@@ -219,9 +225,21 @@ class Trainer:
                     self._say(f"step {self.state.step}: held-out loss of {name} {scores.loss:.4f}, moving average")
         if self.log is not None:
             self.log.write(record)
-            if self.state.step == self.config.total_steps:
+        if self.state.step == self.config.total_steps:
+            self._check_final_losses(record)
+            if self.world.is_main:
                 self._finish(record)
         return True
+
+    def _check_final_losses(self, record: dict[str, Any]) -> None:
+        """Raise TrainingError where a held-out loss of the final model is not finite."""
+        losses = {key: value for key, value in record.items() if key.endswith("loss")}
+        broken = [f"{key} is {value}" for key, value in losses.items() if not math.isfinite(value)]
+        if broken:
+            raise TrainingError(
+                f"step {self.state.step}: {', '.join(broken)}: the last update broke the model, and its checkpoint "
+                f"is of no use; remove it to go on from an earlier one. {REMEDY}"
+            )
 
     def _int8_delta(self, name: str) -> float | None:
         """What int8 weights and activations in the blocks add to the loss; None when asked to stop meanwhile."""
@@ -255,10 +273,22 @@ class Trainer:
         on_interval = interval is not None and step % interval == 0 and self.skipped == 0
         return step == self.config.total_steps or on_interval
 
-    def _save(self) -> None:
-        folder = checkpoint.save(
-            self.engine, self.config, self.state, self.config.run.folder / "checkpoints", self.world
-        )
+    def _save(self, must: bool = True) -> None:
+        """Save a checkpoint; without `must`, one that cannot be written is left to the next interval."""
+        root = self.config.run.folder / "checkpoints"
+        try:
+            folder = checkpoint.save(self.engine, self.config, self.state, root, self.world)
+        except checkpoint.BrokenWeightsError as error:
+            raise TrainingError(
+                f"step {self.state.step}: {error}; the last checkpoint is from before. {REMEDY}"
+            ) from error
+        except checkpoint.CheckpointError as error:
+            if must:
+                raise checkpoint.CheckpointError(f"{error} and start the same command again") from error
+            self._say(
+                f"warning: step {self.state.step}: {error}. Training goes on, the next save tries again", sys.stderr
+            )
+            return
         self.saved_step = self.state.step
         self._say(f"saved {folder}")
 

@@ -1,0 +1,78 @@
+"""A run is complete when its last step is made, scored and saved, and broken or unfinished otherwise."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.runtime.checkpoint import CheckpointError
+from launcher.runtime.config import Config, load_config
+from launcher.runtime.distributed import World
+from launcher.runtime.inputs import open_inputs
+from launcher.runtime.loop import TrainingError, train
+from launcher.runtime.signals import StopRequest
+from tests.conftest import Run
+
+SHORT = ["train.steps=6", "train.eval_interval=null", "checkpoint.interval=2", "metrics.diagnostics_interval=null"]
+
+
+def configure(tiny_config: Path, root: Path, *overrides: str) -> Config:
+    return load_config(tiny_config, [*SHORT, f"run.root={root}", *overrides])
+
+
+def attempt(config: Config, world: World) -> bool:
+    return train(config, open_inputs(config, world), world, StopRequest())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "saved"),
+    [
+        (
+            ["train.steps=1", "optimizer.lr=1.0e19"],
+            r"step 1: eval/email/loss is (nan|inf): .*remove it",
+            ["step_00000001"],
+        ),
+        (["train.steps=3", "optimizer.lr=1.0e30"], r"step 3: the gradient norm is .* 2 update\(s\) in a row", []),
+        (["train.steps=1", "optimizer.lr=1.0e39"], r"step 1: .* hold weights that are not finite", []),
+    ],
+)
+def test_a_run_that_ends_broken_is_not_complete(
+    tiny_config: Path, tmp_path: Path, world: World, overrides: list[str], message: str, saved: list[str]
+) -> None:
+    config = configure(tiny_config, tmp_path, "schedule.warmup_steps=0", "checkpoint.interval=null", *overrides)
+    with pytest.raises(TrainingError, match=message):
+        attempt(config, world)
+    run = Run(config.run.folder)
+    assert not (run.folder / "result.json").exists()
+    assert [name for name in run.checkpoints if name != "latest"] == saved
+
+
+def block_save(config: Config, step: int) -> Path:
+    """Put a file where the save of `step` wants its staging folder."""
+    obstacle = config.run.folder / "checkpoints" / f".step_{step:08d}.staging"
+    obstacle.parent.mkdir(parents=True, exist_ok=True)
+    obstacle.touch()
+    return obstacle
+
+
+def test_a_failed_save_is_a_warning_until_the_next(
+    tiny_config: Path, tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configure(tiny_config, tmp_path, "checkpoint.keep_last=9")
+    block_save(config, 2)
+    assert attempt(config, world)
+    assert "warning: step 2: " in capsys.readouterr().err
+    run = Run(config.run.folder)
+    assert [name for name in run.checkpoints if name.startswith("step_")] == ["step_00000004", "step_00000006"]
+    assert list(run.column("loss")) == [1, 2, 3, 4, 5, 6]
+    assert (run.folder / "result.json").exists()
+
+
+def test_a_run_whose_last_save_failed_is_not_complete(tiny_config: Path, tmp_path: Path, world: World) -> None:
+    config = configure(tiny_config, tmp_path)
+    obstacle = block_save(config, 6)
+    with pytest.raises(CheckpointError, match=r"checkpoint not written .* start the same command again"):
+        attempt(config, world)
+    assert not (config.run.folder / "result.json").exists()
+    obstacle.unlink()
+    assert attempt(config, world), "it goes on from step 4"
+    assert list(Run(config.run.folder).column("loss")) == [1, 2, 3, 4, 5, 6]
