@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -121,6 +122,7 @@ def new_folder(output: Path, kind: FolderKind) -> Iterator[Path]:
 
 
 def _publish(folder: Path, output: Path) -> None:
+    apply_umask(folder)
     for path in [*folder.rglob("*"), folder]:
         sync(path)
     replaced = folder.with_suffix(".replaced")
@@ -134,6 +136,29 @@ def _publish(folder: Path, output: Path) -> None:
         raise
     sync(output.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def apply_umask(folder: Path) -> None:
+    """Give everything in a folder the permissions that the umask allows; safetensors makes files of mode 0600.
+
+    Permissions are only ever added: a default access control list of the folder may have given more.
+    """
+    allowed = 0o777 & ~_umask()
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_symlink():
+            continue
+        mode = stat.S_IMODE(path.stat().st_mode)
+        wanted = mode | (allowed if path.is_dir() else allowed & 0o666)
+        if wanted != mode:
+            with contextlib.suppress(PermissionError):  # a file system without permissions, or another's file
+                path.chmod(wanted)
+
+
+def _umask() -> int:
+    """Return this process's umask, which can only be read by setting it."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def sync(path: Path) -> None:

@@ -27,7 +27,7 @@ import xxhash
 from pydantic import BaseModel
 from torch import Tensor
 
-from data.workspace import sync
+from data.workspace import apply_umask, sync
 from launcher.runtime.config import Config, differences, save_config
 from launcher.runtime.distributed import World, gather_objects
 from launcher.runtime.engine import Engine
@@ -126,6 +126,7 @@ def save(engine: Engine, config: Config, state: TrainState, root: Path, world: W
             "files": files,
         }
         _write_json(staging / MANIFEST, {**manifest, "checksum": _manifest_checksum(manifest)})
+        apply_umask(staging)
         sync(staging)
         if final.exists():  # damaged, or load would have resumed from it: make room without a moment of neither
             _remove(final)

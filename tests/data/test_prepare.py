@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -225,6 +226,29 @@ def test_two_runs_into_one_output_leave_each_other_alone(tmp_path: Path) -> None
         assert (tmp_path / "c" / "owner").read_text() == "second"
     assert (tmp_path / "c" / "owner").read_text() == "first"
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(("umask", "folder_mode", "file_mode"), [(0o022, 0o755, 0o644), (0o027, 0o750, 0o640)])
+def test_a_published_folder_has_the_permissions_of_the_umask(
+    tmp_path: Path, umask: int, folder_mode: int, file_mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        with new_folder(tmp_path / "c", CORPUS) as folder:
+            folder.chmod(0o2700)  # what is made in it inherits its group
+            (folder / "tokenizer").mkdir(0o700)
+            for name in ("train.bin", "tokenizer/tokenizer.json"):
+                (folder / name).touch(0o600)
+        assert os.umask(umask) == umask, "the umask is left as it was"
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [tmp_path / "c", *(tmp_path / "c").rglob("*")]}
+    assert modes == {
+        "c": 0o2000 | folder_mode,
+        "tokenizer": 0o2000 | folder_mode,
+        "train.bin": file_mode,
+        "tokenizer.json": file_mode,
+    }
 
 
 def on_a_small_disk(folder: Path, kilobytes: int) -> tuple[str, ...]:

@@ -107,6 +107,14 @@ def test_manifest_covers_every_file(root: Path) -> None:
     assert checkpoint.verify(folder, list(manifest["files"])) == []
 
 
+def test_others_may_read_what_the_umask_lets_them(original: Path) -> None:
+    reference = original.parent / "reference"
+    reference.touch()
+    allowed = reference.stat().st_mode
+    files = [path for path in original.rglob("*") if path.is_file()]
+    assert [path.name for path in files if path.stat().st_mode & allowed != allowed] == []
+
+
 def test_newest_whole_checkpoint_is_found_and_pointed_at(root: Path, world: World) -> None:
     assert checkpoint.find(root, world) == root / "step_00000003"
     assert (root / "latest").read_text() == "step_00000003\n"

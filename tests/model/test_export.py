@@ -220,6 +220,9 @@ def test_an_export_is_replaced_only_when_told(make_model: MakeModel, tmp_path: P
     model, output = loaded(make_model(), tmp_path), tmp_path / "out"
     output.mkdir()
     export(model, output, "auto")
+    reference = tmp_path / "reference"
+    reference.touch()
+    assert {file.stat().st_mode for file in output.iterdir()} == {reference.stat().st_mode}, "the umask decides"
     with pytest.raises(ValueError, match=r"out: exists; choose another folder or add --overwrite"):
         export(model, output, "auto")
     export(model, output, "native", overwrite=True)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from data.workspace import apply_umask
 from launcher.runtime.hf_export import ExportError, check_tokens, export
 from launcher.runtime.loading import LoadedModel, native_classes, quiet_transformers
 from model.decoder import CausalLM
@@ -97,6 +98,7 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
                     f"{tolerance:.0e}); nothing was saved"
                 )
         size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
+        apply_umask(staging)
         staging.rename(output)
     return SaveReport(str(output), recipe.name, type(stock).__name__, name, plain, rounded, size)
 
