@@ -3,18 +3,26 @@
 Every document has a place in one order: the hash of its text, keyed by the seed. Validation takes the bottom of that
 order, tokenizer training takes from the top. The place does not depend on the other documents or on where the
 document lies, so a held-out document stays held out when the corpus grows, and copies of it are held out with it.
+
+Where documents are few or of very different sizes, whole ones can miss the share of the text that was asked for by far.
+If they miss it by more than a factor of two, the large ones are cut instead: the last part of each is held out, and
+where it begins depends on that document alone.
 """
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import xxhash
 
+LARGE = 1 / 16  # of the text to be held out: when only smaller documents are left whole, their number evens out
+TOLERANCE = 2.0
+
 
 class Document(NamedTuple):
-    """One document and the split it belongs to."""
+    """One document, or a part of one, and the split it belongs to."""
 
     text: str
     source_bytes: int
@@ -28,8 +36,10 @@ class Survey:
 
     documents: int
     source_bytes: int
-    threshold: int | None
-    """Documents whose hash is below this are held out; None where the only document must be cut in two."""
+    threshold: int
+    """Documents whose hash is below this are held out, as long as they are not cut."""
+    cut_above: float
+    """Documents of more bytes than this are cut in two; infinite where none is."""
     sample: list[str]
     """Training documents for a tokenizer, topmost first."""
 
@@ -42,19 +52,25 @@ def place(data: bytes, seed: int) -> int:
 def survey(documents: Iterable[str], fraction: float, seed: int, sample_bytes: int) -> Survey:
     """Count the documents, find where to split them, and keep as many from the top as make `sample_bytes` of text.
 
-    At least one document is held out and at least one is not, whatever the fraction.
+    Neither split is empty, whatever the fraction.
 
     Raises:
         ValueError: there is nothing to split.
     """
-    count = total = kept = 0
-    lowest, highest = 1 << 64, -1
+    count = total = kept = below = at_lowest = at_highest = 0
+    asked, lowest, highest = int(fraction * 2**64), 1 << 64, -1
     top: list[tuple[int, int, int, str]] = []  # a heap of (place, tie-breaker, size, text), lowest place first
     for text in documents:
         data = text.encode()
         where = place(data, seed)
         count, total = count + 1, total + len(data)
-        lowest, highest = min(lowest, where), max(highest, where)
+        if where < lowest:
+            lowest, at_lowest = where, 0
+        if where > highest:
+            highest, at_highest = where, 0
+        at_lowest += len(data) * (where == lowest)
+        at_highest += len(data) * (where == highest)
+        below += len(data) * (where < asked)
         if sample_bytes:
             heapq.heappush(top, (where, -count, len(data), text[:sample_bytes]))
             kept += len(data)
@@ -62,29 +78,42 @@ def survey(documents: Iterable[str], fraction: float, seed: int, sample_bytes: i
                 kept -= heapq.heappop(top)[2]
     if count == 0:
         raise ValueError("no document to read: every source is empty or is not UTF-8 text; check --source")
-    if count == 1:
-        training = cut(top[0][3], fraction)[0] if top else ""
-        return Survey(count, total, None, [training])
-    if lowest == highest:
+    if count > 1 and lowest == highest:
         raise ValueError(f"all {count} documents are the same, so none can be held out; check --document-separator")
-    threshold = max(min(int(fraction * 2**64), highest), lowest + 1)
-    sample = [text for where, _, _, text in sorted(top, reverse=True) if where >= threshold]
-    return Survey(count, total, threshold, sample)
+    threshold = max(min(asked, highest), lowest + 1)
+    held_out = at_lowest if asked <= lowest else total - at_highest if asked > highest else below
+    if count == 1:
+        cut_above = -1.0
+    elif is_near(held_out / total, fraction):
+        cut_above = math.inf
+    else:  # four bytes are the longest character, and each part needs one
+        cut_above = max(LARGE * fraction * total, 4 / fraction, 4 / (1 - fraction))
+    sample = [
+        cut(text, fraction)[0] if size > cut_above else text
+        for where, _, size, text in sorted(top, reverse=True)
+        if size > cut_above or where >= threshold
+    ]
+    return Survey(count, total, threshold, cut_above, sample)
+
+
+def is_near(share: float, fraction: float) -> bool:
+    """Return whether the share that is held out is within a factor of two of the fraction that was asked for."""
+    return fraction / TOLERANCE <= share <= fraction * TOLERANCE
 
 
 def split(documents: Iterable[str], found: Survey, fraction: float, seed: int) -> Iterator[Document]:
-    """Mark each document as held out or not; cut a single one in two."""
+    """Mark each document as held out or not; cut the large ones in two where the survey says so."""
     for text in documents:
-        if found.threshold is None:
+        data = text.encode()
+        if len(data) > found.cut_above:
             for part, held_out in zip(cut(text, fraction), (False, True), strict=True):
                 yield Document(part, len(part.encode()), held_out)
         else:
-            data = text.encode()
             yield Document(text, len(data), place(data, seed) < found.threshold)
 
 
 def cut(text: str, fraction: float) -> tuple[str, str]:
-    """Split one long text: its last `fraction`, from the next line start where there is one, is held out.
+    """Split one text: its last `fraction`, from the next line start where there is one, is held out.
 
     Raises:
         ValueError: one of the two parts would be empty.

@@ -6,6 +6,7 @@ The folder appears under its name only when it is complete; the same request aga
 """
 
 import json
+import math
 import platform
 import shutil
 import time
@@ -21,7 +22,7 @@ import numpy as np
 
 from data.corpus import MANIFEST, FileRecord, Manifest, SplitRecord, TokenizerRecord, open_corpus, read_manifest
 from data.encoding import encode_documents
-from data.heldout import Survey, split, survey
+from data.heldout import Survey, is_near, split, survey
 from data.indexed import IndexedWriter, Int64s
 from data.progress import Progress
 from data.sources import Sources
@@ -98,7 +99,9 @@ def prepare(request: Request, log: Log) -> Result:
     check_tokenizer(request.tokenizer)
     identity = request.identity()
     if _exists_already(request, identity):
-        return Result(request.output, read_manifest(request.output), None)
+        manifest = read_manifest(request.output)
+        _warn_of_share(request, manifest, "prepare it again with --overwrite", log)
+        return Result(request.output, manifest, None)
 
     with new_folder(request.output, CORPUS) as folder:
         skipped: Counter[str] = Counter()
@@ -106,6 +109,7 @@ def prepare(request: Request, log: Log) -> Result:
         log(_describe(found, skipped))
         _build_tokenizer(request, found, folder / "tokenizer", log)
         manifest = _encode(request, found, folder, identity, skipped, log)
+        _warn_of_share(request, manifest, "give more text, or another --validation-fraction", log)
         (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
     return Result(request.output, manifest, time.monotonic() - started)
 
@@ -141,7 +145,20 @@ def _counted(documents: Iterable[str], progress: Progress) -> Iterator[str]:
 
 def _describe(found: Survey, skipped: Counter[str]) -> str:
     left_out = "".join(f", {count:,} left out ({reason})" for reason, count in sorted(skipped.items()))
-    return f"source: {found.documents:,} documents, {found.source_bytes / 1e6:,.1f} MB of text{left_out}"
+    whole = found.documents == 1 or found.cut_above == math.inf
+    cut = "" if whole else f"; the end of each of more than {found.cut_above:,.0f} bytes is held out"
+    return f"source: {found.documents:,} documents, {found.source_bytes / 1e6:,.1f} MB of text{left_out}{cut}"
+
+
+def _warn_of_share(request: Request, manifest: Manifest, remedy: str, log: Log) -> None:
+    """Say so if the share of the text that is held out is far from the one that was asked for."""
+    sizes = {name: record.source_bytes for name, record in manifest.splits.items()}
+    share = sizes["validation"] / sum(sizes.values())
+    if not is_near(share, request.validation_fraction):
+        log(
+            f"warning: {share:.1%} of the text is held out, and --validation-fraction asked for "
+            f"{request.validation_fraction:.1%}; {remedy}"
+        )
 
 
 def _build_tokenizer(request: Request, found: Survey, folder: Path, log: Log) -> None:

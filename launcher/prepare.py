@@ -73,7 +73,8 @@ def _parse() -> argparse.Namespace:
         "--validation-fraction",
         type=float,
         default=0.02,
-        help="share of the documents to hold out; of the text, where there is a single document (default: 0.02)",
+        help="share of the text to hold out: whole documents, and where these are few or large, the end of each large "
+        "one (default: 0.02)",
     )
     parser.add_argument("--seed", type=int, default=0, help="chooses which documents are held out (default: 0)")
     cores = len(os.sched_getaffinity(0))

@@ -29,7 +29,10 @@ def test_neither_split_is_ever_empty(documents: list[str], fraction: float) -> N
         with pytest.raises(ValueError, match="are the same, so none can be held out"):
             held_out(documents, fraction)
     else:
-        assert 0 < len(held_out(documents, fraction)) < len(set(documents))
+        parts = list(split(documents, survey(documents, fraction, 0, 0), fraction, 0))
+        assert "".join(part.text for part in parts) == "".join(documents)
+        assert {part.held_out for part in parts} == {False, True}
+        assert all(part.text for part in parts)
 
 
 def test_the_tokenizer_never_trains_on_what_is_held_out() -> None:
@@ -65,6 +68,49 @@ def test_a_book_is_cut_at_a_line_start() -> None:
     assert parts[1].text.startswith("line ")
     assert 0.018 < parts[1].source_bytes / len(book) <= 0.02
     assert survey([book], 0.02, 0, 10**6).sample == [parts[0].text]
+
+
+def lines(number: int, count: int) -> str:
+    return "".join(f"line {line} of document {number}\n" for line in range(count))
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [
+        [lines(0, 1000), lines(1, 750)],
+        [lines(number, 100) for number in range(20)],
+        [lines(0, 20_000), *(lines(number, 4) for number in range(1, 2000))],
+    ],
+    ids=["two", "twenty", "one of them huge"],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_the_share_of_few_or_large_documents_is_kept(documents: list[str], seed: int) -> None:
+    found = survey(documents, 0.02, seed, sample_bytes=1 << 24)
+    parts = list(split(documents, found, 0.02, seed))
+    held = sum(part.source_bytes for part in parts if part.held_out)
+    assert 0.01 <= held / found.source_bytes <= 0.04
+    assert "".join(part.text for part in parts) == "".join(documents)
+    assert sorted(found.sample) == sorted(part.text for part in parts if not part.held_out)
+    again = list(split(documents[::-1], survey(documents[::-1], 0.02, seed, 0), 0.02, seed))
+    assert sorted(again) == sorted(parts), "the order of documents changes nothing"
+
+
+def test_documents_of_a_large_corpus_stay_whole() -> None:
+    documents = [lines(number, 1 + number % 9) for number in range(3000)]
+    parts = list(split(documents, survey(documents, 0.02, 0, 0), 0.02, 0))
+    expected = [text for text in documents if place(text.encode(), 0) < int(0.02 * 2**64)]
+    assert [part.text for part in parts] == documents
+    assert [part.text for part in parts if part.held_out] == expected
+
+
+@given(
+    documents=st.lists(st.text("aé🎉\n", min_size=1, max_size=400), min_size=2, max_size=4, unique=True),
+    fraction=st.floats(0.01, 0.99),
+)
+def test_characters_are_never_cut(documents: list[str], fraction: float) -> None:
+    parts = list(split(documents, survey(documents, fraction, 0, 0), fraction, 0))
+    assert "".join(part.text for part in parts) == "".join(documents)
+    assert all(part.text for part in parts)
 
 
 def test_nothing_to_read_is_refused() -> None:

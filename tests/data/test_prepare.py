@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import stat
@@ -119,6 +120,26 @@ def test_a_single_document_is_cut(tmp_path: Path) -> None:
     make(tmp_path / "book.txt", tmp_path / "book")
     splits = open_corpus(tmp_path / "book").splits
     assert [split.num_documents for split in splits.values()] == [1, 1]
+
+
+def test_a_share_that_cannot_be_kept_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "words.txt").write_text("a few words,but too few")
+    for _ in range(2):
+        sources = Sources((str(tmp_path / "words.txt"),), "text", ",")
+        prepare(Request(sources, "byte", tmp_path / "c"), log=print)
+        warning = r"warning: \d\d\.\d% of the text is held out, and --validation-fraction asked for 2\.0%"
+        assert re.search(warning, capsys.readouterr().out)
+
+
+def test_two_books_give_the_share_that_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, count in (("a", 4000), ("b", 3000)):
+        (tmp_path / f"{name}.txt").write_text("".join(f"{name} {line}\n" for line in range(count)))
+    make(tmp_path / "*.txt", tmp_path / "c")
+    splits = open_corpus(tmp_path / "c").splits
+    assert [split.num_documents for split in splits.values()] == [2, 2]
+    sizes = [split.source_bytes or 0 for split in splits.values()]
+    assert sizes[1] / sum(sizes) == pytest.approx(0.02, rel=0.05)
+    assert "the end of each of more than" in capsys.readouterr().out
 
 
 def test_other_folders_are_never_replaced(text_folder: Path, tmp_path: Path) -> None:
