@@ -29,6 +29,7 @@ from launcher.runtime.config import Config, ConfigError, load_config
 from launcher.runtime.distributed import World
 from launcher.runtime.horizon import describe_settings
 from launcher.runtime.inputs import Inputs, open_inputs
+from launcher.runtime.lock import RunLockedError, run_lock
 from launcher.runtime.loop import TrainingError, train
 from launcher.runtime.run_folder import check_complete, read_result
 from model.combinations import cautions
@@ -58,8 +59,9 @@ def main() -> int:
     except (ValueError, OSError) as error:
         return fail(error, UNUSABLE)
     try:
-        complete = train(config, inputs, world, STOP)
-    except (ConfigError, CheckpointError, OSError) as error:
+        with run_lock(config.run.folder, world):
+            complete = train(config, inputs, world, STOP)
+    except (ConfigError, CheckpointError, RunLockedError, OSError) as error:
         return fail(error, UNUSABLE)
     except TrainingError as error:
         return fail(error, BROKEN)

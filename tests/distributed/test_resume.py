@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -112,6 +113,27 @@ def test_a_complete_run_is_left_alone(whole: dict[str, Run], run_pretrain: Pretr
     assert "optimizer.lr: 0." in outcome.stderr
     assert "keep_last" not in outcome.stderr
     assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_second_launch_of_a_run_that_trains_is_refused(
+    start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path
+) -> None:
+    """Ranks of the second learn from their rank 0, and the first does not notice."""
+    overrides = ["train.steps=100000", "train.eval_interval=null", "checkpoint.interval=1"]
+    first = start_pretrain(tiny_config, "twice", overrides, launcher="python")
+    first.wait_until(lambda: len(first.run.column("loss")) >= 3)
+    second = run_pretrain(tiny_config, "twice", overrides, ranks=2)
+    assert second.code == 2, second.stderr
+    assert f"is being trained by process {first.processes[0].pid} on host {socket.gethostname()}" in second.stderr
+    assert "Traceback" not in second.stderr
+    at = max(first.run.column("loss"))
+    first.wait_until(lambda: max(first.run.column("loss")) >= at + 3)
+    first.processes[0].send_signal(signal.SIGTERM)
+    outcome = first.wait()
+    assert outcome.code == REQUEUE, outcome.stderr
+    steps = list(outcome.run.column("loss"))
+    assert steps == list(range(1, steps[-1] + 1))
+    assert f"step_{steps[-1]:08d}" in outcome.run.checkpoints
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

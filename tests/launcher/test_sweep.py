@@ -4,7 +4,6 @@ Most tests read one sweep of three runs, of which one diverges and one fails the
 the middle, by killing its worker and by asking it to stop.
 """
 
-import fcntl
 import json
 import re
 import signal
@@ -26,6 +25,7 @@ from launcher.runtime.sweep.plan import Plan, make_plan
 from launcher.runtime.sweep.pool import places, run_all
 from launcher.runtime.sweep.worker import run_cell
 from tests.conftest import Job, Outcome, Pretrain, Run, Start
+from tests.launcher.test_lock import held_elsewhere
 
 SETTINGS: dict[str, Any] = {
     "train.eval_interval": None,
@@ -268,9 +268,7 @@ def stop() -> "StopRequest":
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(cell: Config, stop: StopRequest) -> None:
-    cell.run.folder.mkdir(parents=True)
-    with (cell.run.folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with held_elsewhere(cell.run.folder):
         assert run_cell(cell, WORLD, stop, never, False) == "elsewhere"
     assert run_cell(cell, WORLD, stop, never, False) == "failed", "the lock ends with its holder"
 

@@ -18,9 +18,9 @@ from launcher.runtime.run_folder import RESULT, write_whole
 from launcher.runtime.sweep.cells import Cell
 from launcher.runtime.sweep.config import SweepConfig
 from launcher.runtime.sweep.statistics import mean
-from launcher.runtime.sweep.worker import FINISHED, LOCK, outcome_of
+from launcher.runtime.sweep.worker import FINISHED, outcome_of
 
-RESULTS, SUMMARY, FIGURE = "results.jsonl", "summary.json", "summary.png"
+RESULTS, SUMMARY, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.png", "lock"
 LAST = 0.1  # share of the logged steps that train_loss averages over, at the end of the run
 
 

@@ -3,11 +3,10 @@
 A cell is trained by the same loop as any other run, in a world of one, and ends in one of four ways, each written
 into its run folder before it is reported: `result.json` (finished), `diverged.json` (finished, and the answer is that
 this setting does not train), `error.txt` (failed: tried again next time), or a checkpoint (stopped on request). While
-it is trained the file `lock` is held, so any number of processes can work on one sweep.
+it is trained its run folder is locked, so any number of processes can work on one sweep.
 """
 
 import contextlib
-import fcntl
 import gc
 import json
 import os
@@ -26,6 +25,7 @@ from launcher.runtime import checkpoint, distributed
 from launcher.runtime.config import Config, ConfigError, load_config
 from launcher.runtime.distributed import World
 from launcher.runtime.inputs import Inputs, open_inputs
+from launcher.runtime.lock import RunLockedError, hold
 from launcher.runtime.loop import TrainingError
 from launcher.runtime.run_folder import RESULT, write_whole
 from launcher.runtime.signals import StopRequest
@@ -33,7 +33,7 @@ from launcher.runtime.signals import StopRequest
 Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as launcher.runtime.loop.train
 Outcome = Literal["finished", "diverged", "failed", "stopped", "elsewhere"]
 FINISHED: tuple[Outcome, ...] = ("finished", "diverged")  # never trained again
-DIVERGED, ERROR, LOG, LOCK = "diverged.json", "error.txt", "log.txt", "lock"
+DIVERGED, ERROR, LOG = "diverged.json", "error.txt", "log.txt"
 TIMEOUT_MINUTES = 30.0  # of collectives, which in a world of one have nobody to wait for
 
 
@@ -74,19 +74,17 @@ def run_cell(config: Config, world: World, stop: StopRequest, run: Run, keep_che
         How it ended; "elsewhere" if another process is at it.
     """
     folder = config.run.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / LOCK).open("w") as lock, _output_to(folder / LOG):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return "elsewhere"
-        ended = outcome_of(config)
-        if ended in FINISHED:  # by another process, since the list of cells was made
-            return ended
-        (folder / ERROR).unlink(missing_ok=True)
-        outcome = _train(config, world, stop, run)
-        if outcome in FINISHED and not keep_checkpoints:
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    try:
+        with hold(folder), _output_to(folder / LOG):
+            ended = outcome_of(config)
+            if ended in FINISHED:  # by another process, since the list of cells was made
+                return ended
+            (folder / ERROR).unlink(missing_ok=True)
+            outcome = _train(config, world, stop, run)
+            if outcome in FINISHED and not keep_checkpoints:
+                shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    except RunLockedError:
+        return "elsewhere"
     gc.collect()  # an engine is full of cycles, and holds memory that the next one needs
     return outcome
 
