@@ -19,14 +19,29 @@ from typing import Any
 
 import numpy as np
 
-from data.corpus import MANIFEST, FileRecord, Manifest, SplitRecord, TokenizerRecord, open_corpus, read_manifest
-from data.encoding import encode_documents
-from data.heldout import Survey, split, survey
-from data.indexed import IndexedWriter, Int64s
-from data.progress import Progress
-from data.sources import Sources
-from data.tokenizers import Encoder, build_tokenizer, check_tokenizer, sample_bytes, tokenizer_sha256, trained_size
-from data.workspace import new_folder
+from plumbline.data.corpus import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    SplitRecord,
+    TokenizerRecord,
+    open_corpus,
+    read_manifest,
+)
+from plumbline.data.encoding import encode_documents
+from plumbline.data.heldout import Survey, split, survey
+from plumbline.data.indexed import IndexedWriter, Int64s
+from plumbline.data.progress import Progress
+from plumbline.data.sources import Sources
+from plumbline.data.tokenizers import (
+    Encoder,
+    build_tokenizer,
+    check_tokenizer,
+    sample_bytes,
+    tokenizer_sha256,
+    trained_size,
+)
+from plumbline.data.workspace import new_folder
 
 Log = Callable[[str], None]
 

@@ -18,21 +18,25 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.runtime.signals import REQUEUE, StopRequest
+from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
 
 STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
 
-from launcher.runtime import branch, distributed, initial_weights
-from launcher.runtime.checkpoint import CheckpointError
-from launcher.runtime.cli import UNUSABLE
-from launcher.runtime.config import Config, ConfigError, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.horizon import describe_settings
-from launcher.runtime.inputs import Inputs, open_inputs
-from launcher.runtime.loop import TrainingError, train
-from launcher.runtime.run_folder import check_complete, read_result
-from model.combinations import cautions
-from model.parameterization import sizes
+from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.models import from_stock as initial_weights
+from plumbline.launcher.runtime.system import startup as distributed
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.system.cli import UNUSABLE
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.config.describe import describe_settings
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.train.loop import TrainingError, train
+from plumbline.launcher.runtime.run.folder import check_complete, read_result
+from plumbline.model.combinations import cautions
+from plumbline.model.parameterization.sizes import sizes
 
 BROKEN = 3  # exit code: the gradient is not finite
 

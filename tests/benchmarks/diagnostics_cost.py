@@ -21,14 +21,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data.indexed import IndexedWriter, token_dtype
-from data.loader import TrainBatches
-from launcher.runtime import distributed
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.engine import Batch, Engine
-from launcher.runtime.metrics import MetricsLog
-from launcher.runtime.observe import step_record, watch_step
+from plumbline.data.indexed import IndexedWriter, token_dtype
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.system import startup as distributed
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.engine.deepspeed import Batch, Engine
+from plumbline.launcher.runtime.run.metrics import MetricsLog
+from plumbline.launcher.runtime.train.diagnostics import step_record, watch_step
 
 VOCABULARY = 4096
 

@@ -22,15 +22,18 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
-from data.indexed import IndexedWriter, token_dtype
-from data.loader import TrainBatches
-from launcher.runtime import distributed
-from launcher.runtime.config import Config, parse_config
-from launcher.runtime.distributed import World
-from launcher.runtime.engine import Engine
-from model.decoder import CausalLM
-from model.initialization import initialize
-from model.parameterization import OptimizerSettings, multipliers, parameter_table
+from plumbline.data.indexed import IndexedWriter, token_dtype
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.system import startup as distributed
+from plumbline.launcher.runtime.config.load import parse_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.config import OptimizerSettings
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
 
 VOCABULARY = 8192
 

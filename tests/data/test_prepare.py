@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from data.corpus import open_corpus, verify_checksums
-from data.prepare import Request, prepare
-from data.sources import Sources
-from data.workspace import new_folder
+from plumbline.data.corpus import open_corpus, verify_checksums
+from plumbline.data.prepare import Request, prepare
+from plumbline.data.sources import Sources
+from plumbline.data.workspace import new_folder
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from data import heldout
-from data.tokenizers import Encoder, build_tokenizer, check_tokenizer, sample_bytes, tokenizer_sha256, trained_size
+from plumbline.data import heldout
+from plumbline.data.tokenizers import (
+    Encoder,
+    build_tokenizer,
+    check_tokenizer,
+    sample_bytes,
+    tokenizer_sha256,
+    trained_size,
+)
 
 TRICKY = [
     "",

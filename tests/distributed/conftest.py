@@ -13,13 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data.loader import TrainBatches
-from launcher.runtime import distributed
-from launcher.runtime.config import Config
-from launcher.runtime.distributed import World
-from model.decoder import CausalLM
-from model.initialization import initialize
-from model.parameterization import ParameterRow, multipliers, parameter_table
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.system import startup as distributed
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.world import World
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.table import parameter_table
 
 
 def set_environment(variables: Mapping[str, str]) -> None:

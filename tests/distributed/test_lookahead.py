@@ -16,7 +16,7 @@ from safetensors import safe_open
 
 import launcher.export
 import launcher.generate
-from launcher.runtime.loading import load_model
+from plumbline.launcher.runtime.models.open import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,20 +16,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import launcher.eval
-from data.config import SourceConfig
-from data.loader import TrainBatches, ValidationBatches, open_source, validation_splits
-from launcher.runtime.checkpoint import CheckpointError, check_resume
-from launcher.runtime.config import Config, ConfigError, load_config
-from launcher.runtime.engine import Engine
-from launcher.runtime.evaluate import held_out_loss, wilson_interval
-from launcher.runtime.held_out import own_task
-from launcher.runtime.inputs import open_inputs
-from launcher.runtime.loading import load_model
-from model.decoder import CausalLM
-from model.parameterization import multipliers
+from plumbline.data.config import SourceConfig
+from plumbline.data.loader import TrainBatches, ValidationBatches, open_source, validation_splits
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.run.scores import held_out_loss, wilson_interval
+from plumbline.launcher.runtime.models.held_out import own_task
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.multipliers import multipliers
 
 if TYPE_CHECKING:
-    from launcher.runtime.distributed import World
+    from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Pretrain, Run
 
 TASK = "{name: retrieval, pairs: 4, queries: 2, keys: 6, values: 2}"

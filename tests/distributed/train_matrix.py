@@ -13,13 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.runtime import checkpoint, distributed
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.inputs import open_inputs
-from launcher.runtime.loop import Trainer
-from launcher.runtime.run_folder import prepare_run_folder
-from launcher.runtime.signals import StopRequest
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.system import startup as distributed
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.train.loop import Trainer
+from plumbline.launcher.runtime.run.folder import prepare_run_folder
+from plumbline.launcher.runtime.system.signals import StopRequest
 
 CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.0e-6", "optimizer.betas=[0.8, 0.9]"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher.runtime import slurm
-from launcher.runtime.budget import device_memory
-from launcher.runtime.config import load_config
+from plumbline.launcher.runtime.train import submission as slurm
+from plumbline.launcher.runtime.config.budget import device_memory
+from plumbline.launcher.runtime.config.load import load_config
 
 if TYPE_CHECKING:
     import subprocess

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher.runtime.distributed import read_world
+from plumbline.launcher.runtime.system.world import read_world
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import Cluster

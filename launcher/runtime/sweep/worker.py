@@ -22,13 +22,17 @@ from typing import Literal
 
 import torch
 
-from launcher.runtime import checkpoint, distributed
-from launcher.runtime.config import Config, ConfigError, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.inputs import Inputs, open_inputs
-from launcher.runtime.loop import TrainingError
-from launcher.runtime.run_folder import RESULT, write_whole
-from launcher.runtime.signals import StopRequest
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.system import startup as distributed
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.train.loop import TrainingError
+from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.signals import StopRequest
 
 Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as launcher.runtime.loop.train
 Outcome = Literal["finished", "diverged", "failed", "stopped", "elsewhere"]
