@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from plumbline.launcher.runtime.models import averages
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.launcher.runtime.models import averages
 from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.system import cli
 from plumbline.model.export.targets import TARGETS
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.laws.document import describe, plain
 from plumbline.launcher.runtime.laws.plots import plot_fit
 from plumbline.launcher.runtime.laws.rows import read_rows
+from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.model.scaling_laws.fit import fit
 from plumbline.model.scaling_laws.forms import FORMS, form_named

@@ -12,8 +12,8 @@ from itertools import chain, islice
 from pathlib import Path
 
 from plumbline.launcher.runtime.models import averages
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.models.open import DTYPES, load_model, load_tokenizer
+from plumbline.launcher.runtime.system import cli
 from plumbline.model.lookahead.generation import Drafts, Trigger
 
 

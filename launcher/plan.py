@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.launcher.runtime.checkpoint import branch
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.config.budget import GIB, compute, device_memory, totals
+from plumbline.launcher.runtime.config.describe import describe_settings
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.config.describe import describe_settings
 from plumbline.launcher.runtime.laws import prediction
 from plumbline.launcher.runtime.optim.optimizer import ZERO_STAGES
+from plumbline.launcher.runtime.system import cli
 from plumbline.model.combinations import cautions
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.multipliers import multipliers

@@ -23,18 +23,18 @@ from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
 STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
 
 from plumbline.launcher.runtime.checkpoint import branch
-from plumbline.launcher.runtime.models import from_stock as initial_weights
-from plumbline.launcher.runtime.system import startup as distributed
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
-from plumbline.launcher.runtime.system.cli import UNUSABLE
+from plumbline.launcher.runtime.config.describe import describe_settings
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.config.describe import describe_settings
-from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.train.loop import TrainingError, train
+from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.run.folder import check_complete, read_result
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.cli import UNUSABLE
+from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.train.loop import TrainingError, train
 from plumbline.model.combinations import cautions
 from plumbline.model.parameterization.sizes import sizes
 
@@ -45,7 +45,7 @@ def main() -> int:
     """Check everything that can be checked, then train."""
     arguments = parse_arguments()
     try:
-        world = distributed.read_world()
+        world = read_world()
         config = branch.resolve(load_config(arguments.config, arguments.overrides), warn=world.is_main)
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints, world)
@@ -58,7 +58,7 @@ def main() -> int:
             return 0
         if world.is_main:
             print("\n".join(describe(config, inputs, world)), flush=True)
-        distributed.start(world, config.deepspeed.timeout_minutes)
+        startup.start(world, config.deepspeed.timeout_minutes)
     except (ValueError, OSError) as error:
         return fail(error, UNUSABLE)
     try:
@@ -67,7 +67,7 @@ def main() -> int:
         return fail(error, UNUSABLE)
     except TrainingError as error:
         return fail(error, BROKEN)
-    distributed.stop()
+    startup.stop()
     if world.is_main:
         folder = config.run.folder
         print(f"{folder} is complete" if complete else f"stopped on request; the same command resumes {folder}")

@@ -23,15 +23,15 @@ from yaml import YAMLError
 from plumbline.data.config import SourceConfig
 from plumbline.data.loader import ValidationBatches, calibration_batches, open_source
 from plumbline.data.streams import SampleSource
-from plumbline.launcher.runtime.models import averages
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.config.errors import explain
-from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
 from plumbline.launcher.runtime.laws.document import open_law
+from plumbline.launcher.runtime.models import averages
+from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, load_model
 from plumbline.launcher.runtime.quantize.report import write_report
 from plumbline.launcher.runtime.quantize.rows import RowFile, Text, measure_missing
 from plumbline.launcher.runtime.quantize.save import save_quantized
+from plumbline.launcher.runtime.system import cli
 from plumbline.model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
 
 

@@ -11,11 +11,11 @@ is shown with examples that it solves and fails.
 import argparse
 from pathlib import Path
 
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.report.alerts import find_alerts
 from plumbline.launcher.runtime.report.examples import solved_and_failed
 from plumbline.launcher.runtime.report.history import read_history
 from plumbline.launcher.runtime.report.page import page, summary
+from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.files import write_whole
 
 

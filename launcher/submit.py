@@ -7,8 +7,8 @@ launcher/runtime/train/submission.py); slurm/pretrain.sbatch is what then runs o
 import argparse
 from pathlib import Path
 
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
 from plumbline.launcher.runtime.train.submission import check, write_submission
 

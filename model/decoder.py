@@ -18,8 +18,8 @@ from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.blocks import Block, make_block
 from plumbline.model.config import ModelConfig
 from plumbline.model.linear_cross_entropy import linear_cross_entropy, soft_cap
-from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.norms import make_norm
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class Decoder(nn.Module):

@@ -4,8 +4,8 @@ import math
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.objectives import ObjectiveConfig
-from plumbline.model.parameterization.table import parameter_shapes
 from plumbline.model.parameterization.roles import role_of
+from plumbline.model.parameterization.table import parameter_shapes
 
 MATRICES = ("hidden_matrix", "projection")
 

@@ -14,8 +14,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 from plumbline.model.attention.block_sparse import block_sparse_attention
 from plumbline.model.attention.context import AttentionContext, LayerCache
 from plumbline.model.config import ModelConfig
-from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.norms import make_head_norm
+from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.rotary import apply_rotary
 
 

@@ -10,8 +10,8 @@ from plumbline.model.attention.context import AttentionContext, LayerCache
 from plumbline.model.blocks.residual import Residual
 from plumbline.model.config import ModelConfig
 from plumbline.model.mlp import MLP
-from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.norms import make_norm
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class PostNormBlock(nn.Module):

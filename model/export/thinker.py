@@ -18,8 +18,8 @@ from plumbline.model.export.compat import widen_thinker
 from plumbline.model.export.fold import Weights, folded_config, state_scale
 from plumbline.model.export.rotary_classes import gemma_embedding_scale
 from plumbline.model.export.targets import resolved, to_fold
-from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 CODE = Path(__file__).with_name("native") / "lookahead.py"
 FILE = "lookahead.safetensors"

@@ -5,7 +5,6 @@ a case.
 """
 
 from plumbline.model.config import ModelConfig
-from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
 from plumbline.model.objectives.multi_token import MultiToken, MultiTokenConfig
 from plumbline.model.objectives.next_token import NextToken, NextTokenConfig
@@ -13,6 +12,7 @@ from plumbline.model.objectives.objective import Objective
 from plumbline.model.objectives.registers import Registers, RegistersConfig
 from plumbline.model.objectives.sequential_mtp import SequentialMTP, SequentialMTPConfig
 from plumbline.model.objectives.silent_thoughts import SilentThoughts, SilentThoughtsConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 ObjectiveConfig = (
     NextTokenConfig

@@ -14,8 +14,8 @@ from plumbline.model.attention.context import AttentionContext
 from plumbline.model.blocks import make_block
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import Decoder
-from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.objectives.further_tokens import FurtherTokens, FurtherTokensConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class MultiTokenConfig(FurtherTokensConfig):

@@ -5,7 +5,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +13,7 @@ from plumbline.model.attention.mixing import draw_mixing
 from plumbline.model.config import ModelConfig
 from plumbline.model.mlp import XIELU
 from plumbline.model.parameterization.roles import role_of
-
-if TYPE_CHECKING:
-    from plumbline.model.parameterization.rows import ParameterRow
-
+from plumbline.model.parameterization.rows import ParameterRow
 
 STARTS: dict[str, float] = {
     "shape_gains": 1.0,
@@ -108,7 +104,7 @@ def initialize(
             parameter.copy_(_draw(row, generator).view_as(parameter))
 
 
-def _draw(row: "ParameterRow", generator: torch.Generator) -> Tensor:
+def _draw(row: ParameterRow, generator: torch.Generator) -> Tensor:
     if row.role == "mixing":
         return draw_mixing(row.shape, row.init_std, generator)
     if row.role == "projection":  # keeps lengths at every width

@@ -1,19 +1,9 @@
 """One row of the parameterization's table."""
 
-import functools
 import math
-import re
 from dataclasses import dataclass
-from typing import Literal
-import torch
-from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
-from plumbline.model.config import ModelConfig
-from plumbline.model.decoder import CausalLM
-from plumbline.model.parameterization.initialization import first_std, first_value, is_trainable
-from plumbline.model.parameterization.multipliers import Multipliers
-from plumbline.model.objectives import ObjectiveConfig, make_objective
-from plumbline.model.objectives.objective import TrainedLM
-from plumbline.model.parameterization.roles import Role, fans_of, role_of
+
+from plumbline.model.parameterization.roles import Role
 
 
 @dataclass(frozen=True)

@@ -24,27 +24,19 @@ import functools
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.parameterization.initialization import first_std, first_value, is_trainable
-from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.objectives import ObjectiveConfig, make_objective
 from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.config import MatrixUpdate, OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import first_std, first_value, is_trainable
+from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.roles import Role, fans_of, role_of
-
-
-
-
-
-
-
-
-
+from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.sizes import Sizes, sizes
 
 
 @dataclass(frozen=True)
@@ -84,10 +76,6 @@ def scaling_table(size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, 
         "unembedding":   Scaling(1 / n,        1 / n,                n,             1.0) if absorbed
                     else Scaling(1.0,          1.0,                  1.0,           1 / n),
     }  # fmt: skip
-
-
-
-
 
 
 @functools.lru_cache

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.roles import role_of
 from plumbline.model.parameterization.table import parameter_shapes
 from plumbline.model.quantization.formats import parse_format
 from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
 from plumbline.model.quantization.quantizer import Granularity, Quantizer, Site
-from plumbline.model.parameterization.roles import role_of
 
 PAPERS: dict[Site, Granularity] = {"weights": "channel", "activations": "tensor", "kv_cache": "tensor"}
 BLOCK_FORMATS = {  # elements that share a scale of few bits

@@ -19,9 +19,9 @@ from pathlib import Path
 import torch
 
 from plumbline.data.loader import TrainBatches, ValidationBatches, validation_splits
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system import cli
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers

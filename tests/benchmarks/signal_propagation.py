@@ -16,8 +16,8 @@ from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.diagnostics.observer import observing
 from plumbline.model.families import FAMILIES
-from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_table
 

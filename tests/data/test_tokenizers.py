@@ -115,7 +115,7 @@ def test_unigram_segments_as_sentencepiece_does(
             models.append(super().getvalue())
             return models[-1]
 
-    monkeypatch.setattr("data.tokenizers.io.BytesIO", Caught)
+    monkeypatch.setattr("plumbline.data.tokenizers.io.BytesIO", Caught)
     build_tokenizer("train-unigram:600", sample, tmp_path / "unigram")
     reference = sentencepiece.SentencePieceProcessor(model_proto=models[0])
     encoder = Encoder(tmp_path / "unigram", "train-unigram:600")

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.system import startup as distributed
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
@@ -33,12 +33,12 @@ def set_environment(variables: Mapping[str, str]) -> None:
 def process_group() -> Iterator[tuple[World, dict[str, str]]]:
     """The group and its environment variables. Once for all tests: DeepSpeed keeps the first group it sees for ever."""
     before = dict(os.environ)
-    found = replace(distributed.read_world(), device=torch.device("cpu"))
-    distributed.start(found, timeout_minutes=5.0)
+    found = replace(read_world(), device=torch.device("cpu"))
+    startup.start(found, timeout_minutes=5.0)
     during = dict(os.environ)
     set_environment(before)
     yield found, during
-    distributed.stop()
+    startup.stop()
 
 
 @pytest.fixture(scope="module")

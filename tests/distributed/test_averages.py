@@ -18,11 +18,11 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import Engine
-from plumbline.launcher.runtime.run.scores import held_out_loss
-from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.models.open import load_model
-from plumbline.launcher.runtime.train.loop import Trainer
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.run.scores import held_out_loss
 from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.objectives.next_token import NextToken
 
 if TYPE_CHECKING:

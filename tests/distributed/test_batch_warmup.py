@@ -20,8 +20,8 @@ from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.world import World
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers

@@ -12,16 +12,16 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import Engine
 from plumbline.launcher.runtime.export.hugging_face import export
-from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.models.open import load_model
-from plumbline.launcher.runtime.train.loop import Trainer
+from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
 

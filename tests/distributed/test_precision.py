@@ -19,8 +19,8 @@ from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_r
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.deepspeed import Engine
-from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.model.quantization import float8
 from plumbline.model.quantization.precision import apply_precision
 
@@ -219,6 +219,6 @@ def test_float8_without_its_units_or_its_library_is_one_clear_error(
         Engine(config, gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 9))
     assert float8.refusal(config.precision, gpu.device) is None
-    monkeypatch.setattr("model.quantization.float8.find_spec", lambda _name: None)
+    monkeypatch.setattr("plumbline.model.quantization.float8.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"needs torchao, which is missing: pip install -e '.\[float8\]'"):
         Engine(config, gpu)

@@ -18,11 +18,11 @@ from plumbline.launcher.runtime.config.load import parse_config
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.objectives import make_objective
 from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_table
 

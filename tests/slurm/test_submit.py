@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from plumbline.launcher import submit
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.system import cli
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import Cluster

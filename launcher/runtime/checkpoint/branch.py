@@ -19,9 +19,9 @@ from plumbline.launcher.runtime.checkpoint.store import (
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import differences, load_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.optim.schedule import BranchConfig
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.optim.schedule import BranchConfig
 
 
 def resolve(config: Config, warn: bool = True) -> Config:

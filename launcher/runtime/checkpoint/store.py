@@ -27,13 +27,13 @@ import xxhash
 from pydantic import BaseModel
 
 from plumbline.data.workspace import sync
+from plumbline.launcher.runtime.checkpoint.weights import write_weights
 from plumbline.launcher.runtime.config.load import differences, save_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.collectives import gather_objects
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.engine.deepspeed import Engine
 from plumbline.launcher.runtime.optim.schedule import ScheduleConfig
-from plumbline.launcher.runtime.checkpoint.weights import write_weights
+from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.world import World
 
 FORMAT = 1
 MANIFEST, STATE, POINTER = "manifest.json", "state.json", "latest"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.config import ModelConfig
 from plumbline.model.flops import training_flops_per_token
+from plumbline.model.parameterization.roles import role_of
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.table import parameter_shapes
-from plumbline.model.parameterization.roles import role_of
 
 GIB = 2**30
 

@@ -1,13 +1,8 @@
 """Say in words what a configuration asks for."""
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
-from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
-from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
-from plumbline.model.config import ModelConfig
-from plumbline.model.parameterization.config import OptimizerSettings
-from plumbline.model.parameterization.table import parameter_count
+from typing import TYPE_CHECKING
+
 if TYPE_CHECKING:
     from plumbline.launcher.runtime.config.schema import Config
 

@@ -1,38 +1,20 @@
 """Read a configuration: a YAML file, what it extends, the overrides, and what the corpus decides."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
+
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, Field, ValidationError, field_validator
-from pydantic import model_validator as validator
+from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
-from plumbline.data.config import DataConfig, SourceConfig
-from plumbline.launcher.runtime.optim.horizon import HorizonConfig, scale_settings
+
+from plumbline.data.config import SourceConfig
+from plumbline.launcher.runtime.config.errors import ConfigError, explain
+from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.stock import section_of
-from plumbline.launcher.runtime.optim.optimizer import ZERO_STAGES, OptimizerConfig
-from plumbline.launcher.runtime.optim.schedule import Schedule, ScheduleConfig
-from plumbline.launcher.runtime.config.sections import (
-    CheckpointConfig,
-    DeepSpeedConfig,
-    MetricsConfig,
-    RunConfig,
-    TrainConfig,
-)
-from plumbline.model.attention.block_sparse import refusal
-from plumbline.model.config import ModelConfig
-from plumbline.model.objectives import ObjectiveConfig
-from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
-from plumbline.model.objectives.next_token import NextTokenConfig
-from plumbline.model.objectives.silent_thoughts import SilentThoughtsConfig
-from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
-from plumbline.model.parameterization.rows import ParameterRow
-from plumbline.model.parameterization.table import parameter_table
-from plumbline.model.quantization.precision import PrecisionConfig, check_precision
 
 
 def load_config(path: Path, overrides: list[str]) -> Config:

@@ -4,24 +4,12 @@ Each section is declared next to the code it configures; this module joins them,
 run itself, and turns whatever is wrong with a file into one readable error before any work starts.
 """
 
-import difflib
-import json
-import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, field_validator
 from pydantic import model_validator as validator
-from yaml import YAMLError
 
-from plumbline.data.config import DataConfig, SourceConfig
-from plumbline.launcher.runtime.optim.horizon import HorizonConfig, scale_settings
-from plumbline.launcher.runtime.config.stock import section_of
-from plumbline.launcher.runtime.optim.optimizer import ZERO_STAGES, OptimizerConfig
-from plumbline.launcher.runtime.optim.schedule import Schedule, ScheduleConfig
+from plumbline.data.config import DataConfig
 from plumbline.launcher.runtime.config.sections import (
     CheckpointConfig,
     DeepSpeedConfig,
@@ -29,6 +17,9 @@ from plumbline.launcher.runtime.config.sections import (
     RunConfig,
     TrainConfig,
 )
+from plumbline.launcher.runtime.optim.horizon import HorizonConfig, scale_settings
+from plumbline.launcher.runtime.optim.optimizer import ZERO_STAGES, OptimizerConfig
+from plumbline.launcher.runtime.optim.schedule import Schedule, ScheduleConfig
 from plumbline.model.attention.block_sparse import refusal
 from plumbline.model.config import ModelConfig
 from plumbline.model.objectives import ObjectiveConfig
@@ -39,8 +30,6 @@ from plumbline.model.parameterization.config import OptimizerSettings, Parameter
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.table import parameter_table
 from plumbline.model.quantization.precision import PrecisionConfig, check_precision
-
-
 
 
 class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -198,31 +187,3 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         steps = self.planned_steps
         tokens = self.data.batch_plan.tokens_before(steps)
         return scale_settings(self.optimizer, self.horizon, self.model, self.tokens_per_step, steps, tokens)
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

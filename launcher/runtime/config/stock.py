@@ -1,17 +1,13 @@
 """Read which model a stock Hugging Face folder holds, for train.initialize_from."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from torch import Tensor
-from plumbline.launcher.runtime.checkpoint.weights import read_weights
-from plumbline.model.attention.pruned import is_vote
-from plumbline.model.export.from_stock import KINDS, from_stock, model_section
-from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.parameterization.table import parameter_shapes
+
+from plumbline.model.export.from_stock import KINDS, model_section
+
 if TYPE_CHECKING:
-    from plumbline.launcher.runtime.config.schema import Config
+    pass
 
 
 HUB = "hf:"
@@ -27,12 +23,12 @@ def section_of(spec: str) -> dict[str, Any]:
         ValueError: there is no such model, or none that a run can start from.
     """
     try:
-        return model_section(_entries(_folder(spec)))
+        return model_section(stock_entries(stock_folder(spec)))
     except ValueError as error:
         raise ValueError(f"train.initialize_from = {spec}: {error}") from error
 
 
-def _folder(spec: str) -> Path:
+def stock_folder(spec: str) -> Path:
     """The folder of a model, downloaded first if it is on the hub."""
     if not spec.startswith(HUB):
         return Path(spec)
@@ -41,7 +37,7 @@ def _folder(spec: str) -> Path:
     return Path(snapshot_download(spec.removeprefix(HUB), allow_patterns=["*.json", "*.safetensors"]))
 
 
-def _entries(folder: Path) -> dict[str, Any]:
+def stock_entries(folder: Path) -> dict[str, Any]:
     """The configuration of a Hugging Face folder; of the kinds that can be taken over, every default filled in."""
     from transformers import AutoConfig
 

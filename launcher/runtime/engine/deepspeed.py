@@ -18,11 +18,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.collectives import sum_over_ranks
-from plumbline.launcher.runtime.system.startup import quiet_stdout
-from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.run.scores import answer_sums
+from plumbline.launcher.runtime.engine.updates import UpdateWatch
 from plumbline.launcher.runtime.optim.moving_average import MovingAverage
+from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
     CombinedOptimizer,
     group_settings,
@@ -31,16 +29,18 @@ from plumbline.launcher.runtime.optim.optimizer import (
     set_learning_rates,
     verify_settings,
 )
-from plumbline.launcher.runtime.optim.muon import ShardedMuon
-from plumbline.launcher.runtime.engine.updates import UpdateWatch
+from plumbline.launcher.runtime.run.scores import answer_sums
+from plumbline.launcher.runtime.system.collectives import sum_over_ranks
+from plumbline.launcher.runtime.system.startup import quiet_stdout
+from plumbline.launcher.runtime.system.world import World
 from plumbline.model.attention.block_sparse import permit_graphs
 from plumbline.model.attention.pruned import set_alpha
 from plumbline.model.blocks import KINDS
 from plumbline.model.diagnostics.observer import observing
-from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.objectives import make_objective
 from plumbline.model.objectives.next_token import NextTokenConfig
 from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.quantization import float8
 from plumbline.model.quantization.layers import quantized_linears
@@ -123,7 +123,7 @@ class Engine:
     """
 
     def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
-        import deepspeed  # after the accelerator is chosen in distributed.start
+        import deepspeed  # after the accelerator is chosen in startup.start
 
         reason = float8.refusal(config.precision, world.device)
         if reason is not None:

@@ -37,7 +37,7 @@ class UpdateWatch:
     @torch.no_grad()
     def before(self) -> None:
         """With gradients reduced over ranks and not yet used; all ranks must call."""
-        from deepspeed.utils import safe_get_full_grad  # after the accelerator is chosen in distributed.start
+        from deepspeed.utils import safe_get_full_grad  # after the accelerator is chosen in startup.start
 
         for number in range(self._layers):
             names = [f"model.layers.{number}.self_attn.{letter}_proj.weight" for letter in "qkv"]

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_weights
 from plumbline.launcher.runtime.config.load import differences, load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_weights
 
 HELP = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
 

@@ -5,24 +5,20 @@ before its first step, whatever its parameterization multiplies (model/export/fr
 the run's own checkpoints and does not look at the folder again.
 """
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint.weights import read_weights
+from plumbline.launcher.runtime.config.stock import section_of, stock_entries, stock_folder
 from plumbline.model.attention.pruned import is_vote
-from plumbline.model.export.from_stock import KINDS, from_stock, model_section
+from plumbline.model.export.from_stock import from_stock
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_shapes
 
 if TYPE_CHECKING:
     from plumbline.launcher.runtime.config.schema import Config
-
-
-
 
 
 def check(config: "Config") -> None:
@@ -60,13 +56,14 @@ def initial_weights(config: "Config") -> Mapping[str, Tensor] | None:
     spec = config.train.initialize_from
     if spec is None:
         return None
-    folder = _folder(spec)
+    folder = stock_folder(spec)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"train.initialize_from = {spec}: {folder} holds no .safetensors; nothing else is read")
     stock = {name: weight.float() for name, weight in read_weights(files).items()}
     try:
-        weights = from_stock(_entries(folder), stock, config.model, multipliers(config.model, config.parameterization))
+        forward = multipliers(config.model, config.parameterization)
+        weights = from_stock(stock_entries(folder), stock, config.model, forward)
     except KeyError as error:
         raise ValueError(f"train.initialize_from = {spec}: {folder} has no tensor {error}") from error
     found = {name: tuple(weight.shape) for name, weight in weights.items()}
@@ -75,7 +72,3 @@ def initial_weights(config: "Config") -> Mapping[str, Tensor] | None:
         names = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
         raise ValueError(f"train.initialize_from = {spec}: {folder} has other tensors: {', '.join(names[:4])}")
     return weights
-
-
-
-

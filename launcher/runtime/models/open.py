@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.models.averages import open_weights
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.models.averages import open_weights
 from plumbline.launcher.runtime.run.scores import answer_sums
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker

@@ -14,7 +14,6 @@ the weights forget (Power Lines, arXiv 2505.13738), held constant or falling as 
 """
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
@@ -25,7 +24,7 @@ from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.table import parameter_count
 
 if TYPE_CHECKING:
-    from plumbline.launcher.runtime.config.schema import Config
+    pass
 
 
 class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -92,10 +91,6 @@ def scale_settings(
     return OptimizerSettings(
         lr, weight_decay, eps, betas, matrix_update="orthogonal" if optimizer.name == "muon" else "elementwise"
     )
-
-
-
-
 
 
 def _beta(base: float, ratio: float) -> float:

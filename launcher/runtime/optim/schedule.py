@@ -27,7 +27,7 @@ BRANCH = ("steps", "tokens", "fraction")
 
 
 class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """A cooldown from a checkpoint of another run, the parent, in a run folder of its own (launcher/runtime/checkpoint/branch.py).
+    """A cooldown from a checkpoint of another run, the parent, in a run folder of its own (checkpoint/branch.py).
 
     Its shape and end value are those of the schedule section. The run ends when the cooldown does; train.steps and
     train.tokens stay the parent's.

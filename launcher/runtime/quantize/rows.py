@@ -18,10 +18,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from plumbline.data.streams import SampleSource
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.damage import compare, damage
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
+from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
 from plumbline.model.quantization.post_training.recipes import Recipe

@@ -8,18 +8,14 @@ samples.txt        continuations by the final model result.json     final scores
 
 import json
 import shutil
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import differences, load_config, save_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
 from plumbline.launcher.runtime.run.metrics import environment
+from plumbline.launcher.runtime.system.world import World
 
 RESULT = "result.json"
 
@@ -63,7 +59,3 @@ def check_complete(config: Config) -> None:
             f"{folder} is complete, and was trained with other values; give this run another run.name, or undo:\n  "
             + "\n  ".join(lines)
         )
-
-
-
-

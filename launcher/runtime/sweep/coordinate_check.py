@@ -14,14 +14,14 @@ import torch
 from pydantic import BaseModel
 
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer
 from plumbline.launcher.runtime.run.folder import RESULT
-from plumbline.launcher.runtime.system.files import write_whole
-from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.sweep.families import SIZES, base_size, family_members
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
 from plumbline.model.decoder import CausalLM
 from plumbline.model.diagnostics.coordinate_check import GATES, Record, coordinate_check, slope
 from plumbline.model.parameterization.initialization import initialize

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.train.loop import train
 from plumbline.launcher.runtime.sweep import (
     comparison,
     comparison_plot,
@@ -19,6 +18,7 @@ from plumbline.launcher.runtime.sweep import (
     lr_transfer_plot,
 )
 from plumbline.launcher.runtime.sweep.worker import Run
+from plumbline.launcher.runtime.train.loop import train
 
 Result = dict[str, Any]  # one object of results.jsonl
 Summary = dict[str, Any]

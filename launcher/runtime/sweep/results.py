@@ -15,11 +15,11 @@ from typing import Any
 
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.run.folder import RESULT
-from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.config import SweepConfig
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, LOCK, outcome_of
+from plumbline.launcher.runtime.system.files import write_whole
 
 RESULTS, SUMMARY, FIGURE = "results.jsonl", "summary.json", "summary.png"
 LAST = 0.1  # share of the logged steps that train_loss averages over, at the end of the run

@@ -23,18 +23,18 @@ from typing import Literal
 import torch
 
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.system import startup as distributed
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.train.loop import TrainingError
 from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World, be_alone, read_world
+from plumbline.launcher.runtime.train.loop import TrainingError
 
-Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as launcher.runtime.loop.train
+Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as train() of train/loop.py
 Outcome = Literal["finished", "diverged", "failed", "stopped", "elsewhere"]
 FINISHED: tuple[Outcome, ...] = ("finished", "diverged")  # never trained again
 DIVERGED, ERROR, LOG, LOCK = "diverged.json", "error.txt", "log.txt", "lock"
@@ -137,9 +137,9 @@ def _start(place: Place) -> World:
         torch.set_num_threads(1)
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
-    distributed.be_alone()
-    world = distributed.read_world()
-    distributed.start(world, TIMEOUT_MINUTES)
+    be_alone()
+    world = read_world()
+    startup.start(world, TIMEOUT_MINUTES)
     return world
 
 

@@ -1,22 +1,11 @@
 """The small collectives by which ranks agree."""
 
-import fcntl
-import hashlib
-import logging
-import os
-import re
-import shutil
-import socket
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
+
 import torch
 import torch.distributed as dist
+
+from plumbline.launcher.runtime.system.world import World
 
 
 def any_rank(flag: bool, world: World) -> bool:

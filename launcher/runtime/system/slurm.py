@@ -7,16 +7,8 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-import torch
-from plumbline.launcher.runtime.checkpoint import branch, store as checkpoint
-from plumbline.launcher.runtime.config.load import load_config, save_config
-from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.run.folder import check_complete, read_result
 
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)

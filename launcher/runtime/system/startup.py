@@ -14,23 +14,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
-
-
-
-
-
-
-
-
-
+from plumbline.launcher.runtime.system.world import World
 
 
 def start(world: World, timeout_minutes: float) -> None:
@@ -128,9 +118,3 @@ def stop() -> None:
     """Leave the process group, all ranks together: a launcher may end the others soon after the first has left."""
     dist.barrier()
     dist.destroy_process_group()
-
-
-
-
-
-

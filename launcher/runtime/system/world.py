@@ -3,23 +3,11 @@
 `python`, `deepspeed`, `torchrun` and one-task-per-rank `srun` all start the same script; the environment tells which.
 """
 
-import fcntl
-import hashlib
-import logging
 import os
-import re
-import shutil
 import socket
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
+
 import torch
-import torch.distributed as dist
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.launcher.runtime.engine.deepspeed import Engine
 from plumbline.launcher.runtime.engine.updates import UpdateWatch
+from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 
 QUERIES = 1024  # of a full sample, per rank: attention is measured for one in tokens / 1024
 DIGITS = 6  # significant ones in a record

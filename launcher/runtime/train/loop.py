@@ -19,23 +19,24 @@ from typing import Any
 
 from torch import Tensor
 
-from plumbline.launcher.runtime.checkpoint import branch, store as checkpoint
+from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.collectives import any_rank, sum_over_ranks
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.engine.deepspeed import Batch, Engine, StepResult
-from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
+from plumbline.launcher.runtime.engine.updates import UpdateWatch
 from plumbline.launcher.runtime.models.from_stock import initial_weights
+from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.metrics import MetricsLog
-from plumbline.launcher.runtime.train.diagnostics import step_record, watch_step
-from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
+from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
+from plumbline.launcher.runtime.system.collectives import any_rank, sum_over_ranks
 from plumbline.launcher.runtime.system.files import write_whole
-from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.diagnostics import step_record, watch_step
+from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
-from plumbline.launcher.runtime.engine.updates import UpdateWatch
 
 MAX_SKIPPED = 10  # consecutive updates with a non-finite gradient before the run is called broken
 INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too

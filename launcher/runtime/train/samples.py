@@ -1,18 +1,11 @@
 """Continue the prompts of a run with its final model."""
 
-import json
-import shutil
 from pathlib import Path
-from typing import Any
-import torch
-from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.load import differences, load_config, save_config
-from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
-from plumbline.launcher.runtime.run.metrics import environment
 
+import torch
+
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
 
 SAMPLE_TOKENS = 200
 

@@ -5,28 +5,22 @@ The run folder holds what was submitted: `slurm/config-N.yaml`, the configuratio
 not change it. The job itself is slurm/pretrain.sbatch.
 """
 
-import shlex
-import shutil
-import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from plumbline.launcher.runtime.checkpoint import branch, store as checkpoint
+from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.folder import check_complete, read_result
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.slurm import Request, render
+from plumbline.launcher.runtime.system.world import World
 
 ABOUT = """\
 # Written by launcher/submit.py. Run it again to queue the same run once more: it continues from its newest checkpoint.
 # singleton: a second job of this name waits for the first, or both would write to one run folder."""
-
-
 
 
 def check(config: Config, request: Request) -> None:
@@ -74,11 +68,3 @@ def write_submission(config: Config, request: Request) -> Path:
     }
     script.write_text(render(ABOUT, options, "pretrain.sbatch", [f"--config={config_file}"]))
     return script
-
-
-
-
-
-
-
-

@@ -14,10 +14,9 @@ from plumbline.model.attention.shaped import ShapedAttention
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.parameterization.initialization import initialize
-from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
-from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import Multipliers, multipliers
 from plumbline.model.parameterization.table import parameter_table
 
 MakeConfig = Callable[..., ModelConfig]

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from plumbline.model.parameterization import table as parameterization
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.diagnostics.coordinate_check import GATES, Gate, activations, coordinate_check, slope
-from plumbline.model.parameterization.initialization import initialize
-from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization import table
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import Multipliers, multipliers
 from plumbline.model.parameterization.rows import ParameterRow
 
 WIDTHS, DEPTHS, HEADS = (32, 64, 128), (2, 4, 8, 16), (16, 32, 64, 128)
@@ -44,7 +44,7 @@ RIGHT = Wrong()
 
 def text() -> Tensor:
     """Eight rows of 65 ASCII characters of real prose that does not change: the licence."""
-    letters = (Path(__file__).parents[2] / "LICENSE").read_bytes()[: 8 * 65]
+    letters = (Path(__file__).parents[3] / "LICENSE").read_bytes()[: 8 * 65]
     return torch.tensor(list(letters)).view(8, 65)
 
 
@@ -54,9 +54,9 @@ def records(rule: dict[str, Any], model: ModelConfig, lr: float, seed: int, wron
         {"base_hidden_size": WIDTHS[0], "base_num_hidden_layers": DEPTHS[0], "base_head_dim": HEADS[0], **rule}
     )
     m_n, m_l = model.hidden_size / WIDTHS[0], model.num_hidden_layers / DEPTHS[0]
-    rows = parameterization.parameter_table(model, config, OptimizerSettings(lr, weight_decay=0.1, eps=eps))
+    rows = table.parameter_table(model, config, OptimizerSettings(lr, weight_decay=0.1, eps=eps))
     rows = [wrong.row(row, m_n, m_l) for row in rows]
-    module = CausalLM(model, wrong.forward(parameterization.multipliers(model, config), m_n, m_l))
+    module = CausalLM(model, wrong.forward(multipliers(model, config), m_n, m_l))
     initialize(module, rows, seed)
     weights = dict(module.named_parameters())
     groups = [

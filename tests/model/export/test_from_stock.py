@@ -13,9 +13,8 @@ from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export.fold import Weights
 from plumbline.model.export.from_stock import from_stock, model_section
-from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.config import ParameterizationConfig
-from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.multipliers import Multipliers, multipliers
 from tests.model.conftest import STOCK_SHAPE, stock_model
 
 Enliven = Callable[..., None]

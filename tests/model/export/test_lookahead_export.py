@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-import launcher.generate
+import plumbline.launcher.generate
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.model.export import thinker
@@ -258,4 +258,4 @@ def test_our_generate_says_where_the_code_is(
     arguments = ["--model", str(tmp_path / "out"), "--think", "every:2"]
     monkeypatch.setattr(sys, "argv", ["generate.py", *arguments])
     with pytest.raises(ValueError, match=r"thinks with its own lookahead\.py"):
-        launcher.generate.main()
+        plumbline.launcher.generate.main()

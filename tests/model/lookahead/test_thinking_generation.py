@@ -56,7 +56,7 @@ def test_cached_decoding_says_what_training_says(
         spoken.append(logits[0])
         return logits.argmax(-1)
 
-    monkeypatch.setattr("model.lookahead.generation.sample_token", greedy)
+    monkeypatch.setattr("plumbline.model.lookahead.generation.sample_token", greedy)
     new = decoded(model, look, trigger)
     tokens = torch.cat((prompt_of(model), torch.tensor([new])), dim=1)
     labels = tokens[:, 1:].clone()

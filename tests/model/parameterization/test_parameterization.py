@@ -14,12 +14,12 @@ from torch import nn
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.roles import ROLES, Role, role_of
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.table import parameter_table
-from plumbline.model.parameterization.roles import ROLES, Role, role_of
 
 MakeConfig = Callable[..., ModelConfig]
 

@@ -13,7 +13,7 @@ from plumbline.launcher.runtime.config.load import differences, load_config, par
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.parameterization.table import parameter_table
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[4]
 SMALL: dict[str, Any] = {
     "run": {"name": "small"},
     "model": {"vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},

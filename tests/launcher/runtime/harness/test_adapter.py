@@ -15,7 +15,7 @@ from tokenizers.processors import TemplateProcessing
 from plumbline.launcher.runtime.harness.adapter import HarnessModel
 from plumbline.launcher.runtime.models.open import LoadedModel, load_tokenizer
 from plumbline.model.decoder import CausalLM
-from tests.launcher.conftest import (
+from tests.launcher.runtime.conftest import (
     CONTEXT,
     DOCUMENTS,
     EOS,

@@ -25,12 +25,12 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.save import save_quantized
 from plumbline.model.quantization.post_training.apply import quantize_model
 from plumbline.model.quantization.post_training.recipes import recipes
-from tests.launcher.conftest import CONTEXT, DOCUMENTS, EOS, QUESTIONS, asks, choice_nats, document_nats
+from tests.launcher.runtime.conftest import CONTEXT, DOCUMENTS, EOS, QUESTIONS, asks, choice_nats, document_nats
 
 if TYPE_CHECKING:
     from tests.conftest import Outcome, Start
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[4]
 CONTINUE = """\
 task: continue
 dataset_path: json
@@ -178,7 +178,7 @@ def evaluate(start: Start, place: Path) -> Evaluate:
         (place / "hooks").mkdir(exist_ok=True)
         (place / "hooks" / "sitecustomize.py").write_text(sitecustomize, encoding="utf-8")
         env = {
-            "PYTHONPATH": f"{place / 'hooks'}:{REPOSITORY}",
+            "PYTHONPATH": str(place / "hooks"),
             "HF_HUB_OFFLINE": "1",
             "HF_DATASETS_OFFLINE": "1",
             "HF_HOME": str(place / "home"),

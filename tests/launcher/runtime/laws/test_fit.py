@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from plumbline.launcher import fit, plan
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.laws.document import open_law
 from plumbline.launcher.runtime.laws.rows import read_rows
+from plumbline.launcher.runtime.system import cli
 from plumbline.model.scaling_laws.points import points
 from plumbline.model.scaling_laws.published import KUMAR
 

@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from plumbline.launcher.runtime.checkpoint import store as checkpoint, weights
-from plumbline.launcher.runtime.config.budget import device_memory
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint import weights
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_weights, write_weights
+from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
-from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_weights, write_weights
 from plumbline.model.decoder import CausalLM
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from plumbline.launcher.runtime.config.describe import describe_settings
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import parse_config
-from plumbline.launcher.runtime.config.describe import describe_settings
 from plumbline.launcher.runtime.optim.horizon import HorizonConfig, scale_settings
 from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
 from plumbline.model.config import ModelConfig

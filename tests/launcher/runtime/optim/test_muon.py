@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.optim.muon import (
     ShardedMuon,
     assign_owners,
@@ -21,6 +20,7 @@ from plumbline.launcher.runtime.optim.muon import (
     pieces_by_group,
     pieces_by_tensor,
 )
+from plumbline.launcher.runtime.system.world import World
 
 SHAPES = [(24, 7), (5, 11), (1, 3), (16, 16)]
 

@@ -16,6 +16,7 @@ from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
     CombinedOptimizer,
     group_settings,
@@ -24,7 +25,6 @@ from plumbline.launcher.runtime.optim.optimizer import (
     set_learning_rates,
     verify_settings,
 )
-from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_table

@@ -18,8 +18,8 @@ from plumbline.launcher.runtime.quantize.curves import by_bits, by_tokens, draw_
 from plumbline.launcher.runtime.quantize.damage import compare, damage
 from plumbline.launcher.runtime.quantize.report import predicted_delta, table, write_report
 from plumbline.launcher.runtime.quantize.rows import LAYERS, ROWS, RowFile
-from plumbline.model.scaling_laws.published import published
 from plumbline.model.quantization.post_training.report import LayerReport
+from plumbline.model.scaling_laws.published import published
 
 VOCABULARY = 11
 BF16: dict[str, Any] = {"weight_bits": 16, "activation_bits": 16, "kv_bits": 16}

@@ -20,12 +20,12 @@ from plumbline.data.tasks.source import TaskSource
 from plumbline.data.tasks.star_graph import StarGraphConfig
 from plumbline.data.tasks.sudoku import SudokuConfig
 from plumbline.launcher.runtime.config.load import load_config, save_config
-from plumbline.launcher.runtime.run.scores import wilson_interval
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.report import examples, pictures
 from plumbline.launcher.runtime.report.examples import answered, solved_and_failed
 from plumbline.launcher.runtime.report.history import read_history
 from plumbline.launcher.runtime.report.pictures import RIGHT, WRONG, Answered
+from plumbline.launcher.runtime.run.scores import wilson_interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

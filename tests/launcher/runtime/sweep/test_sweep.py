@@ -19,13 +19,13 @@ import yaml
 
 from plumbline.launcher.runtime.config.load import save_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
 from plumbline.launcher.runtime.sweep.pool import places, run_all
 from plumbline.launcher.runtime.sweep.worker import run_cell
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
 from tests.conftest import Job, Outcome, Pretrain, Run, Start
 
 SETTINGS: dict[str, Any] = {

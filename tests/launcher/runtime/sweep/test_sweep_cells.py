@@ -15,7 +15,7 @@ from plumbline.launcher.runtime.sweep.config import load_sweep
 from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan, save_plan
 from plumbline.launcher.runtime.sweep.results import describe
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[4]
 SWEEPS = sorted((REPOSITORY / "configs" / "sweeps").glob("*.yaml"))
 
 # tiny.yaml has width 64, depth 2 and the base 32, 1; here the base is what the cells say
