@@ -29,6 +29,7 @@ test: setup      ## the whole test suite, by two processes
 lint: setup      ## formatting, rules, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	mkdir -p .mypy_path && ln -sfn .. .mypy_path/plumbline
 	$(BIN)/mypy
 
 format: setup    ## apply formatting and the rules that can fix themselves
@@ -36,4 +37,4 @@ format: setup    ## apply formatting and the rules that can fix themselves
 	$(BIN)/ruff check --fix .
 
 clean:           ## remove the environment and caches (never corpora/ or runs/)
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .mypy_cache .mypy_path .pytest_cache .ruff_cache .hypothesis *.egg-info

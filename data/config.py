@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import BaseModel, Field
 from pydantic import model_validator as validator
 
-from data.batch_plan import BatchPlan, BatchStage
-from data.tasks.kinds import AnyTaskConfig
+from plumbline.data.batch_plan import BatchPlan, BatchStage
+from plumbline.data.tasks.kinds import AnyTaskConfig
 
 
 class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

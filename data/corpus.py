@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Literal
 import xxhash
 from pydantic import BaseModel, ValidationError
 
-from data.indexed import IndexedTokens, file_facts, open_indexed
-from data.streams import Window
+from plumbline.data.indexed import IndexedTokens, file_facts, open_indexed
+from plumbline.data.streams import Window
 
 MANIFEST = "corpus.json"
 

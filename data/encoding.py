@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from data.heldout import Document
-from data.indexed import Integers
-from data.tokenizers import Encoder
+from plumbline.data.heldout import Document
+from plumbline.data.indexed import Integers
+from plumbline.data.tokenizers import Encoder
 
 BATCH_BYTES = 1 << 20
 """Text per task: enough to hide the cost of moving it between processes, little enough to balance the load."""

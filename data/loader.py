@@ -14,12 +14,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from data.config import DataConfig, SourceConfig
-from data.corpus import open_corpus
-from data.order import OrderedSource, TrainOrder
-from data.streams import SampleSource, WindowStream
-from data.tasks.source import TaskSource
-from data.windows import Batch, gather
+from plumbline.data.config import DataConfig, SourceConfig
+from plumbline.data.corpus import open_corpus
+from plumbline.data.order import OrderedSource, TrainOrder
+from plumbline.data.streams import SampleSource, WindowStream
+from plumbline.data.tasks.source import TaskSource
+from plumbline.data.windows import Batch, gather
 
 Item = TypeVar("Item")
 CALIBRATION_ROWS = 8

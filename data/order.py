@@ -13,7 +13,7 @@ from hashlib import blake2b
 import numpy as np
 import numpy.typing as npt
 
-from data.indexed import Int64s
+from plumbline.data.indexed import Int64s
 
 UInt64s = npt.NDArray[np.uint64]
 

@@ -20,15 +20,30 @@ from typing import Any
 
 import numpy as np
 
-from data.corpus import MANIFEST, FileRecord, Manifest, SplitRecord, TokenizerRecord, open_corpus, read_manifest
-from data.encoding import encode_documents
-from data.heldout import Survey, is_near, split, survey
-from data.indexed import IndexedWriter, Int64s
-from data.progress import Progress
-from data.sources import Sources
-from data.tokenizers import FILES as TOKENIZER_FILES
-from data.tokenizers import Encoder, build_tokenizer, check_tokenizer, sample_bytes, tokenizer_sha256, trained_size
-from data.workspace import FolderKind, check_replaceable, is_free, new_folder
+from plumbline.data.corpus import (
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    SplitRecord,
+    TokenizerRecord,
+    open_corpus,
+    read_manifest,
+)
+from plumbline.data.encoding import encode_documents
+from plumbline.data.heldout import Survey, is_near, split, survey
+from plumbline.data.indexed import IndexedWriter, Int64s
+from plumbline.data.progress import Progress
+from plumbline.data.sources import Sources
+from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
+from plumbline.data.tokenizers import (
+    Encoder,
+    build_tokenizer,
+    check_tokenizer,
+    sample_bytes,
+    tokenizer_sha256,
+    trained_size,
+)
+from plumbline.data.workspace import FolderKind, check_replaceable, is_free, new_folder
 
 Log = Callable[[str], None]
 

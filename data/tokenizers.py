@@ -20,7 +20,7 @@ import numpy as np
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from data.indexed import Integers, token_dtype
+from plumbline.data.indexed import Integers, token_dtype
 
 EOS = "<|endoftext|>"
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"

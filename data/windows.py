@@ -6,7 +6,7 @@ from typing import TypedDict
 import numpy as np
 import torch
 
-from data.streams import IGNORED, WindowStream
+from plumbline.data.streams import IGNORED, WindowStream
 
 
 class Batch(TypedDict):

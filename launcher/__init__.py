@@ -1,1 +1,1 @@
-"""Entry points, one file for each command; what they share lives in `launcher.runtime`."""
+"""Entry points, one file for each command; what they share lives in `runtime/`."""

@@ -20,15 +20,17 @@ from pydantic import ValidationError
 from tqdm import tqdm
 from yaml import YAMLError
 
-from data.config import SourceConfig
-from data.loader import ValidationBatches, open_source
-from data.streams import SampleSource, WindowStream
-from data.tasks.source import TaskStream
-from launcher.runtime import averages, cli, harness_tasks
-from launcher.runtime.config import ConfigError, explain
-from launcher.runtime.evaluate import HeldOutLoss, held_out_loss
-from launcher.runtime.held_out import check_tokenizer, own_task, window_length
-from launcher.runtime.loading import DTYPES, LoadedModel, load_model, load_tokenizer
+from plumbline.data.config import SourceConfig
+from plumbline.data.loader import ValidationBatches, open_source
+from plumbline.data.streams import SampleSource, WindowStream
+from plumbline.data.tasks.source import TaskStream
+from plumbline.launcher.runtime.config.errors import ConfigError, explain
+from plumbline.launcher.runtime.harness import tasks as harness_tasks
+from plumbline.launcher.runtime.models import averages
+from plumbline.launcher.runtime.models.held_out import check_tokenizer, own_task, window_length
+from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, load_model, load_tokenizer
+from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
+from plumbline.launcher.runtime.system import cli
 
 OF_TASKS = ("task_folder", "num_fewshot", "limit", "bootstrap")
 """Options that go with --tasks only."""

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from launcher.runtime import averages, cli
-from launcher.runtime.hf_export import export
-from launcher.runtime.loading import load_model
-from model.export.targets import TARGETS
+from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.launcher.runtime.models import averages
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.system import cli
+from plumbline.model.export.targets import TARGETS
 
 
 def main() -> None:

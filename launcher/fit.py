@@ -16,14 +16,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data.workspace import check_replaceable_file
-from launcher.runtime import cli
-from launcher.runtime.laws.document import describe, plain
-from launcher.runtime.laws.plots import plot_fit
-from launcher.runtime.laws.rows import read_rows
-from launcher.runtime.run_folder import write_whole
-from model.quantization.laws.fit import fit
-from model.quantization.laws.forms import FORMS, form_named
+from plumbline.data.workspace import check_replaceable_file
+from plumbline.launcher.runtime.laws.document import describe, plain
+from plumbline.launcher.runtime.laws.plots import plot_fit
+from plumbline.launcher.runtime.laws.rows import read_rows
+from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.model.scaling_laws.fit import fit
+from plumbline.model.scaling_laws.forms import FORMS, form_named
 
 LAW = "law.json"
 LAW_START = '{\n  "form": '

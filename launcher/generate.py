@@ -11,9 +11,10 @@ from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 
-from launcher.runtime import averages, cli
-from launcher.runtime.loading import DTYPES, load_model, load_tokenizer
-from model.lookahead.generation import Drafts, Trigger
+from plumbline.launcher.runtime.models import averages
+from plumbline.launcher.runtime.models.open import DTYPES, load_model, load_tokenizer
+from plumbline.launcher.runtime.system import cli
+from plumbline.model.lookahead.generation import Drafts, Trigger
 
 
 def main() -> None:

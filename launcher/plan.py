@@ -11,15 +11,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.runtime import branch, cli
-from launcher.runtime.budget import GIB, compute, device_memory, totals
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.horizon import describe_settings
-from launcher.runtime.laws import prediction
-from launcher.runtime.optimizer import ZERO_STAGES
-from model.combinations import cautions
-from model.flops import training_flops_per_token
-from model.parameterization import multipliers, sizes
+from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.config.budget import GIB, compute, device_memory, totals
+from plumbline.launcher.runtime.config.describe import describe_settings
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.laws import prediction
+from plumbline.launcher.runtime.optim.optimizer import ZERO_STAGES
+from plumbline.launcher.runtime.system import cli
+from plumbline.model.combinations import cautions
+from plumbline.model.flops import training_flops_per_token
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.sizes import sizes
 
 
 def main() -> None:

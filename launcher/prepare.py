@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from data.prepare import Request, Result, prepare
-from data.sources import Sources
+from plumbline.data.prepare import Request, Result, prepare
+from plumbline.data.sources import Sources
 
 
 def main() -> int:

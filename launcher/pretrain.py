@@ -8,8 +8,7 @@
 A cooldown from a checkpoint of another run is schedule.branch (docs/schedules.md).
 The same command again resumes from the newest whole checkpoint, or says that the run is complete.
 Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (gradient, loss or weights
-not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died), checkpoint written: start the same
-command again.
+not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C), checkpoint written: start the same command again.
 """
 
 import argparse
@@ -19,22 +18,26 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from launcher.runtime.signals import REQUEUE, StopRequest
+from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
 
 STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
 
-from launcher.runtime import branch, distributed, initial_weights
-from launcher.runtime.checkpoint import CheckpointError
-from launcher.runtime.cli import UNUSABLE
-from launcher.runtime.config import Config, ConfigError, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.horizon import describe_settings
-from launcher.runtime.inputs import Inputs, open_inputs
-from launcher.runtime.lock import RunLockedError, run_lock
-from launcher.runtime.loop import TrainingError, train
-from launcher.runtime.run_folder import check_complete, read_result
-from model.combinations import cautions
-from model.parameterization import sizes
+from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.config.describe import describe_settings
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.models import from_stock as initial_weights
+from plumbline.launcher.runtime.run.folder import check_complete, read_result
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.run.lock import RunLockedError, run_lock
+from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.cli import UNUSABLE
+from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.train.loop import TrainingError, train
+from plumbline.model.combinations import cautions
+from plumbline.model.parameterization.sizes import sizes
 
 BROKEN = 3  # exit code: the gradient, the loss or the weights are not finite
 
@@ -43,7 +46,7 @@ def main() -> int:
     """Check everything that can be checked, then train."""
     arguments = parse_arguments()
     try:
-        world = distributed.read_world()
+        world = read_world()
         config = branch.resolve(load_config(arguments.config, arguments.overrides), warn=world.is_main)
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints, world)
@@ -56,7 +59,7 @@ def main() -> int:
             return 0
         if world.is_main:
             print("\n".join(describe(config, inputs, world)), flush=True)
-        distributed.start(world, config.deepspeed.timeout_minutes)
+        startup.start(world, config.deepspeed.timeout_minutes)
     except (ValueError, OSError) as error:
         return fail(error, UNUSABLE)
     try:
@@ -66,11 +69,10 @@ def main() -> int:
         return fail(error, UNUSABLE)
     except TrainingError as error:
         return fail(error, BROKEN)
-    distributed.stop()
+    startup.stop()
     if world.is_main:
         folder = config.run.folder
-        reason = "because its launcher is gone" if STOP.is_orphaned else "on request"
-        print(f"{folder} is complete" if complete else f"stopped {reason}; the same command resumes {folder}")
+        print(f"{folder} is complete" if complete else f"stopped on request; the same command resumes {folder}")
     return 0 if complete else REQUEUE
 
 

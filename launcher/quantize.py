@@ -20,19 +20,20 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from data.config import SourceConfig
-from data.loader import ValidationBatches, calibration_batches, open_source
-from data.streams import SampleSource
-from data.workspace import check_replaceable_file
-from launcher.runtime import averages, cli
-from launcher.runtime.config import explain
-from launcher.runtime.held_out import check_tokenizer, window_length
-from launcher.runtime.laws.document import open_law
-from launcher.runtime.loading import DTYPES, LoadedModel, load_model
-from launcher.runtime.quantize.report import REPORT, TITLE, write_report
-from launcher.runtime.quantize.rows import LAYERS, ROW_START, ROWS, RowFile, Text, measure_missing
-from launcher.runtime.quantize.save import save_quantized
-from model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
+from plumbline.data.config import SourceConfig
+from plumbline.data.loader import ValidationBatches, calibration_batches, open_source
+from plumbline.data.streams import SampleSource
+from plumbline.data.workspace import check_replaceable_file
+from plumbline.launcher.runtime.config.errors import explain
+from plumbline.launcher.runtime.laws.document import open_law
+from plumbline.launcher.runtime.models import averages
+from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
+from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, load_model
+from plumbline.launcher.runtime.quantize.report import REPORT, TITLE, write_report
+from plumbline.launcher.runtime.quantize.rows import LAYERS, ROW_START, ROWS, RowFile, Text, measure_missing
+from plumbline.launcher.runtime.quantize.save import save_quantized
+from plumbline.launcher.runtime.system import cli
+from plumbline.model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
 
 
 def main() -> None:

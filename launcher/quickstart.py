@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from launcher.runtime.distributed import free_port
+from plumbline.launcher.runtime.system.world import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 CORPUS, RUN, EXPORT, CONFIG = "corpora/stdlib", "runs/quickstart", "exports/quickstart", "configs/quickstart.yaml"

@@ -11,13 +11,13 @@ is shown with examples that it solves and fails.
 import argparse
 from pathlib import Path
 
-from data.workspace import check_replaceable_file
-from launcher.runtime import cli
-from launcher.runtime.report.alerts import find_alerts
-from launcher.runtime.report.examples import solved_and_failed
-from launcher.runtime.report.history import read_history
-from launcher.runtime.report.page import START, page, summary
-from launcher.runtime.run_folder import write_whole
+from plumbline.data.workspace import check_replaceable_file
+from plumbline.launcher.runtime.report.alerts import find_alerts
+from plumbline.launcher.runtime.report.examples import solved_and_failed
+from plumbline.launcher.runtime.report.history import read_history
+from plumbline.launcher.runtime.report.page import START, page, summary
+from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.files import write_whole
 
 
 def main() -> None:

@@ -1,15 +1,16 @@
 """Check a configuration and queue its pretraining on a Slurm cluster.
 
 The configuration is read, checked and stored in the run folder together with the sbatch command (see
-launcher/runtime/slurm.py); slurm/pretrain.sbatch is what then runs on the nodes.
+launcher/runtime/train/submission.py); slurm/pretrain.sbatch is what then runs on the nodes.
 """
 
 import argparse
 from pathlib import Path
 
-from launcher.runtime import cli
-from launcher.runtime.config import load_config
-from launcher.runtime.slurm import Request, check, describe_submission, require_sbatch, submit, write_submission
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
+from plumbline.launcher.runtime.train.submission import check, write_submission
 
 EXAMPLE = """\
 example, 4 nodes of 8 GPUs:

@@ -18,19 +18,19 @@ import argparse
 from contextlib import closing
 from pathlib import Path
 
-from launcher.runtime.signals import REQUEUE, StopRequest
+from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
 
 STOP = StopRequest()  # ahead of the imports below, which take seconds; each worker's process passes here, too
 
-from launcher.runtime import cli
-from launcher.runtime.slurm import describe_submission, require_sbatch, submit
-from launcher.runtime.sweep.cells import Cell
-from launcher.runtime.sweep.plan import Plan, load_plan, make_plan, unfinished
-from launcher.runtime.sweep.pool import default_workers, places, run_all
-from launcher.runtime.sweep.progress import Progress
-from launcher.runtime.sweep.results import check_same_cells, write_results
-from launcher.runtime.sweep.slurm import Request, write_submission
-from launcher.runtime.sweep.worker import ERROR, outcome_of
+from plumbline.launcher.runtime.sweep.cells import Cell
+from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan, unfinished
+from plumbline.launcher.runtime.sweep.pool import default_workers, places, run_all
+from plumbline.launcher.runtime.sweep.progress import Progress
+from plumbline.launcher.runtime.sweep.results import check_same_cells, write_results
+from plumbline.launcher.runtime.sweep.slurm import Request, write_submission
+from plumbline.launcher.runtime.sweep.worker import ERROR, outcome_of
+from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.slurm import describe_submission, require_sbatch, submit
 
 FAILED = 1  # exit code
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from model.config import ModelConfig
+    from plumbline.model.config import ModelConfig
 
 # A switch with a value -> what it asks of others, and why
 NEEDS: tuple[tuple[str, Any, dict[str, tuple[Any, ...]], str], ...] = (

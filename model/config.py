@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from model.combinations import check_combination
-from model.families import FAMILIES
+from plumbline.model.combinations import check_combination
+from plumbline.model.families import FAMILIES
 
 GATED_MLPS = ("swiglu", "geglu")
 

@@ -11,15 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import make_cache
-from model.attention.context import AttentionContext, KeptContext, LayerCache, attention_context
-from model.attention.pruned import PrunedCache
-from model.attention.softmax import SoftmaxAttention
-from model.blocks import Block, make_block
-from model.config import ModelConfig
-from model.linear_cross_entropy import linear_cross_entropy, soft_cap
-from model.multipliers import Multipliers
-from model.norms import make_norm
+from plumbline.model.attention import make_cache
+from plumbline.model.attention.context import AttentionContext, KeptContext, LayerCache, attention_context
+from plumbline.model.attention.pruned import PrunedCache
+from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.blocks import Block, make_block
+from plumbline.model.config import ModelConfig
+from plumbline.model.linear_cross_entropy import linear_cross_entropy, soft_cap
+from plumbline.model.norms import make_norm
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class Decoder(nn.Module):

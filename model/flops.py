@@ -2,10 +2,10 @@
 
 import math
 
-from model.config import ModelConfig
-from model.objectives import ObjectiveConfig
-from model.parameterization import parameter_shapes
-from model.roles import role_of
+from plumbline.model.config import ModelConfig
+from plumbline.model.objectives import ObjectiveConfig
+from plumbline.model.parameterization.roles import role_of
+from plumbline.model.parameterization.table import parameter_shapes
 
 MATRICES = ("hidden_matrix", "projection")
 

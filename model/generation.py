@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.decoder import CausalLM
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
 
 
 def sample_token(

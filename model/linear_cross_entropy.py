@@ -77,7 +77,7 @@ def _losses_and_gradient(
     """
     loss, cross_entropy, capped, log_probabilities = _losses(logits, labels, cap, z_loss)
     log_z = capped[:, :1] - log_probabilities[:, :1] if z_loss else None
-    # Not exp_(): on CPUs torch hands it to MKL, which does not always round alike (see distributed.start)
+    # Not exp_(): on CPUs torch hands it to MKL, whose first call in a thread can round differently from later ones
     gradient = torch.softmax(capped, -1, out=log_probabilities)
     if log_z is not None:
         gradient.mul_(1 + 2 * z_loss * log_z)

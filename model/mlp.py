@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import ModelConfig
+from plumbline.model.config import ModelConfig
 
 
 def _relu_squared(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import ModelConfig
+from plumbline.model.config import ModelConfig
 
 
 class SingleScaleRMSNorm(nn.Module):

@@ -140,8 +140,8 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM", "DS_", "TORCHELASTIC")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
-    fixed = {"PATH": path, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return {**kept, **fixed, "DS_ACCELERATOR": "cpu", **(extra or {})}
+    fixed = {"PATH": path, "PYTHONPATH": str(REPOSITORY / "launcher"), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+    return {**kept, **fixed, "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
 
 
 def free_port() -> int:

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveInt
 
-from data.indexed import Int64s
-from data.tasks.draws import Draws
-from data.tasks.task import DrawnTaskConfig, Example, answering
+from plumbline.data.indexed import Int64s
+from plumbline.data.tasks.draws import Draws
+from plumbline.data.tasks.task import DrawnTaskConfig, Example, answering
 
 PLUS = 1
 EQUALS = 2

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from data.indexed import Int64s
-from data.order import UInt64s, subkey
+from plumbline.data.indexed import Int64s
+from plumbline.data.order import UInt64s, subkey
 
 
 class Draws:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from data.indexed import Int64s
-from data.tasks.task import Example, answering
+from plumbline.data.indexed import Int64s
+from plumbline.data.tasks.task import Example, answering
 
 BAR = 1
 SLASH = 2

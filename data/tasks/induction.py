@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from data.indexed import Int64s
-from data.streams import IGNORED
-from data.tasks.draws import Draws
-from data.tasks.task import DrawnTaskConfig, Example
+from plumbline.data.indexed import Int64s
+from plumbline.data.streams import IGNORED
+from plumbline.data.tasks.draws import Draws
+from plumbline.data.tasks.task import DrawnTaskConfig, Example
 
 FIRST_SYMBOL = 1
 

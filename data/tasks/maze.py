@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from data.indexed import Int64s
-from data.tasks.draws import Draws
-from data.tasks.graphs import FIRST_NODE, edges_of, prompt_length, spell
-from data.tasks.task import DrawnTaskConfig, Example
+from plumbline.data.indexed import Int64s
+from plumbline.data.tasks.draws import Draws
+from plumbline.data.tasks.graphs import FIRST_NODE, edges_of, prompt_length, spell
+from plumbline.data.tasks.task import DrawnTaskConfig, Example
 
 
 class MazeConfig(DrawnTaskConfig):

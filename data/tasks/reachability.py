@@ -20,10 +20,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from data.indexed import Int64s
-from data.tasks.draws import Draws
-from data.tasks.graphs import BAR, FIRST_NODE, edges_of, prompt_length, spell
-from data.tasks.task import DrawnTaskConfig, Example, answering
+from plumbline.data.indexed import Int64s
+from plumbline.data.tasks.draws import Draws
+from plumbline.data.tasks.graphs import BAR, FIRST_NODE, edges_of, prompt_length, spell
+from plumbline.data.tasks.task import DrawnTaskConfig, Example, answering
 
 EVERY, IS, A, STOP, ASK, OR, QUESTION, FIRST_NAME = 1, 2, 3, 4, 5, 6, 7, 8
 """Words: every, is, a, a full stop, the "is" of the question, or, a question mark, then the names of the nodes."""

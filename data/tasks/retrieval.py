@@ -11,9 +11,9 @@ import numpy as np
 from pydantic import Field, PositiveInt
 from pydantic import model_validator as validator
 
-from data.indexed import Int64s
-from data.tasks.draws import Draws
-from data.tasks.task import DrawnTaskConfig, Example, answering
+from plumbline.data.indexed import Int64s
+from plumbline.data.tasks.draws import Draws
+from plumbline.data.tasks.task import DrawnTaskConfig, Example, answering
 
 QUERY = 1
 FIRST_KEY = 2

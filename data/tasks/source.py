@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from data.streams import Window
-from data.tasks.task import Example, SplitName, TaskConfig
+from plumbline.data.streams import Window
+from plumbline.data.tasks.task import Example, SplitName, TaskConfig
 
 KEPT = 2**19
 """A split of no more examples than this is computed once and kept: held-out examples and fixed sets are read often."""

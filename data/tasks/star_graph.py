@@ -13,10 +13,10 @@ import numpy as np
 from pydantic import Field
 from pydantic import model_validator as validator
 
-from data.indexed import Int64s
-from data.tasks.draws import Draws
-from data.tasks.graphs import FIRST_NODE, asked_of, edges_of, prompt_length, spell
-from data.tasks.task import DrawnTaskConfig, Example
+from plumbline.data.indexed import Int64s
+from plumbline.data.tasks.draws import Draws
+from plumbline.data.tasks.graphs import FIRST_NODE, asked_of, edges_of, prompt_length, spell
+from plumbline.data.tasks.task import DrawnTaskConfig, Example
 
 
 class StarGraphConfig(DrawnTaskConfig):

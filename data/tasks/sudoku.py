@@ -16,10 +16,10 @@ import numpy as np
 from pydantic import Field
 from pydantic import model_validator as validator
 
-from data.indexed import Int64s
-from data.order import derive_key
-from data.tasks.draws import Draws
-from data.tasks.task import ATTEMPTS, DrawnTaskConfig, Example, SplitName, answering
+from plumbline.data.indexed import Int64s
+from plumbline.data.order import derive_key
+from plumbline.data.tasks.draws import Draws
+from plumbline.data.tasks.task import ATTEMPTS, DrawnTaskConfig, Example, SplitName, answering
 
 BLANK = 1
 EQUALS = 2

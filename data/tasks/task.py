@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
-from data.indexed import Int64s
-from data.order import derive_key
-from data.streams import IGNORED
-from data.tasks.draws import Draws
+from plumbline.data.indexed import Int64s
+from plumbline.data.order import derive_key
+from plumbline.data.streams import IGNORED
+from plumbline.data.tasks.draws import Draws
 
 SplitName = Literal["train", "validation"]
 

@@ -2,13 +2,13 @@
 
 from torch import Tensor, nn
 
-from model.attention.context import LayerCache
-from model.attention.mixing import MixingAttention
-from model.attention.pruned import PrunedAttention, PrunedCache
-from model.attention.shaped import ShapedAttention
-from model.attention.softmax import SoftmaxAttention
-from model.config import ModelConfig
-from model.multipliers import Multipliers
+from plumbline.model.attention.context import LayerCache
+from plumbline.model.attention.mixing import MixingAttention
+from plumbline.model.attention.pruned import PrunedAttention, PrunedCache
+from plumbline.model.attention.shaped import ShapedAttention
+from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 def make_attention(config: ModelConfig, multipliers: Multipliers, layer: int) -> nn.Module:

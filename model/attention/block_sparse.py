@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from model.config import ModelConfig
+from plumbline.model.config import ModelConfig
 
 SMALLEST_HEAD = 16  # what the kernel's matrix products take
 MOST_GRAPHS = 128

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from model.config import ModelConfig
-from model.rotary import rotary_tables
+from plumbline.model.config import ModelConfig
+from plumbline.model.rotary import rotary_tables
 
 
 class LayerCache:

@@ -9,8 +9,8 @@ reloading is exact.
 import torch
 from torch import Tensor, nn
 
-from model.attention.context import AttentionContext, LayerCache
-from model.config import ModelConfig
+from plumbline.model.attention.context import AttentionContext, LayerCache
+from plumbline.model.config import ModelConfig
 
 
 class MixingAttention(nn.Module):

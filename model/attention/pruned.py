@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.context import AttentionContext
-from model.attention.softmax import SoftmaxAttention
-from model.config import ModelConfig
-from model.multipliers import Multipliers
+from plumbline.model.attention.context import AttentionContext
+from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 TINY = 1e-38
 """Stands for 0 under the logarithm."""

@@ -12,10 +12,10 @@ mean, so the fused kernel serves here as well and nothing of size [T, T] exists.
 import torch
 from torch import Tensor, nn
 
-from model.attention.context import AttentionContext
-from model.attention.softmax import SoftmaxAttention
-from model.config import ModelConfig
-from model.multipliers import Multipliers
+from plumbline.model.attention.context import AttentionContext
+from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class ShapedAttention(SoftmaxAttention):

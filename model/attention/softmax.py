@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from torch.overrides import handle_torch_function, has_torch_function
 
-from model.attention.block_sparse import block_sparse_attention
-from model.attention.context import AttentionContext, LayerCache
-from model.config import ModelConfig
-from model.multipliers import Multipliers
-from model.norms import make_head_norm
-from model.rotary import apply_rotary
+from plumbline.model.attention.block_sparse import block_sparse_attention
+from plumbline.model.attention.context import AttentionContext, LayerCache
+from plumbline.model.config import ModelConfig
+from plumbline.model.norms import make_head_norm
+from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.rotary import apply_rotary
 
 
 class SoftmaxAttention(nn.Module):

@@ -1,12 +1,12 @@
 """Block families, one file each: how norms, branches and the residual stream are wired."""
 
-from model.blocks.norm_free import NormFreeBlock
-from model.blocks.post_norm import PostNormBlock
-from model.blocks.pre_norm import PreNormBlock
-from model.blocks.sandwich_norm import SandwichNormBlock
-from model.blocks.skipless import SkiplessBlock
-from model.config import ModelConfig
-from model.multipliers import Multipliers
+from plumbline.model.blocks.norm_free import NormFreeBlock
+from plumbline.model.blocks.post_norm import PostNormBlock
+from plumbline.model.blocks.pre_norm import PreNormBlock
+from plumbline.model.blocks.sandwich_norm import SandwichNormBlock
+from plumbline.model.blocks.skipless import SkiplessBlock
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 Block = PreNormBlock | PostNormBlock | SandwichNormBlock | NormFreeBlock | SkiplessBlock
 

@@ -6,12 +6,12 @@ attention logits. The same wiring with shaped attention and shaped ReLU is the S
 
 from torch import Tensor, nn
 
-from model.attention import make_attention
-from model.attention.context import AttentionContext, LayerCache
-from model.blocks.residual import Residual
-from model.config import ModelConfig
-from model.mlp import MLP
-from model.multipliers import Multipliers
+from plumbline.model.attention import make_attention
+from plumbline.model.attention.context import AttentionContext, LayerCache
+from plumbline.model.blocks.residual import Residual
+from plumbline.model.config import ModelConfig
+from plumbline.model.mlp import MLP
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class NormFreeBlock(nn.Module):

@@ -2,13 +2,13 @@
 
 from torch import Tensor, nn
 
-from model.attention import make_attention
-from model.attention.context import AttentionContext, LayerCache
-from model.blocks.residual import Residual
-from model.config import ModelConfig
-from model.mlp import MLP
-from model.multipliers import Multipliers
-from model.norms import make_norm
+from plumbline.model.attention import make_attention
+from plumbline.model.attention.context import AttentionContext, LayerCache
+from plumbline.model.blocks.residual import Residual
+from plumbline.model.config import ModelConfig
+from plumbline.model.mlp import MLP
+from plumbline.model.norms import make_norm
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class PreNormBlock(nn.Module):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.config import ModelConfig
-from model.multipliers import Multipliers
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class Residual(nn.Module):

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from model.decoder import CausalLM
-from model.roles import role_of
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.roles import role_of
 
 Activations = dict[str, list[Tensor]]  # name -> one tensor for each place where it occurs
 Record = dict[str, float]  # quantity -> value

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from model.attention.softmax import explicit_attention
-from model.decoder import CausalLM
-from model.diagnostics import statistics
-from model.diagnostics.statistics import STATISTICS, Statistics, Sums, stream_sums
+from plumbline.model.attention.softmax import explicit_attention
+from plumbline.model.decoder import CausalLM
+from plumbline.model.diagnostics import statistics
+from plumbline.model.diagnostics.statistics import STATISTICS, Statistics, Sums, stream_sums
 
 LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the logits of a chunk of tokens
 Reduce = Callable[[Tensor], Tensor]  # a flat fp64 tensor -> the same of all ranks

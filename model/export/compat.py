@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.config import GATED_MLPS, ModelConfig
-from model.decoder import CausalLM
-from model.export.fold import Weights, fold_multipliers, folded_config
-from model.export.rotary_classes import QWEN3
-from model.export.stock import UNGATED, Export, StockClass
-from model.mlp import ACTIVATIONS
-from model.multipliers import Multipliers
+from plumbline.model.config import GATED_MLPS, ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.export.fold import Weights, fold_multipliers, folded_config
+from plumbline.model.export.rotary_classes import QWEN3
+from plumbline.model.export.stock import UNGATED, Export, StockClass
+from plumbline.model.mlp import ACTIVATIONS
+from plumbline.model.parameterization.multipliers import Multipliers
 
 CONSTANT = 2.0**20
 SHARE = 64  # one channel in so many is constant; a power of 4, so that the root mean square is a power of two

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.multipliers import Multipliers
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 Weights = dict[str, Tensor]
 

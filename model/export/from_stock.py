@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from model.config import GATED_MLPS, ModelConfig
-from model.export import gpt2
-from model.export.fold import Weights, fold_multipliers
-from model.export.stock import ACTIVATION_NAMES, PLAIN
-from model.multipliers import Multipliers
+from plumbline.model.config import GATED_MLPS, ModelConfig
+from plumbline.model.export import gpt2
+from plumbline.model.export.fold import Weights, fold_multipliers
+from plumbline.model.export.stock import ACTIVATION_NAMES, PLAIN
+from plumbline.model.parameterization.multipliers import Multipliers
 
 KINDS = ("llama", "qwen3", "gpt2", "granite")
 GATED_NAMES = {ACTIVATION_NAMES[mlp]: mlp for mlp in GATED_MLPS}

@@ -2,9 +2,9 @@
 
 import torch
 
-from model.config import ModelConfig
-from model.export.fold import Weights
-from model.export.stock import Export, StockClass
+from plumbline.model.config import ModelConfig
+from plumbline.model.export.fold import Weights
+from plumbline.model.export.stock import Export, StockClass
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new"}
 MODULES = {

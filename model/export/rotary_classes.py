@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from model.config import GATED_MLPS, ModelConfig
-from model.export.fold import Weights
-from model.export.stock import UNGATED, Export, StockClass, llama_entries, renamed
+from plumbline.model.config import GATED_MLPS, ModelConfig
+from plumbline.model.export.fold import Weights
+from plumbline.model.export.stock import UNGATED, Export, StockClass, llama_entries, renamed
 
 
 def _llama(config: ModelConfig, weights: Weights) -> Export:

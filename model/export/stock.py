@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from model.config import ModelConfig
-from model.export.fold import Weights
+from plumbline.model.config import ModelConfig
+from plumbline.model.export.fold import Weights
 
 Export = tuple[dict[str, Any], Weights]  # entries of config.json ("model_type" included), weights by the stock names
 

@@ -4,14 +4,14 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from model.config import ModelConfig
-from model.export import rotary_classes
-from model.export.compat import compat
-from model.export.fold import Weights, fold_multipliers, folded_config
-from model.export.gpt2 import GPT2
-from model.export.native import native
-from model.export.stock import Export, StockClass
-from model.multipliers import Multipliers
+from plumbline.model.config import ModelConfig
+from plumbline.model.export import rotary_classes
+from plumbline.model.export.compat import compat
+from plumbline.model.export.fold import Weights, fold_multipliers, folded_config
+from plumbline.model.export.gpt2 import GPT2
+from plumbline.model.export.native import native
+from plumbline.model.export.stock import Export, StockClass
+from plumbline.model.parameterization.multipliers import Multipliers
 
 STOCK: dict[str, StockClass] = {
     "llama": rotary_classes.LLAMA,

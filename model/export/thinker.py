@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from model.config import ModelConfig
-from model.export.compat import widen_thinker
-from model.export.fold import Weights, folded_config, state_scale
-from model.export.rotary_classes import gemma_embedding_scale
-from model.export.targets import resolved, to_fold
-from model.multipliers import Multipliers
-from model.objectives.latent_lookahead import LatentLookaheadConfig
+from plumbline.model.config import ModelConfig
+from plumbline.model.export.compat import widen_thinker
+from plumbline.model.export.fold import Weights, folded_config, state_scale
+from plumbline.model.export.rotary_classes import gemma_embedding_scale
+from plumbline.model.export.targets import resolved, to_fold
+from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 CODE = Path(__file__).with_name("native") / "lookahead.py"
 FILE = "lookahead.safetensors"

@@ -7,12 +7,12 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from model.attention.context import LayerCache
-from model.decoder import CausalLM
-from model.generation import check_request, sample_token
-from model.lookahead.anchors import Anchors
-from model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
-from model.lookahead.thoughts import Memory, Thinker, join, run_text_behind
+from plumbline.model.attention.context import LayerCache
+from plumbline.model.decoder import CausalLM
+from plumbline.model.generation import check_request, sample_token
+from plumbline.model.lookahead.anchors import Anchors
+from plumbline.model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
+from plumbline.model.lookahead.thoughts import Memory, Thinker, join, run_text_behind
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from model.config import ModelConfig
-from model.lookahead.anchors import Anchors
+from plumbline.model.config import ModelConfig
+from plumbline.model.lookahead.anchors import Anchors
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
-from model.attention.context import AttentionContext
-from model.decoder import Decoder
-from model.lookahead.anchors import Anchors
-from model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
+from plumbline.model.attention.context import AttentionContext
+from plumbline.model.decoder import Decoder
+from plumbline.model.lookahead.anchors import Anchors
+from plumbline.model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
 
 Growth = Literal["grow", "fixed", "pause"]
 Masks = Literal["dense", "blocks"]

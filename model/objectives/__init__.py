@@ -4,15 +4,15 @@ A new one is a configuration and a subclass of `objective.Objective` in a file h
 a case.
 """
 
-from model.config import ModelConfig
-from model.multipliers import Multipliers
-from model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
-from model.objectives.multi_token import MultiToken, MultiTokenConfig
-from model.objectives.next_token import NextToken, NextTokenConfig
-from model.objectives.objective import Objective
-from model.objectives.registers import Registers, RegistersConfig
-from model.objectives.sequential_mtp import SequentialMTP, SequentialMTPConfig
-from model.objectives.silent_thoughts import SilentThoughts, SilentThoughtsConfig
+from plumbline.model.config import ModelConfig
+from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
+from plumbline.model.objectives.multi_token import MultiToken, MultiTokenConfig
+from plumbline.model.objectives.next_token import NextToken, NextTokenConfig
+from plumbline.model.objectives.objective import Objective
+from plumbline.model.objectives.registers import Registers, RegistersConfig
+from plumbline.model.objectives.sequential_mtp import SequentialMTP, SequentialMTPConfig
+from plumbline.model.objectives.silent_thoughts import SilentThoughts, SilentThoughtsConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 ObjectiveConfig = (
     NextTokenConfig

@@ -7,11 +7,11 @@ import torch
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
-from model.attention.context import AttentionContext
-from model.decoder import CausalLM, Decoder
-from model.lookahead.anchors import labels_ahead
-from model.lookahead.masks import text_of
-from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.attention.context import AttentionContext
+from plumbline.model.decoder import CausalLM, Decoder
+from plumbline.model.lookahead.anchors import labels_ahead
+from plumbline.model.lookahead.masks import text_of
+from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 
 class FurtherTokensConfig(ObjectiveSettings):

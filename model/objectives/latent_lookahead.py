@@ -12,12 +12,19 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic import model_validator as validator
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.decoder import CausalLM
-from model.lookahead.anchors import AnchorPolicy, Anchors, choose_anchors, slot_labels, uniform, whole_thoughts
-from model.lookahead.masks import text_of
-from model.lookahead.thoughts import Masks, Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
-from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.lookahead.anchors import (
+    AnchorPolicy,
+    Anchors,
+    choose_anchors,
+    slot_labels,
+    uniform,
+    whole_thoughts,
+)
+from plumbline.model.lookahead.masks import text_of
+from plumbline.model.lookahead.thoughts import Masks, Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
+from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of anchor_policy entropy
 

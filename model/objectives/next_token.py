@@ -6,8 +6,8 @@ from typing import Literal
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from model.decoder import CausalLM
-from model.objectives.objective import Batch, Objective, ObjectiveSettings
+from plumbline.model.decoder import CausalLM
+from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings
 
 LAST_ALPHA = 8.0
 

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from model.config import ModelConfig
-from model.decoder import CausalLM
-from model.multipliers import Multipliers
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.multipliers import Multipliers
 
 Batch = Mapping[str, Any]  # data.windows.Batch on a device: tensors by name
 

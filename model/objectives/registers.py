@@ -13,12 +13,12 @@ import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 from torch import Tensor, nn
 
-from model.config import ModelConfig
-from model.decoder import CausalLM
-from model.lookahead.anchors import Anchors, labels_ahead, uniform
-from model.lookahead.masks import attention_mask, slot_entries, text_entries, text_of
-from model.lookahead.thoughts import run_slots, run_text
-from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.lookahead.anchors import Anchors, labels_ahead, uniform
+from plumbline.model.lookahead.masks import attention_mask, slot_entries, text_entries, text_of
+from plumbline.model.lookahead.thoughts import run_slots, run_text
+from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 
 class RegistersConfig(ObjectiveSettings):

@@ -13,13 +13,13 @@ from typing import Literal, cast
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
-from model.attention.context import AttentionContext
-from model.blocks import make_block
-from model.config import ModelConfig
-from model.decoder import Decoder
-from model.multipliers import Multipliers
-from model.norms import make_norm
-from model.objectives.further_tokens import FurtherTokens, FurtherTokensConfig
+from plumbline.model.attention.context import AttentionContext
+from plumbline.model.blocks import make_block
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import Decoder
+from plumbline.model.norms import make_norm
+from plumbline.model.objectives.further_tokens import FurtherTokens, FurtherTokensConfig
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class SequentialMTPConfig(FurtherTokensConfig):

@@ -10,19 +10,12 @@ from typing import Literal
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from model.config import ModelConfig
-from model.decoder import CausalLM
-from model.lookahead.anchors import choose_anchors, uniform
-from model.lookahead.masks import text_of
-from model.lookahead.thoughts import (
-    Growth,
-    Thinker,
-    ThoughtSettings,
-    run_text,
-    run_text_with_thoughts,
-    speak,
-)
-from model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.lookahead.anchors import choose_anchors, uniform
+from plumbline.model.lookahead.masks import text_of
+from plumbline.model.lookahead.thoughts import Growth, Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
+from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
 
 
 class SilentThoughtsConfig(ObjectiveSettings):

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch import nn
 
-from model.quantization.precision import PrecisionConfig
+from plumbline.model.quantization.precision import PrecisionConfig
 
 CAPABILITY = (8, 9)  # Ada, Hopper and later have float8 units
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.quantization.quantizer import Grid, Limits, Quantizer
+from plumbline.model.quantization.quantizer import Grid, Limits, Quantizer
 
 
 class QuantizedLinear(nn.Linear):

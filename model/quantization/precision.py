@@ -10,13 +10,13 @@ from pydantic import BaseModel, ValidationInfo, field_validator
 from pydantic import model_validator as validator
 from torch import Tensor, nn
 
-from model.attention.softmax import SoftmaxAttention
-from model.config import ModelConfig
-from model.parameterization import parameter_shapes
-from model.quantization.formats import parse_format
-from model.quantization.layers import QuantizedLinear, replace_linears
-from model.quantization.quantizer import Granularity, Quantizer, Site
-from model.roles import role_of
+from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.roles import role_of
+from plumbline.model.parameterization.table import parameter_shapes
+from plumbline.model.quantization.formats import parse_format
+from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
+from plumbline.model.quantization.quantizer import Granularity, Quantizer, Site
 
 PAPERS: dict[Site, Granularity] = {"weights": "channel", "activations": "tensor", "kv_cache": "tensor"}
 BLOCK_FORMATS = {  # elements that share a scale of few bits

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, PositiveInt, field_validator
 from pydantic import model_validator as validator
 from torch import Tensor
 
-from model.quantization.formats import Float, Format, parse_format
+from plumbline.model.quantization.formats import Float, Format, parse_format
 
 Site = Literal["weights", "activations", "kv_cache"]
 Granularity = Literal["tensor", "channel", "token", "head", "group"]

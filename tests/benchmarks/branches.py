@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from launcher.runtime import cli
+from plumbline.launcher.runtime.system import cli
 
 LAUNCHER = Path(__file__).resolve().parents[2] / "launcher"
 CONFIG = """\
@@ -44,7 +44,7 @@ OTHERS = {
 
 def run(verb: str, *words: str | Path) -> None:
     """A verb of the launcher, on one core."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(LAUNCHER.parent)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(LAUNCHER / f"{verb}.py"), *map(str, words)]
     subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data.corpus import open_corpus
-from data.loader import ValidationBatches
-from launcher.runtime.evaluate import held_out_loss
-from launcher.runtime.loading import load_model
-from model.attention.context import LayerCache
-from model.attention.pruned import PrunedAttention, PrunedCache
-from model.decoder import CausalLM
+from plumbline.data.corpus import open_corpus
+from plumbline.data.loader import ValidationBatches
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.run.scores import held_out_loss
+from plumbline.model.attention.context import LayerCache
+from plumbline.model.attention.pruned import PrunedAttention, PrunedCache
+from plumbline.model.decoder import CausalLM
 
 ROUNDS = 3  # of timing
 

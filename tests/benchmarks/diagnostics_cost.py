@@ -21,14 +21,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from data.indexed import IndexedWriter, token_dtype
-from data.loader import TrainBatches
-from launcher.runtime import distributed
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.engine import Batch, Engine
-from launcher.runtime.metrics import MetricsLog
-from launcher.runtime.observe import step_record, watch_step
+from plumbline.data.indexed import IndexedWriter, token_dtype
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import Batch, Engine
+from plumbline.launcher.runtime.run.metrics import MetricsLog
+from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.train.diagnostics import step_record, watch_step
 
 VOCABULARY = 4096
 
@@ -69,8 +70,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="steps of each kind")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     arguments = parser.parse_intermixed_args()
-    world = distributed.read_world()
-    distributed.start(world, timeout_minutes=10)
+    world = read_world()
+    startup.start(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "random"
         with IndexedWriter(corpus, token_dtype(VOCABULARY)) as writer:
@@ -97,7 +98,7 @@ def main() -> None:
         }
         share = (observed - plain) / (interval * plain)
         print(json.dumps({**facts, **found, "ratio": observed / plain, "share": share}, indent=2))
-    distributed.stop()
+    startup.stop()
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from data.config import SourceConfig
-from data.loader import calibration_batches, open_source
-from launcher.runtime import cli
+from plumbline.data.config import SourceConfig
+from plumbline.data.loader import calibration_batches, open_source
+from plumbline.launcher.runtime.system import cli
 
 
 def main() -> None:

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from model.quantization.laws.fit import fit
-from model.quantization.laws.measured import Measured
-from model.quantization.laws.points import points
-from model.quantization.laws.precision import PrecisionLaw
-from model.quantization.laws.published import KUMAR, kumar_grid
+from plumbline.model.scaling_laws.fit import fit
+from plumbline.model.scaling_laws.measured import Measured
+from plumbline.model.scaling_laws.points import points
+from plumbline.model.scaling_laws.precision import PrecisionLaw
+from plumbline.model.scaling_laws.published import KUMAR, kumar_grid
 
 POST_BITS = (3.0, 4.0, 5.0, 6.0)
 DAMAGE = points(30e6, 26e9, post_bits=[3.0, 4.0, 5.0])

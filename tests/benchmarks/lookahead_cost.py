@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 
-from launcher.runtime.cli import default_device
-from model.config import ModelConfig
-from model.initialization import initialize
-from model.objectives import ObjectiveConfig, make_objective
-from model.objectives.latent_lookahead import LatentLookaheadConfig
-from model.objectives.next_token import NextTokenConfig
-from model.objectives.objective import TrainedLM
-from model.parameterization import OptimizerSettings, ParameterizationConfig, multipliers, parameter_table
+from plumbline.launcher.runtime.system.cli import default_device
+from plumbline.model.config import ModelConfig
+from plumbline.model.objectives import ObjectiveConfig, make_objective
+from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
+from plumbline.model.objectives.next_token import NextTokenConfig
+from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
 
 
 def main() -> None:

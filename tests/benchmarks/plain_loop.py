@@ -18,12 +18,14 @@ from pathlib import Path
 
 import torch
 
-from data.loader import TrainBatches, ValidationBatches, validation_splits
-from launcher.runtime import cli
-from launcher.runtime.config import Config, load_config
-from model.decoder import CausalLM
-from model.initialization import initialize
-from model.parameterization import multipliers, parameter_table
+from plumbline.data.loader import TrainBatches, ValidationBatches, validation_splits
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system import cli
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
 
 
 def train(config: Config, chunked: bool = False) -> tuple[list[float], float]:

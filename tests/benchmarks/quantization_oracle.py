@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from data.config import SourceConfig
-from data.loader import ValidationBatches, open_source
-from launcher.runtime import cli
-from launcher.runtime.held_out import check_tokenizer, window_length
-from launcher.runtime.loading import LoadedModel, load_model
-from launcher.runtime.quantize.damage import Damage, compare, damage
-from model.quantization.post_training.apply import quantize_model
-from model.quantization.post_training.calibration import decoder_blocks
-from model.quantization.post_training.recipes import Recipe
-from model.quantization.quantizer import Quantizer
+from plumbline.data.config import SourceConfig
+from plumbline.data.loader import ValidationBatches, open_source
+from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
+from plumbline.launcher.runtime.models.open import LoadedModel, load_model
+from plumbline.launcher.runtime.quantize.damage import Damage, compare, damage
+from plumbline.launcher.runtime.system import cli
+from plumbline.model.quantization.post_training.apply import quantize_model
+from plumbline.model.quantization.post_training.calibration import decoder_blocks
+from plumbline.model.quantization.post_training.recipes import Recipe
+from plumbline.model.quantization.quantizer import Quantizer
 
 GROUP = 32
 

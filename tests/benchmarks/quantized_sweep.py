@@ -21,8 +21,8 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.runtime import cli
-from launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.system import cli
 
 Row = dict[str, Any]
 

@@ -11,13 +11,15 @@ import json
 
 import torch
 
-from launcher.runtime.sweep.statistics import mean, standard_error
-from model.config import ModelConfig
-from model.decoder import CausalLM
-from model.diagnostics.observer import observing
-from model.families import FAMILIES
-from model.initialization import initialize
-from model.parameterization import OptimizerSettings, ParameterizationConfig, multipliers, parameter_table
+from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.diagnostics.observer import observing
+from plumbline.model.families import FAMILIES
+from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
 
 UNSHAPED = {**FAMILIES["shaped"], "attention": "softmax", "shaped_temperature": None, "mlp": "relu"}
 KINDS = {

@@ -22,15 +22,18 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
-from data.indexed import IndexedWriter, token_dtype
-from data.loader import TrainBatches
-from launcher.runtime import distributed
-from launcher.runtime.config import Config, parse_config
-from launcher.runtime.distributed import World
-from launcher.runtime.engine import Engine
-from model.decoder import CausalLM
-from model.initialization import initialize
-from model.parameterization import OptimizerSettings, multipliers, parameter_table
+from plumbline.data.indexed import IndexedWriter, token_dtype
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.load import parse_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.config import OptimizerSettings
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
 
 VOCABULARY = 8192
 
@@ -130,8 +133,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--family", default="qwen3", choices=("qwen3", "gpt2"))
     arguments = parser.parse_args()
-    world = distributed.read_world()
-    distributed.start(world, timeout_minutes=10)
+    world = read_world()
+    startup.start(world, timeout_minutes=10)
     results = []
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / f"random{world.rank}"
@@ -143,7 +146,7 @@ def main() -> None:
     if world.is_main:
         facts = {**vars(arguments), "ranks": world.size, "threads": torch.get_num_threads(), "cpus": os.cpu_count()}
         print(json.dumps({"setting": facts, "device": world.device.type, "results": results}, indent=2))
-    distributed.stop()
+    startup.stop()
 
 
 if __name__ == "__main__":

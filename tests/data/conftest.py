@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from data.config import DataConfig
-from data.corpus import Corpus, open_corpus
-from data.indexed import IndexedWriter, token_dtype
-from data.prepare import Request, prepare
-from data.sources import Sources
+from plumbline.data.config import DataConfig
+from plumbline.data.corpus import Corpus, open_corpus
+from plumbline.data.indexed import IndexedWriter, token_dtype
+from plumbline.data.prepare import Request, prepare
+from plumbline.data.sources import Sources
 
 settings.register_profile("data", deadline=None)  # a busy machine is not a failure
 settings.load_profile("data")

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data.batch_plan import BatchPlan, BatchStage
-from data.config import DataConfig
+from plumbline.data.batch_plan import BatchPlan, BatchStage
+from plumbline.data.config import DataConfig
 
 LENGTH = 8
 STAGES = [(30, 2), (100, 4)]  # (tokens, batch size) ahead of a batch of 12

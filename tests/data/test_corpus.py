@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data.corpus import Corpus, open_corpus, verify_checksums
+from plumbline.data.corpus import Corpus, open_corpus, verify_checksums
 
 
 @pytest.fixture

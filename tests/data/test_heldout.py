@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.heldout import cut, place, split, survey
+from plumbline.data.heldout import cut, place, split, survey
 
 DOCUMENTS = [f"document {number} " + "text " * (number % 7) for number in range(500)]
 

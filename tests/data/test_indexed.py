@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data.indexed import IndexedWriter, open_indexed, token_dtype
+from plumbline.data.indexed import IndexedWriter, open_indexed, token_dtype
 
 
 def read_like_megatron(prefix: Path) -> list[list[int]]:

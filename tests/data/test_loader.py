@@ -12,12 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data.config import DataConfig
-from data.corpus import Corpus, open_corpus
-from data.loader import TrainBatches, ValidationBatches, open_corpora, prefetch, validation_splits
-from data.prepare import Request, prepare
-from data.sources import Sources
-from data.windows import Batch
+from plumbline.data.config import DataConfig
+from plumbline.data.corpus import Corpus, open_corpus
+from plumbline.data.loader import TrainBatches, ValidationBatches, open_corpora, prefetch, validation_splits
+from plumbline.data.prepare import Request, prepare
+from plumbline.data.sources import Sources
+from plumbline.data.windows import Batch
 
 MakePair = Callable[..., Corpus]
 MakeConfig = Callable[..., DataConfig]

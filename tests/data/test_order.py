@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.order import CYCLE, LARGEST, OrderedSource, TrainOrder, derive_key, permute, subkey
+from plumbline.data.order import CYCLE, LARGEST, OrderedSource, TrainOrder, derive_key, permute, subkey
 
 KEYS = st.integers(0, 2**64 - 1)
 

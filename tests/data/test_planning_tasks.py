@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from data.config import SourceConfig
-from data.tasks.kinds import AnyTaskConfig
-from data.tasks.maze import MazeConfig
-from data.tasks.reachability import ReachabilityConfig
-from data.tasks.star_graph import StarGraphConfig
-from data.tasks.sudoku import SudokuConfig
-from data.tasks.task import Example, SplitName
+from plumbline.data.config import SourceConfig
+from plumbline.data.tasks.kinds import AnyTaskConfig
+from plumbline.data.tasks.maze import MazeConfig
+from plumbline.data.tasks.reachability import ReachabilityConfig
+from plumbline.data.tasks.star_graph import StarGraphConfig
+from plumbline.data.tasks.sudoku import SudokuConfig
+from plumbline.data.tasks.task import Example, SplitName
 
 Edges = list[tuple[int, int]]
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from data.corpus import open_corpus, verify_checksums
-from data.prepare import CORPUS, Request, prepare
-from data.sources import Sources
-from data.workspace import FolderKind, new_folder
+from plumbline.data.corpus import open_corpus, verify_checksums
+from plumbline.data.prepare import CORPUS, Request, prepare
+from plumbline.data.sources import Sources
+from plumbline.data.workspace import FolderKind, new_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,8 +31,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def run(*arguments: object, prefix: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run([*prefix, *command(*arguments)], capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run([*prefix, *command(*arguments)], capture_output=True, text=True, check=False)
 
 
 def make(source: Path, output: Path, tokenizer: str = "byte", **changes: Any) -> None:
@@ -48,8 +47,8 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def test_preparing_does_not_wait_for_torch() -> None:
-    program = "import sys, launcher.prepare; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    program = "import sys, prepare; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT / "launcher", check=True)
 
 
 def test_the_command_from_end_to_end(text_folder: Path, tmp_path: Path) -> None:
@@ -90,7 +89,7 @@ def test_the_command_from_end_to_end(text_folder: Path, tmp_path: Path) -> None:
 def test_the_number_of_workers_changes_nothing(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
 ) -> None:
-    monkeypatch.setattr("data.encoding.BATCH_BYTES", 2000)  # many batches, so that workers could disagree
+    monkeypatch.setattr("plumbline.data.encoding.BATCH_BYTES", 2000)  # many batches, so that workers could disagree
     for workers in (1, 2):
         make(text_folder, tmp_path / str(workers), tokenizer, workers=workers)
     assert files(tmp_path / "1") == files(tmp_path / "2")
@@ -221,9 +220,8 @@ def test_a_killed_run_leaves_no_corpus_and_the_next_one_cleans_up(tmp_path: Path
     arguments = ("--source", tmp_path / "long.txt", "--document-separator", "\\n", "--tokenizer", "train-bpe:2000")
     output = tmp_path / "corpora" / "c"
     output.parent.mkdir()
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        command(*arguments, "--output", output), env=environment, start_new_session=True, stderr=subprocess.DEVNULL
+        command(*arguments, "--output", output), start_new_session=True, stderr=subprocess.DEVNULL
     )
     while not leftovers(output.parent):
         assert process.poll() is None

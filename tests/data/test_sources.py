@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from data.sources import Sources
+from plumbline.data.sources import Sources
 
 TEXTS = ["first\n", "zweite Zeile\r\n", "第三"]
 

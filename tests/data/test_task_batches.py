@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from data.config import DataConfig
-from data.corpus import Corpus
-from data.loader import TrainBatches, ValidationBatches, open_corpora, validation_splits
-from data.tasks.addition import AdditionConfig
-from data.tasks.draws import Draws
-from data.tasks.retrieval import RetrievalConfig
-from data.tasks.source import TaskSource, TaskStream
-from data.tasks.task import Example
+from plumbline.data.config import DataConfig
+from plumbline.data.corpus import Corpus
+from plumbline.data.loader import TrainBatches, ValidationBatches, open_corpora, validation_splits
+from plumbline.data.tasks.addition import AdditionConfig
+from plumbline.data.tasks.draws import Draws
+from plumbline.data.tasks.retrieval import RetrievalConfig
+from plumbline.data.tasks.source import TaskSource, TaskStream
+from plumbline.data.tasks.task import Example
 
 MakePair = Callable[..., Corpus]
 

@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from data.tasks.draws import Draws
-from data.tasks.graphs import BAR, EQUALS, FIRST_NODE, SLASH, asked_of
-from data.tasks.maze import MazeConfig
-from data.tasks.reachability import FIRST_NAME, ReachabilityConfig
-from data.tasks.star_graph import Star, StarGraphConfig
-from data.tasks.sudoku import SudokuConfig
+from plumbline.data.tasks.draws import Draws
+from plumbline.data.tasks.graphs import BAR, EQUALS, FIRST_NODE, SLASH, asked_of
+from plumbline.data.tasks.maze import MazeConfig
+from plumbline.data.tasks.reachability import FIRST_NAME, ReachabilityConfig
+from plumbline.data.tasks.star_graph import Star, StarGraphConfig
+from plumbline.data.tasks.sudoku import SudokuConfig
 
 
 @pytest.mark.parametrize("edge_order", ["parent_first", "child_first"])

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from data.config import SourceConfig
-from data.tasks.addition import AdditionConfig
-from data.tasks.induction import InductionConfig
-from data.tasks.kinds import AnyTaskConfig
-from data.tasks.maze import MazeConfig
-from data.tasks.memorization import MemorizationConfig
-from data.tasks.reachability import ReachabilityConfig
-from data.tasks.retrieval import RetrievalConfig
-from data.tasks.source import TaskSource
-from data.tasks.star_graph import StarGraphConfig
-from data.tasks.sudoku import SudokuConfig
-from data.tasks.task import Example, SplitName
+from plumbline.data.config import SourceConfig
+from plumbline.data.tasks.addition import AdditionConfig
+from plumbline.data.tasks.induction import InductionConfig
+from plumbline.data.tasks.kinds import AnyTaskConfig
+from plumbline.data.tasks.maze import MazeConfig
+from plumbline.data.tasks.memorization import MemorizationConfig
+from plumbline.data.tasks.reachability import ReachabilityConfig
+from plumbline.data.tasks.retrieval import RetrievalConfig
+from plumbline.data.tasks.source import TaskSource
+from plumbline.data.tasks.star_graph import StarGraphConfig
+from plumbline.data.tasks.sudoku import SudokuConfig
+from plumbline.data.tasks.task import Example, SplitName
 
 SPLITS: tuple[SplitName, SplitName] = ("train", "validation")
 RETRIEVAL = RetrievalConfig(pairs=5, queries=2, keys=7, values=3)

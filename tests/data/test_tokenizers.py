@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from data import heldout
-from data.tokenizers import Encoder, build_tokenizer, check_tokenizer, sample_bytes, tokenizer_sha256, trained_size
+from plumbline.data import heldout
+from plumbline.data.tokenizers import (
+    Encoder,
+    build_tokenizer,
+    check_tokenizer,
+    sample_bytes,
+    tokenizer_sha256,
+    trained_size,
+)
 
 TRICKY = [
     "",
@@ -108,7 +115,7 @@ def test_unigram_segments_as_sentencepiece_does(
             models.append(super().getvalue())
             return models[-1]
 
-    monkeypatch.setattr("data.tokenizers.io.BytesIO", Caught)
+    monkeypatch.setattr("plumbline.data.tokenizers.io.BytesIO", Caught)
     build_tokenizer("train-unigram:600", sample, tmp_path / "unigram")
     reference = sentencepiece.SentencePieceProcessor(model_proto=models[0])
     encoder = Encoder(tmp_path / "unigram", "train-unigram:600")

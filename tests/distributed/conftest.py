@@ -13,13 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from data.loader import TrainBatches
-from launcher.runtime import distributed
-from launcher.runtime.config import Config
-from launcher.runtime.distributed import World
-from model.decoder import CausalLM
-from model.initialization import initialize
-from model.parameterization import ParameterRow, multipliers, parameter_table
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.table import parameter_table
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
@@ -31,12 +33,12 @@ def set_environment(variables: Mapping[str, str]) -> None:
 def process_group() -> Iterator[tuple[World, dict[str, str]]]:
     """The group and its environment variables. Once for all tests: DeepSpeed keeps the first group it sees for ever."""
     before = dict(os.environ)
-    found = replace(distributed.read_world(), device=torch.device("cpu"))
-    distributed.start(found, timeout_minutes=5.0)
+    found = replace(read_world(), device=torch.device("cpu"))
+    startup.start(found, timeout_minutes=5.0)
     during = dict(os.environ)
     set_environment(before)
     yield found, during
-    distributed.stop()
+    startup.stop()
 
 
 @pytest.fixture(scope="module")

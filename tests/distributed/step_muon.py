@@ -16,7 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from launcher.runtime.sharded_muon import ShardedMuon, assign_owners, in_rounds, pieces_by_group, pieces_by_tensor
+from plumbline.launcher.runtime.optim.muon import (
+    ShardedMuon,
+    assign_owners,
+    in_rounds,
+    pieces_by_group,
+    pieces_by_tensor,
+)
 
 SHAPES = [(24, 7), (5, 11), (1, 3), (16, 16), (2, 40), (9, 4)]  # 638 elements: no size divides by the ranks
 SETTINGS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.3, "momentum": 0.8}

@@ -14,20 +14,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from launcher.runtime import checkpoint
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.engine import Engine
-from launcher.runtime.evaluate import held_out_loss
-from launcher.runtime.inputs import Inputs, open_inputs
-from launcher.runtime.loading import load_model
-from launcher.runtime.loop import Trainer
-from launcher.runtime.signals import StopRequest
-from model.objectives.next_token import NextToken
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.run.scores import held_out_loss
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.train.loop import Trainer
+from plumbline.model.objectives.next_token import NextToken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from launcher.runtime.distributed import World
+    from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Run, Start
 
 STEPS, STEP_TOKENS, HALF_LIFE = 4, 256, 1000

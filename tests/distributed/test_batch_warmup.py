@@ -16,14 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.loader import TrainBatches
-from launcher.runtime.checkpoint import CheckpointError, check_resume
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.inputs import open_inputs
-from model.decoder import CausalLM
-from model.initialization import initialize
-from model.parameterization import multipliers, parameter_table
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.world import World
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

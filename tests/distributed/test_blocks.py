@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from launcher.runtime.config import load_config
-from launcher.runtime.loading import load_model
-from model.decoder import CausalLM
-from model.initialization import initialize
-from model.parameterization import multipliers, parameter_table
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,15 +17,18 @@ import pytest
 import torch
 import xxhash
 
-from launcher.runtime import branch, checkpoint
-from launcher.runtime.budget import compute
-from launcher.runtime.checkpoint import CheckpointError, check_resume
-from launcher.runtime.config import Config, ConfigError, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.inputs import open_inputs
-from launcher.runtime.run_folder import prepare_run_folder
-from launcher.runtime.slurm import Request
-from launcher.runtime.slurm import check as check_job
+from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
+from plumbline.launcher.runtime.config.budget import compute
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.run.folder import prepare_run_folder
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.slurm import Request
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.submission import check as check_job
 
 if TYPE_CHECKING:
     from tests.conftest import Outcome, Pretrain, Run, Start

@@ -19,14 +19,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launcher.runtime import checkpoint
-from launcher.runtime.checkpoint import CheckpointError, TrainState
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.engine import Engine
-from launcher.runtime.inputs import Inputs, open_inputs
-from launcher.runtime.loading import load_model
-from launcher.runtime.signals import REQUEUE
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, TrainState
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.system.signals import REQUEUE
+from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
     from tests.conftest import Job, Start

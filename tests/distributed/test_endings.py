@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.runtime.checkpoint import CheckpointError
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.inputs import open_inputs
-from launcher.runtime.loop import TrainingError, train
-from launcher.runtime.signals import StopRequest
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.loop import TrainingError, train
 from tests.conftest import Run
 
 SHORT = ["train.steps=6", "train.eval_interval=null", "checkpoint.interval=2", "metrics.diagnostics_interval=null"]

@@ -9,16 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from data.loader import TrainBatches
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.engine import Engine, deepspeed_config
-from model.decoder import CausalLM
-from model.parameterization import multipliers
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import Engine, deepspeed_config
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.multipliers import multipliers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from launcher.runtime.distributed import World
+    from plumbline.launcher.runtime.system.world import World
 
 
 @pytest.fixture(scope="module")

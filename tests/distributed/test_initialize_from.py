@@ -12,22 +12,23 @@ import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from launcher.runtime import initial_weights
-from launcher.runtime.checkpoint import CheckpointError, check_resume
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.engine import Engine
-from launcher.runtime.hf_export import export
-from launcher.runtime.inputs import open_inputs
-from launcher.runtime.loading import load_model
-from launcher.runtime.loop import Trainer
-from launcher.runtime.signals import StopRequest
-from model.decoder import CausalLM
-from model.parameterization import multipliers
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.launcher.runtime.models import from_stock as initial_weights
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.train.loop import Trainer
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.multipliers import multipliers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from launcher.runtime.distributed import World
+    from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Start
 
 STILL = ["optimizer.lr=1.0e-12", "schedule.warmup_steps=0", "train.eval_interval=null", "checkpoint.interval=1"]

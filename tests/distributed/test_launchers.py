@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.runtime.distributed import read_world
+from plumbline.launcher.runtime.system.world import read_world
 
 if TYPE_CHECKING:
     from tests.conftest import Pretrain

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-import launcher.export
-import launcher.generate
-from launcher.runtime.loading import load_model
+import plumbline.launcher.export
+import plumbline.launcher.generate
+from plumbline.launcher.runtime.models.open import load_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +115,7 @@ def test_a_run_decodes_with_and_without_thoughts(
     def said(*options: str) -> dict[str, Any]:
         arguments = ["--prompt", "def ", "--max-new-tokens", "12", "--temperature", "0", "--json", *options]
         monkeypatch.setattr(sys, "argv", ["generate.py", "--model", str(runs("stage_1").folder), *arguments])
-        launcher.generate.main()
+        plumbline.launcher.generate.main()
         facts: dict[str, Any] = json.loads(capsys.readouterr().out)
         return facts
 
@@ -129,9 +129,9 @@ def test_a_run_decodes_with_and_without_thoughts(
 @pytest.mark.parametrize("think", ["verify:2", "often", "every:0", "every:1.5", "probability:2", "entropy:-1"])
 def test_an_unknown_way_to_think_is_refused(think: str) -> None:
     with pytest.raises(ValueError, match=f"--think {think}: it is never, first, every:TOKENS"):
-        launcher.generate.read_think(think, 0.0)
+        plumbline.launcher.generate.read_think(think, 0.0)
     with pytest.raises(ValueError, match="add --temperature 0"):
-        launcher.generate.read_think("verify", 0.8)
+        plumbline.launcher.generate.read_think("verify", 0.8)
 
 
 def test_a_plain_model_cannot_think(runs: Callable[[str], Run]) -> None:
@@ -157,7 +157,7 @@ def test_silent_thoughts_are_scored_alone(
     with pytest.raises(ValueError, match="the thoughts of pause are in evaluations alone"):
         assert load_model(run, torch.device("cpu"), with_objective=True).lookahead
     monkeypatch.setattr(sys, "argv", ["export.py", "--model", str(run), "--output", str(folder)])
-    launcher.export.main()
+    plumbline.launcher.export.main()
     assert "warning: trained to predict with thoughts" in capsys.readouterr().out
     assert "trained to predict with thoughts before the text (pause: horizon 3" in (folder / "README.md").read_text()
 
@@ -187,7 +187,7 @@ def test_an_export_is_the_plain_model_and_a_thinker(
     """Of a stock class, proven by reloading; the objective's tensors are beside it, and the card's lines run."""
     run, folder = runs("stage_3").folder, tmp_path / "export"
     monkeypatch.setattr(sys, "argv", ["export.py", "--model", str(run), "--output", str(folder), "--json"])
-    launcher.export.main()
+    plumbline.launcher.export.main()
     report = json.loads(capsys.readouterr().out)
     assert report["architecture"] == "Qwen3ForCausalLM"
     assert report["lookahead"]["left_out"] is None

@@ -16,17 +16,19 @@ import pytest
 import torch
 from torch import nn
 
-from data.loader import TrainBatches
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.engine import Engine
-from launcher.runtime.soap import SOAP
-from model.objectives.next_token import NextToken, NextTokenConfig
-from model.parameterization import ParameterRow, parameter_table
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.optim.soap import SOAP
+from plumbline.model.objectives.next_token import NextToken, NextTokenConfig
+from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.table import parameter_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from launcher.runtime.distributed import World
+    from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Pretrain, Run, Start
     from tests.distributed.conftest import Optimizers, PlainLoop, Reference
 

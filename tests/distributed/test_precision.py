@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from data.loader import TrainBatches
-from launcher.runtime.checkpoint import CheckpointError, check_resume
-from launcher.runtime.config import ConfigError, load_config
-from launcher.runtime.engine import Engine
-from launcher.runtime.inputs import open_inputs
-from launcher.runtime.loading import load_model
-from model.quantization import float8
-from model.quantization.precision import apply_precision
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.model.quantization import float8
+from plumbline.model.quantization.precision import apply_precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from launcher.runtime.config import Config
-    from launcher.runtime.distributed import World
+    from plumbline.launcher.runtime.config.schema import Config
+    from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Pretrain, Run, Start
 
 BY_TOKEN = [
@@ -218,6 +219,6 @@ def test_float8_without_its_units_or_its_library_is_one_clear_error(
         Engine(config, gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 9))
     assert float8.refusal(config.precision, gpu.device) is None
-    monkeypatch.setattr("model.quantization.float8.find_spec", lambda _name: None)
+    monkeypatch.setattr("plumbline.model.quantization.float8.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"needs torchao, which is missing: pip install -e '.\[float8\]'"):
         Engine(config, gpu)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher.runtime.signals import REQUEUE
+from plumbline.launcher.runtime.system.signals import REQUEUE
 
 if TYPE_CHECKING:
     from tests.conftest import Pretrain, Run, Start

@@ -15,21 +15,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import launcher.eval
-from data.config import SourceConfig
-from data.loader import TrainBatches, ValidationBatches, open_source, validation_splits
-from launcher.runtime.checkpoint import CheckpointError, check_resume
-from launcher.runtime.config import Config, ConfigError, load_config
-from launcher.runtime.engine import Engine
-from launcher.runtime.evaluate import held_out_loss, wilson_interval
-from launcher.runtime.held_out import own_task
-from launcher.runtime.inputs import open_inputs
-from launcher.runtime.loading import load_model
-from model.decoder import CausalLM
-from model.parameterization import multipliers
+import plumbline.launcher.eval
+from plumbline.data.config import SourceConfig
+from plumbline.data.loader import TrainBatches, ValidationBatches, open_source, validation_splits
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.models.held_out import own_task
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.run.scores import held_out_loss, wilson_interval
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.multipliers import multipliers
 
 if TYPE_CHECKING:
-    from launcher.runtime.distributed import World
+    from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Pretrain, Run
 
 TASK = "{name: retrieval, pairs: 4, queries: 2, keys: 6, values: 2}"
@@ -166,7 +168,7 @@ def test_eval_scores_a_run_on_its_task(
 ) -> None:
     sizes = ["--batch-size", "2", "--max-batches", "3", "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", TASK, *sizes, "--json"])
-    launcher.eval.main()
+    plumbline.launcher.eval.main()
     found, result = json.loads(capsys.readouterr().out), json.loads((whole.folder / "result.json").read_text())
     assert found["data"] == "task retrieval"
     assert found["exact_match"] == result["eval/retrieval/exact_match"]
@@ -179,7 +181,7 @@ def test_eval_scores_a_run_on_its_task(
     assert found["examples"] == result["eval/retrieval/examples"] == 6
 
     monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", TASK, *sizes, "--shuffle-q"])
-    launcher.eval.main()
+    plumbline.launcher.eval.main()
     shuffled = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert shuffled["shuffled_questions"] == "True"
     assert shuffled["tokens"] == str(found["tokens"])
@@ -195,12 +197,12 @@ def test_eval_knows_the_tasks_of_a_run_by_name(
     scores = []
     for task in (TASK, "retrieval"):
         monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", task, *sizes])
-        launcher.eval.main()
+        plumbline.launcher.eval.main()
         scores.append(json.loads(capsys.readouterr().out))
     assert scores[0] == scores[1]
     monkeypatch.setattr(sys, "argv", ["eval", "--model", str(whole.folder), "--task", "maze", *sizes])
     with pytest.raises(ValueError, match=r"--task maze: of tasks, the run of .* has only retrieval; write others out"):
-        launcher.eval.main()
+        plumbline.launcher.eval.main()
     loaded = load_model(whole.folder, torch.device("cpu"))
     assert loaded.config is not None
     other = SourceConfig.model_validate({"task": {"name": "maze"}, "name": "other"})
@@ -216,7 +218,7 @@ def test_eval_knows_the_tasks_of_a_run_by_name(
 
 def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
     with pytest.raises(ValueError, match=r"--shuffle-questions: .*email is text and asks nothing; give --task"):
-        launcher.eval.held_out(open_source(SourceConfig(path=str(corpus))), shuffle_questions=True)
+        plumbline.launcher.eval.held_out(open_source(SourceConfig(path=str(corpus))), shuffle_questions=True)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +231,7 @@ def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
 )
 def test_eval_refuses_what_is_no_task(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        launcher.eval.read_task(text)
+        plumbline.launcher.eval.read_task(text)
     assert str(caught.value).startswith(message)
 
 

@@ -15,10 +15,13 @@ import pytest
 import torch
 from torch import nn
 
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.optimizer import group_settings, make_optimizer, verify_settings
-from model.decoder import CausalLM
-from model.parameterization import ParameterRow, multipliers, parameter_table
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer, verify_settings
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.table import parameter_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

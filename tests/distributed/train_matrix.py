@@ -13,26 +13,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.runtime import checkpoint, distributed
-from launcher.runtime.config import Config, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.inputs import open_inputs
-from launcher.runtime.loop import Trainer
-from launcher.runtime.run_folder import prepare_run_folder
-from launcher.runtime.signals import StopRequest
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.run.folder import prepare_run_folder
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.train.loop import Trainer
 
 CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.0e-6", "optimizer.betas=[0.8, 0.9]"]
 
 
 def main() -> None:
     config_file, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
-    world, stop = distributed.read_world(), StopRequest()
-    distributed.start(world, timeout_minutes=5.0)
+    world, stop = read_world(), StopRequest()
+    startup.start(world, timeout_minutes=5.0)
     for name, overrides in settings.items():
         overrides = [f"run.root={config_file.parent / 'runs'}", f"run.name={name}", *overrides]
         changed = None if "once" in sys.argv[3:] else load_config(config_file, [*overrides, *CHANGED])
         train(load_config(config_file, overrides), changed, world, stop)
-    distributed.stop()
+    startup.stop()
     # DeepSpeed keeps gloo's threads alive; a Python that ends among those of so many engines has been seen to abort
     os._exit(0)
 

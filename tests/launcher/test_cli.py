@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher.runtime import slurm
-from launcher.runtime.budget import device_memory
-from launcher.runtime.config import load_config
+from plumbline.launcher.runtime.config.budget import device_memory
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.system.slurm import Request
+from plumbline.launcher.runtime.train import submission
 
 if TYPE_CHECKING:
     import subprocess
@@ -66,7 +67,7 @@ def test_the_run_folder_is_complete(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names == {
         "config.yaml", "environment.json", "metrics.jsonl", "tensorboard", "tokenizer", "checkpoints", "samples.txt",
-        "result.json", "lock",
+        "result.json",
     }  # fmt: skip
     assert load_config(trained / "config.yaml", []).run.name == "chain"
     assert (trained / "samples.txt").read_text().startswith("=== 'def '\ndef ")
@@ -173,10 +174,10 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(run_pretrain: Pretrain, 
 def test_submit_refuses_a_run_that_the_job_could_not_go_on_with(
     trained: Path, overrides: list[str], nodes: int, words: str
 ) -> None:
-    request = slurm.Request(nodes, tasks_per_node=1)
+    request = Request(nodes, tasks_per_node=1)
     with pytest.raises(ValueError, match=words):
-        slurm.check(load_config(trained / "config.yaml", overrides), request)
-    slurm.check(load_config(trained / "config.yaml", ["train.steps=30", "optimizer.lr=0.5"]), slurm.Request(1, 1))
+        submission.check(load_config(trained / "config.yaml", overrides), request)
+    submission.check(load_config(trained / "config.yaml", ["train.steps=30", "optimizer.lr=0.5"]), Request(1, 1))
 
 
 def test_a_truncated_shard_is_refused(run_pretrain: Pretrain, tiny_config: Path, corpus: Path, tmp_path: Path) -> None:

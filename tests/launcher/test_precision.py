@@ -11,17 +11,18 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from data.loader import TrainBatches
-from launcher.runtime.budget import activation_bytes, totals
-from launcher.runtime.config import ConfigError, load_config, save_config
-from launcher.runtime.hf_export import export
-from launcher.runtime.loading import load_model
-from launcher.runtime.sweep.plan import make_plan
-from launcher.runtime.sweep.results import describe, read_results
-from model.config import ModelConfig
-from model.decoder import CausalLM
-from model.multipliers import Multipliers
-from model.quantization.precision import STORES, apply_precision
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.budget import activation_bytes, totals
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.sweep.plan import make_plan
+from plumbline.launcher.runtime.sweep.results import describe, read_results
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.quantization.precision import STORES, apply_precision
 
 if TYPE_CHECKING:
     from tests.conftest import Command, Pretrain, Run

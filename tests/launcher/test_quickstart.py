@@ -1,7 +1,7 @@
 """`make quickstart` on machines of any size."""
 
-from launcher.quickstart import CONFIG, ROOT, rank_count
-from launcher.runtime.config import load_config
+from plumbline.launcher.quickstart import CONFIG, ROOT, rank_count
+from plumbline.launcher.runtime.config.load import load_config
 
 
 def test_any_number_of_devices_shares_the_batch() -> None:

@@ -14,15 +14,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from launcher.runtime.config import parse_config
-from launcher.runtime.loading import LoadedModel
-from model.config import ModelConfig
-from model.decoder import CausalLM
-from model.initialization import initialize
-from model.objectives import make_objective
-from model.objectives.latent_lookahead import LatentLookaheadConfig
-from model.objectives.objective import TrainedLM
-from model.parameterization import OptimizerSettings, ParameterizationConfig, multipliers, parameter_table
+from plumbline.launcher.runtime.config.load import parse_config
+from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.objectives import make_objective
+from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
+from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
 
 MakeConfig = Callable[..., ModelConfig]
 MakeModel = Callable[..., CausalLM]

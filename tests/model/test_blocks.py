@@ -8,13 +8,15 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from model.combinations import cautions
-from model.config import ModelConfig
-from model.decoder import CausalLM
-from model.families import FAMILIES
-from model.initialization import initialize
-from model.norms import make_norm
-from model.parameterization import OptimizerSettings, ParameterizationConfig, multipliers, parameter_table
+from plumbline.model.combinations import cautions
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.families import FAMILIES
+from plumbline.model.norms import make_norm
+from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
 
 MakeConfig = Callable[..., ModelConfig]
 MakeModel = Callable[..., CausalLM]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from model.config import ModelConfig
-from model.families import FAMILIES
+from plumbline.model.config import ModelConfig
+from plumbline.model.families import FAMILIES
 
 MakeConfig = Callable[..., ModelConfig]
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from torch import nn
 
-from model.config import ModelConfig
-from model.decoder import CausalLM
-from model.flops import block_matrices, training_flops_per_token
-from model.objectives.latent_lookahead import LatentLookaheadConfig
-from model.objectives.multi_token import MultiTokenConfig
-from model.objectives.next_token import NextTokenConfig
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.flops import block_matrices, training_flops_per_token
+from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
+from plumbline.model.objectives.multi_token import MultiTokenConfig
+from plumbline.model.objectives.next_token import NextTokenConfig
 
 MakeModel = Callable[..., CausalLM]
 MakeConfig = Callable[..., ModelConfig]

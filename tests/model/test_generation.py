@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.decoder import CausalLM
-from model.generation import generate, sample_token
+from plumbline.model.decoder import CausalLM
+from plumbline.model.generation import generate, sample_token
 
 MakeModel = Callable[..., CausalLM]
 

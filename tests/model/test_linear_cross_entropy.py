@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model import linear_cross_entropy as module
-from model.linear_cross_entropy import linear_cross_entropy
+from plumbline.model import linear_cross_entropy as module
+from plumbline.model.linear_cross_entropy import linear_cross_entropy
 
 TOKENS, WIDTH, VOCABULARY = 23, 12, 40
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers.activations import XIELUActivation
 
-from model.config import ModelConfig
-from model.mlp import ACTIVATIONS, MLP, XIELU
+from plumbline.model.config import ModelConfig
+from plumbline.model.mlp import ACTIVATIONS, MLP, XIELU
 
 MakeConfig = Callable[..., ModelConfig]
 Enliven = Callable[..., None]

@@ -129,8 +129,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--output",
         str(folder),
     ]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    subprocess.run(command, cwd=REPOSITORY, env=environment, check=True, timeout=PATIENCE)
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=PATIENCE)
     return folder
 
 
@@ -211,7 +210,6 @@ def _configure(folder: Path, port: int) -> dict[str, str]:
         **kept,
         "PATH": _search_path(),
         "SLURM_CONF": str(configuration),
-        "PYTHONPATH": str(REPOSITORY),
         "PLUMBLINE_ROOT": str(REPOSITORY),
         "PLUMBLINE_PYTHON": sys.executable,
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from launcher.runtime.distributed import read_world
+from plumbline.launcher.runtime.system.world import read_world
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import Cluster
@@ -85,7 +85,6 @@ def test_ranks_find_each_other_their_cores_and_their_gpus(probe: Probe, monkeypa
     assert {rank["SRUN_CPUS_PER_TASK"] for rank in ranks} == {"3"}
     assert {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"0,1"}
     assert [rank["SLURMD_NODENAME"] for rank in ranks] == ["n1", "n1", "n2", "n2"]
-    assert {rank["PYTHONPATH"].split(":")[0] for rank in ranks} == {str(probe.folder)}
     assert [rank["arguments"] for rank in found] == [["--config", "a file.yaml", "run.name=x y"]] * 4
 
     monkeypatch.delenv("RANK", raising=False)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from launcher import submit
-from launcher.runtime import cli
-from launcher.runtime.config import load_config
+from plumbline.launcher import submit
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.system import cli
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import Cluster

@@ -18,19 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from launcher.runtime.laws.rows import Rows
-from model.quantization.laws.derived import (
-    allocate,
-    allocate_with_precision,
-    critical_tokens,
-    optimal_precision,
-)
-from model.quantization.laws.fit import BAND, Fit, bands, score
-from model.quantization.laws.forms import form_named, name_of
-from model.quantization.laws.law import Law
-from model.quantization.laws.points import TRAINING, Floats
-from model.quantization.laws.precision import PrecisionLaw
-from model.quantization.laws.published import PUBLISHED, SourcedLaw, published
+from plumbline.launcher.runtime.laws.rows import Rows
+from plumbline.model.scaling_laws.derived import allocate, allocate_with_precision, critical_tokens, optimal_precision
+from plumbline.model.scaling_laws.fit import BAND, Fit, bands, score
+from plumbline.model.scaling_laws.forms import form_named, name_of
+from plumbline.model.scaling_laws.law import Law
+from plumbline.model.scaling_laws.points import TRAINING, Floats
+from plumbline.model.scaling_laws.precision import PrecisionLaw
+from plumbline.model.scaling_laws.published import PUBLISHED, SourcedLaw, published
 
 CURVE_POINTS = 60
 POST_BITS = (3, 4, 5, 6, 8)

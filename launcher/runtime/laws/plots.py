@@ -12,8 +12,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from model.quantization.laws.fit import Fit
-from model.quantization.laws.points import points
+from plumbline.model.scaling_laws.fit import Fit
+from plumbline.model.scaling_laws.points import points
 
 NAMES = {"w": "weights", "a": "activations", "kv": "KV cache"}
 

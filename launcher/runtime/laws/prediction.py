@@ -4,19 +4,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from launcher.runtime.laws.document import open_law, plain
-from model.quantization.laws.derived import (
+from plumbline.launcher.runtime.laws.document import open_law, plain
+from plumbline.model.scaling_laws.derived import (
     Allocation,
     allocate,
     allocate_with_precision,
     critical_tokens,
     precision_at_size,
 )
-from model.quantization.laws.forms import name_of
-from model.quantization.laws.law import Law
-from model.quantization.laws.points import BF16, TRAINING, Points, points
-from model.quantization.laws.precision import PrecisionLaw
-from model.quantization.laws.published import PUBLISHED, SourcedLaw
+from plumbline.model.scaling_laws.forms import name_of
+from plumbline.model.scaling_laws.law import Law
+from plumbline.model.scaling_laws.points import BF16, TRAINING, Points, points
+from plumbline.model.scaling_laws.precision import PrecisionLaw
+from plumbline.model.scaling_laws.published import PUBLISHED, SourcedLaw
 
 TRAINING_BITS = (4, 5, 6, 7, 8, 12, 16)
 POST_BITS = (3, 4, 5, 6, 8)

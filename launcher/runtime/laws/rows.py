@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model.quantization.laws.measured import Measured
-from model.quantization.laws.points import points
+from plumbline.model.scaling_laws.measured import Measured
+from plumbline.model.scaling_laws.points import points
 
 NAMES = ("results.jsonl", "rows.jsonl")  # in a folder: of a sweep, of a quantization report
 REQUIRED = ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits")

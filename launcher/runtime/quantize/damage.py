@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.streams import WindowStream
-from launcher.runtime.loading import LoadedModel
+from plumbline.data.streams import WindowStream
+from plumbline.launcher.runtime.models.open import LoadedModel
 
 RESAMPLES = 2000
 ENDS = 0.025, 0.975  # of an interval that holds 95 %

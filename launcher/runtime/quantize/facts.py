@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from launcher.runtime.budget import totals
-from launcher.runtime.config import Config
-from launcher.runtime.loading import LoadedModel
-from launcher.runtime.run_folder import read_result
-from model.quantization.post_training.calibration import decoder_blocks
+from plumbline.launcher.runtime.config.budget import totals
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.launcher.runtime.run.folder import read_result
+from plumbline.model.quantization.post_training.calibration import decoder_blocks
 
 GRIDS = ("_scale", "_zero_point", "_shape")  # what a quantized folder has beside its weights
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.runtime.quantize.curves import draw_curves, outlier_pairs, rounds_weights_alone, spearman
-from launcher.runtime.run_folder import write_whole
-from model.quantization.laws.law import Law
-from model.quantization.laws.points import points
+from plumbline.launcher.runtime.quantize.curves import draw_curves, outlier_pairs, rounds_weights_alone, spearman
+from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.model.scaling_laws.law import Law
+from plumbline.model.scaling_laws.points import points
 
 REPORT, CURVES = "report.md", "curves.png"
 TITLE = "# What quantization costs"

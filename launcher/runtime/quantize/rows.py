@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from data.streams import SampleSource
-from launcher.runtime import cli
-from launcher.runtime.loading import LoadedModel
-from launcher.runtime.quantize.damage import compare, damage
-from launcher.runtime.quantize.facts import checkpoint_facts
-from launcher.runtime.run_folder import write_whole
-from model.quantization.post_training.apply import check_recipe, quantize_model
-from model.quantization.post_training.recipes import Recipe
-from model.quantization.post_training.report import LayerReport
+from plumbline.data.streams import SampleSource
+from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.launcher.runtime.quantize.damage import compare, damage
+from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
+from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
+from plumbline.model.quantization.post_training.recipes import Recipe
+from plumbline.model.quantization.post_training.report import LayerReport
 
 ROWS, LAYERS = "rows.jsonl", "layers.jsonl"
 ROW_START = '{"key": '

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from data.workspace import apply_umask
-from launcher.runtime.hf_export import ExportError, check_tokens, export
-from launcher.runtime.loading import LoadedModel, native_classes, quiet_transformers
-from model.decoder import CausalLM
-from model.quantization.formats import Integer
-from model.quantization.layers import QuantizedLinear, replace_linears
-from model.quantization.post_training.apply import check_recipe, quantize_model
-from model.quantization.post_training.recipes import Recipe
-from model.quantization.post_training.smooth import fold_input_scales
-from model.quantization.quantizer import Grid, Quantizer
+from plumbline.data.workspace import apply_umask
+from plumbline.launcher.runtime.export.hugging_face import ExportError, check_tokens, export
+from plumbline.launcher.runtime.models.open import LoadedModel, native_classes, quiet_transformers
+from plumbline.model.decoder import CausalLM
+from plumbline.model.quantization.formats import Integer
+from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
+from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
+from plumbline.model.quantization.post_training.recipes import Recipe
+from plumbline.model.quantization.post_training.smooth import fold_input_scales
+from plumbline.model.quantization.quantizer import Grid, Quantizer
 
 # max |logit difference| / max |logit|. With inputs rounded to the same scales a value between two codes may still go
 # the other way; integers have others by the token, absmax / 127.5 there

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launcher.runtime.report.history import Floats, History, Series
+from plumbline.launcher.runtime.report.history import Floats, History, Series
 
 TREND = ("stream/kurt", "gemm_in/kurt_qkv", "gemm_in/kurt_mlp2", "gemm_in/kurt_block")
 MIN_OBSERVATIONS = 10  # of a quantity, before its trend is judged; the first half of them sets the trend

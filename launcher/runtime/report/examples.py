@@ -6,15 +6,15 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from data.loader import ValidationBatches
-from data.tasks.source import TaskSource, TaskStream
-from launcher.runtime.checkpoint import checkpoints
-from launcher.runtime.config import load_config
-from launcher.runtime.loading import LoadedModel, load_model
-from launcher.runtime.report import pictures
-from launcher.runtime.report.history import History
-from launcher.runtime.report.page import Section
-from launcher.runtime.report.pictures import Answered
+from plumbline.data.loader import ValidationBatches
+from plumbline.data.tasks.source import TaskSource, TaskStream
+from plumbline.launcher.runtime.checkpoint.store import checkpoints
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.models.open import LoadedModel, load_model
+from plumbline.launcher.runtime.report import pictures
+from plumbline.launcher.runtime.report.history import History
+from plumbline.launcher.runtime.report.page import Section
+from plumbline.launcher.runtime.report.pictures import Answered
 
 ROWS, BATCHES = 32, 8  # of examples that are scored, spread evenly over the held-out ones
 SHOWN = 3  # of each kind

@@ -14,7 +14,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from launcher.runtime.report.history import History, Series
+from plumbline.launcher.runtime.report.history import History, Series
 
 SIZE = (5.2, 3.0)  # of one panel, inches
 DPI = 90

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.runtime.run_folder import RESULT
+from plumbline.launcher.runtime.run.folder import RESULT
 
 Floats = NDArray[np.float64]
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from launcher.runtime.evaluate import wilson_interval
-from launcher.runtime.report import figures
-from launcher.runtime.report.alerts import Alert
-from launcher.runtime.report.history import History, Series
+from plumbline.launcher.runtime.report import figures
+from plumbline.launcher.runtime.report.alerts import Alert
+from plumbline.launcher.runtime.report.history import History, Series
+from plumbline.launcher.runtime.run.scores import wilson_interval
 
 STYLE = """
 body { font: 15px/1.45 sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }

@@ -10,14 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from data.indexed import Int64s
-from data.tasks.graphs import BAR, FIRST_NODE
-from data.tasks.maze import MazeConfig
-from data.tasks.reachability import ReachabilityConfig, ancestors
-from data.tasks.star_graph import StarGraphConfig
-from data.tasks.sudoku import SudokuConfig
-from data.tasks.task import TaskConfig
-from launcher.runtime.report.figures import panels, png
+from plumbline.data.indexed import Int64s
+from plumbline.data.tasks.graphs import BAR, FIRST_NODE
+from plumbline.data.tasks.maze import MazeConfig
+from plumbline.data.tasks.reachability import ReachabilityConfig, ancestors
+from plumbline.data.tasks.star_graph import StarGraphConfig
+from plumbline.data.tasks.sudoku import SudokuConfig
+from plumbline.data.tasks.task import TaskConfig
+from plumbline.launcher.runtime.report.figures import panels, png
 
 Place = tuple[float, float]
 RIGHT, WRONG, TRUE, QUIET = "#2ca02c", "#d62728", "#b7dfb7", "#aaaaaa"

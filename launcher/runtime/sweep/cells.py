@@ -16,13 +16,15 @@ from typing import Any
 
 import torch
 
-from launcher.runtime.config import Config, ConfigError, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.inputs import open_inputs
-from launcher.runtime.sections import RunConfig
-from launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
-from model.flops import training_flops_per_token
-from model.parameterization import multipliers
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.config.sections import RunConfig
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
+from plumbline.launcher.runtime.system.world import World
+from plumbline.model.flops import training_flops_per_token
+from plumbline.model.parameterization.multipliers import multipliers
 
 Label = str | int | float | bool | None | list[Any] | dict[str, Any]
 NOT_HASHED = {"run", "checkpoint", "metrics"}  # sections that do not change what is computed, the seed apart

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from launcher.runtime.sweep.families import Result
-from launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.sweep.families import Result
+from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 
 COLUMNS = {
     "loss": "loss",

@@ -10,11 +10,12 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, field_va
 from pydantic import model_validator as validator
 from yaml import YAMLError
 
-from launcher.runtime.config import ConfigError, explain, refuse_non_finite
-from launcher.runtime.sweep.comparison import ComparisonConfig
-from launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig
-from launcher.runtime.sweep.kinds import KINDS, Kind
-from launcher.runtime.sweep.lr_transfer import LrTransferConfig
+from plumbline.launcher.runtime.config.errors import ConfigError, explain
+from plumbline.launcher.runtime.config.load import refuse_non_finite
+from plumbline.launcher.runtime.sweep.comparison import ComparisonConfig
+from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig
+from plumbline.launcher.runtime.sweep.kinds import KINDS, Kind
+from plumbline.launcher.runtime.sweep.lr_transfer import LrTransferConfig
 
 Values = dict[str, Any]  # section.key -> value
 Axis = list[Any] | dict[str, Values]

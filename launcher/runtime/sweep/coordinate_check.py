@@ -13,19 +13,21 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from launcher.runtime.config import Config
-from launcher.runtime.distributed import World
-from launcher.runtime.inputs import Inputs
-from launcher.runtime.optimizer import group_settings, make_optimizer
-from launcher.runtime.run_folder import RESULT, write_whole
-from launcher.runtime.signals import StopRequest
-from launcher.runtime.sweep.families import SIZES, base_size, family_members
-from launcher.runtime.sweep.statistics import mean, standard_error
-from model.decoder import CausalLM
-from model.diagnostics.coordinate_check import GATES, Record, coordinate_check, slope
-from model.initialization import initialize
-from model.parameterization import multipliers, parameter_table
-from model.quantization.precision import apply_precision
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer
+from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.sweep.families import SIZES, base_size, family_members
+from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.model.decoder import CausalLM
+from plumbline.model.diagnostics.coordinate_check import GATES, Record, coordinate_check, slope
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
+from plumbline.model.quantization.precision import apply_precision
 
 Result = dict[str, Any]
 RECORD_AT = (0, 1, 2, 4, 10)  # steps; those beyond train.steps are left out

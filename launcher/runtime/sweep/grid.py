@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 
 
 def check(_settings: None, _results: Sequence[dict[str, Any]]) -> None:

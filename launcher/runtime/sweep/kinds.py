@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.runtime.loop import train
-from launcher.runtime.sweep import (
+from plumbline.launcher.runtime.sweep import (
     comparison,
     comparison_plot,
     coordinate_check,
@@ -18,7 +17,8 @@ from launcher.runtime.sweep import (
     lr_transfer,
     lr_transfer_plot,
 )
-from launcher.runtime.sweep.worker import Run
+from plumbline.launcher.runtime.sweep.worker import Run
+from plumbline.launcher.runtime.train.loop import train
 
 Result = dict[str, Any]  # one object of results.jsonl
 Summary = dict[str, Any]

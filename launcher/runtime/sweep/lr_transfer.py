@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from launcher.runtime.sweep.families import SIZES, Result, base_size, family_members
-from launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.sweep.families import SIZES, Result, base_size, family_members
+from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 
 Curve = dict[float, float]  # lr -> loss of one seed; a learning rate that diverged is not there
 OCTAVE = 1.0 + 1e-6  # half-width of the window of a fit, in log2(lr), with room for rounding

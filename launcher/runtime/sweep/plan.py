@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.runtime.config import ConfigError, parse_config
-from launcher.runtime.sweep.cells import Cell, distinct, expand
-from launcher.runtime.sweep.config import SweepConfig, load_sweep, parse_sweep
-from launcher.runtime.sweep.results import describe
-from launcher.runtime.sweep.worker import FINISHED, outcome_of
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import parse_config
+from plumbline.launcher.runtime.sweep.cells import Cell, distinct, expand
+from plumbline.launcher.runtime.sweep.config import SweepConfig, load_sweep, parse_sweep
+from plumbline.launcher.runtime.sweep.results import describe
+from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from launcher.runtime.run_folder import write_whole
-from launcher.runtime.signals import StopRequest
-from launcher.runtime.sweep.cells import Cell
-from launcher.runtime.sweep.worker import ERROR, Outcome, Place, Run, work
+from plumbline.launcher.runtime.sweep.cells import Cell
+from plumbline.launcher.runtime.sweep.worker import ERROR, Outcome, Place, Run, work
+from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.signals import StopRequest
 
 Report = Callable[[Cell, Outcome], None]
 POLL_SECONDS = 0.5  # between looks at whether we were asked to stop

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from launcher.runtime.metrics import duration
-from launcher.runtime.sweep.cells import Cell
-from launcher.runtime.sweep.worker import Outcome
+from plumbline.launcher.runtime.run.metrics import duration
+from plumbline.launcher.runtime.sweep.cells import Cell
+from plumbline.launcher.runtime.sweep.worker import Outcome
 
 
 class Progress:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.runtime.budget import totals
-from launcher.runtime.run_folder import RESULT, write_whole
-from launcher.runtime.sweep.cells import Cell
-from launcher.runtime.sweep.config import SweepConfig
-from launcher.runtime.sweep.statistics import mean
-from launcher.runtime.sweep.worker import FINISHED, outcome_of
+from plumbline.launcher.runtime.config.budget import totals
+from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.sweep.cells import Cell
+from plumbline.launcher.runtime.sweep.config import SweepConfig
+from plumbline.launcher.runtime.sweep.statistics import mean
+from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
+from plumbline.launcher.runtime.system.files import write_whole
 
 RESULTS, SUMMARY, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.png", "lock"
 LAST = 0.1  # share of the logged steps that train_loss averages over, at the end of the run

@@ -7,8 +7,8 @@ the tasks count off, and `slurm/submit-N.sh`, the one sbatch command. Each task 
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.runtime.slurm import render
-from launcher.runtime.sweep.plan import Plan, save_plan
+from plumbline.launcher.runtime.sweep.plan import Plan, save_plan
+from plumbline.launcher.runtime.system.slurm import render
 
 ABOUT = """\
 # Written by launcher/sweep.py. Run it again to queue the same runs again: a task skips those that are finished."""

@@ -21,16 +21,20 @@ from typing import Literal
 
 import torch
 
-from launcher.runtime import checkpoint, distributed
-from launcher.runtime.config import Config, ConfigError, load_config
-from launcher.runtime.distributed import World
-from launcher.runtime.inputs import Inputs, open_inputs
-from launcher.runtime.lock import RunLockedError, hold
-from launcher.runtime.loop import TrainingError
-from launcher.runtime.run_folder import RESULT, write_whole
-from launcher.runtime.signals import StopRequest
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.run.lock import RunLockedError, hold
+from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World, be_alone, read_world
+from plumbline.launcher.runtime.train.loop import TrainingError
 
-Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as launcher.runtime.loop.train
+Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as train() of train/loop.py
 Outcome = Literal["finished", "diverged", "failed", "stopped", "elsewhere"]
 FINISHED: tuple[Outcome, ...] = ("finished", "diverged")  # never trained again
 DIVERGED, ERROR, LOG = "diverged.json", "error.txt", "log.txt"
@@ -131,9 +135,9 @@ def _start(place: Place) -> World:
         torch.set_num_threads(1)
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
-    distributed.be_alone()
-    world = distributed.read_world()
-    distributed.start(world, TIMEOUT_MINUTES)
+    be_alone()
+    world = read_world()
+    startup.start(world, TIMEOUT_MINUTES)
     return world
 
 

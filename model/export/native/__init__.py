@@ -6,9 +6,9 @@ into the folder of any class whose training taught it to think (../thinker.py).
 
 from pathlib import Path
 
-from model.config import ModelConfig
-from model.export.fold import FOLDED, Weights
-from model.export.stock import PLAIN, SHAPES, Export
+from plumbline.model.config import ModelConfig
+from plumbline.model.export.fold import FOLDED, Weights
+from plumbline.model.export.stock import PLAIN, SHAPES, Export
 
 CODE = tuple(Path(__file__).with_name(f"{kind}_plumbline.py") for kind in ("configuration", "modeling"))
 MODEL_TYPE = "plumbline"

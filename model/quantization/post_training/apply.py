@@ -5,16 +5,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from model.quantization.layers import QuantizedLinear
-from model.quantization.post_training.awq import awq_grid, awq_scale
-from model.quantization.post_training.calibration import CalibrationText, InputSums, decoder_blocks, unfold_conv1d
-from model.quantization.post_training.gptq import gptq
-from model.quantization.post_training.hadamard import check_rotation, rotate
-from model.quantization.post_training.kv_cache import check_kv_cache, round_kv_cache
-from model.quantization.post_training.recipes import Recipe
-from model.quantization.post_training.report import LayerReport, Observer
-from model.quantization.post_training.smooth import smooth_scale
-from model.quantization.quantizer import Grid, Limits, Quantizer
+from plumbline.model.quantization.layers import QuantizedLinear
+from plumbline.model.quantization.post_training.awq import awq_grid, awq_scale
+from plumbline.model.quantization.post_training.calibration import (
+    CalibrationText,
+    InputSums,
+    decoder_blocks,
+    unfold_conv1d,
+)
+from plumbline.model.quantization.post_training.gptq import gptq
+from plumbline.model.quantization.post_training.hadamard import check_rotation, rotate
+from plumbline.model.quantization.post_training.kv_cache import check_kv_cache, round_kv_cache
+from plumbline.model.quantization.post_training.recipes import Recipe
+from plumbline.model.quantization.post_training.report import LayerReport, Observer
+from plumbline.model.quantization.post_training.smooth import smooth_scale
+from plumbline.model.quantization.quantizer import Grid, Limits, Quantizer
 
 
 @torch.no_grad()

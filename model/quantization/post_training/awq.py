@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from model.quantization.quantizer import Grid, Quantizer
+from plumbline.model.quantization.quantizer import Grid, Quantizer
 
 ALPHAS = [step / 20 for step in range(20)]
 CLIPS = [1 - step / 20 for step in range(1, 11)]

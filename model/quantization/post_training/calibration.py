@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.decoder import CausalLM
-from model.quantization.quantizer import Limits, Quantizer
+from plumbline.model.decoder import CausalLM
+from plumbline.model.quantization.quantizer import Limits, Quantizer
 
 PLACES = ("model.layers", "transformer.h", "gpt_neox.layers", "model.decoder.layers")
 Arguments = tuple[Tensor, tuple[Any, ...], dict[str, Any]]  # hidden states, and the rest of a block's arguments

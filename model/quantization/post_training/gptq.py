@@ -8,7 +8,7 @@ of ever smaller H, are those of the upper Cholesky factor of the first H^-1.
 import torch
 from torch import Tensor
 
-from model.quantization.quantizer import Grid, Quantizer
+from plumbline.model.quantization.quantizer import Grid, Quantizer
 
 
 def gptq(

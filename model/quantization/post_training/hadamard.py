@@ -13,9 +13,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from model.decoder import CausalLM
-from model.norms import SingleScaleRMSNorm
-from model.quantization.post_training.calibration import decoder_blocks
+from plumbline.model.decoder import CausalLM
+from plumbline.model.norms import SingleScaleRMSNorm
+from plumbline.model.quantization.post_training.calibration import decoder_blocks
 
 STOCK = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 WRITERS = ("self_attn.o_proj", "mlp.down_proj")

@@ -4,12 +4,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from model.attention.mixing import MixingAttention
-from model.attention.pruned import PrunedAttention
-from model.attention.softmax import SoftmaxAttention
-from model.decoder import CausalLM
-from model.quantization.precision import StoredRounded
-from model.quantization.quantizer import Quantizer
+from plumbline.model.attention.mixing import MixingAttention
+from plumbline.model.attention.pruned import PrunedAttention
+from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.decoder import CausalLM
+from plumbline.model.quantization.precision import StoredRounded
+from plumbline.model.quantization.quantizer import Quantizer
 
 
 def check_kv_cache(model: nn.Module) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError, ValidationInfo, field_validator
 from pydantic import model_validator as validator
 
-from model.quantization.precision import BLOCK_FORMATS
-from model.quantization.quantizer import Granularity, Quantizer, Site
+from plumbline.model.quantization.precision import BLOCK_FORMATS
+from plumbline.model.quantization.quantizer import Granularity, Quantizer, Site
 
 DOWN_PROJECTIONS = ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")  # an MLP's second layer, in several classes
 RULE = """\

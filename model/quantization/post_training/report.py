@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model.diagnostics.statistics import Sums, outlier_statistics, outlier_sums
-from model.quantization.layers import QuantizedLinear
-from model.quantization.quantizer import Quantizer
+from plumbline.model.diagnostics.statistics import Sums, outlier_statistics, outlier_sums
+from plumbline.model.quantization.layers import QuantizedLinear
+from plumbline.model.quantization.quantizer import Quantizer
 
 TINY = torch.finfo(torch.float64).tiny
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from model.quantization.layers import QuantizedLinear
-from model.quantization.post_training.calibration import decoder_blocks
+from plumbline.model.quantization.layers import QuantizedLinear
+from plumbline.model.quantization.post_training.calibration import decoder_blocks
 
 # Norms that end in "times weight, plus bias": not those of the Gemma classes, which multiply by 1 + weight
 NORMS = ("RMSNorm", "LayerNorm", "LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "MistralRMSNorm", "GraniteRMSNorm")

@@ -1,0 +1,152 @@
+"""A branch: a cooldown from a checkpoint of another run, its parent, into a run folder of its own.
+
+The branch takes over weights, optimizer states and the position in the data, goes on at the rate that the parent had
+there and cools down, in another precision if it is given one. The parent is only read. Where a branch starts is found
+out once and kept in its config.yaml, so the same command resumes it whatever the parent has saved or deleted since.
+"""
+
+import sys
+from pathlib import Path
+
+from plumbline.launcher.runtime.checkpoint.store import (
+    CheckpointError,
+    check_resume,
+    checkpoints,
+    damage,
+    problems,
+    read_manifest,
+)
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import differences, load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.optim.schedule import BranchConfig
+from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.world import World
+
+
+def resolve(config: Config, warn: bool = True) -> Config:
+    """The configuration with schedule.branch naming one checkpoint and its step; others come back as they are.
+
+    Args:
+        config: as it was loaded.
+        warn: print a warning for each damaged checkpoint that is passed over.
+
+    Raises:
+        ConfigError: the run folder belongs to another run.
+        CheckpointError: there is no whole checkpoint where schedule.branch.checkpoint points.
+    """
+    branch = config.schedule.branch
+    if branch is None:
+        return config
+    if (config.run.folder / "config.yaml").exists():
+        branch = _started(config, branch)
+    else:
+        folder = _newest_whole(Path(branch.checkpoint), warn)
+        facts = {"checkpoint": str(folder), "from_step": read_manifest(folder)["step"]}
+        branch = branch.model_copy(update=facts)
+    return config.model_copy(update={"schedule": config.schedule.model_copy(update={"branch": branch})})
+
+
+def check(config: Config, corpora: dict[str, str], world: World) -> None:
+    """Refuse a branch that would not continue its parent; sizes of files are checked here, their bytes by `start`.
+
+    Args:
+        config: as `resolve` returned it.
+        corpora: name -> fingerprint of the training corpora.
+        world: this process among all; no process group is needed.
+
+    Raises:
+        CheckpointError: the parent's checkpoint is missing or damaged, lies in its warm-up or decay, or is of another
+            model, parameterization, data order, seed, learning rate, world size or ZeRO stage.
+    """
+    branch = config.schedule.branch
+    if branch is None or checkpoints(config.run.folder / "checkpoints"):
+        return
+    folder, step = Path(branch.checkpoint), branch.first_step
+    _refuse(folder, problems(folder))
+    parent = load_config(folder / "config.yaml", [])
+    allowed = {"schedule": parent.schedule.model_copy(update={"branch": branch}), "precision": config.precision}
+    like = parent.model_copy(update=allowed)
+    check_resume(like, config, corpora, folder, world, remedy="a branch continues its parent, so undo")
+    _check_length(config, parent, folder)
+
+    plan, rates = parent.data.batch_plan, parent.learning_rate
+    tokens = plan.tokens_before(step)
+    if not rates.warmup_end <= tokens <= rates.decay_start:
+        first, last = plan.steps_for(rates.warmup_end), plan.steps_for(rates.decay_start + 1) - 1
+        raise CheckpointError(
+            f"{folder} is at step {step}, and the rate of its run is at its peak from step {first} to {last}: branch "
+            "from a checkpoint between the two"
+        )
+    before, after = (c.base_settings.lr * c.learning_rate.factor(tokens) for c in (parent, config))
+    if before != after:
+        raise CheckpointError(
+            f"optimizer.lr: {folder} was trained at a rate of {before:g} and the branch would start at {after:g}: take "
+            f"the parent's values (--config {folder / 'config.yaml'})"
+        )
+
+
+def start(config: Config, world: World) -> Path | None:
+    """The checkpoint that a new branch starts from, verified to the last byte; all ranks must call. None: no branch.
+
+    Raises:
+        CheckpointError: it is damaged, or the parent saved while the ranks were looking for its newest one.
+    """
+    branch = config.schedule.branch
+    if branch is None:
+        return None
+    if any(other != branch for other in gather_objects(branch, world)):
+        raise CheckpointError(
+            "schedule.branch.checkpoint: the newest checkpoint changed while the ranks looked it up; name one, such as "
+            f"{branch.checkpoint}"
+        )
+    folder = Path(branch.checkpoint)
+    _refuse(folder, damage(folder, world))
+    return folder
+
+
+def _started(config: Config, asked: BranchConfig) -> BranchConfig:
+    """The branch that the run folder belongs to, if it is the one that is asked for."""
+    folder = config.run.folder
+    found = load_config(folder / "config.yaml", []).schedule.branch
+    if found is None:
+        raise ConfigError(f"run.name = {config.run.name}: {folder} is not a branch; give this one another run.name")
+    from_run = Path(asked.checkpoint) / "checkpoints" == Path(found.checkpoint).parent
+    same = {"from_step": found.from_step} | ({"checkpoint": found.checkpoint} if from_run else {})
+    lines = [f"  schedule.branch.{line}" for line in differences(found, asked.model_copy(update=same))]
+    if lines:
+        raise ConfigError(f"{folder} is another branch; give this one another run.name, or undo:\n" + "\n".join(lines))
+    return found
+
+
+def _newest_whole(path: Path, warn: bool) -> Path:
+    """The checkpoint itself, or the newest one of a run folder whose files are all there."""
+    if not (path / "checkpoints").is_dir():
+        _refuse(path, problems(path))
+        return path
+    for folder in checkpoints(path / "checkpoints"):
+        found = problems(folder)
+        if not found:
+            return folder
+        if warn:
+            print(f"warning: {folder} is damaged and passed over: {'; '.join(found[:3])}", file=sys.stderr)
+    raise CheckpointError(f"schedule.branch.checkpoint = {path}: this run has no whole checkpoint")
+
+
+def _refuse(folder: Path, found: list[str]) -> None:
+    if found:
+        raise CheckpointError(
+            f"schedule.branch.checkpoint = {folder}: no whole checkpoint: {'; '.join(found[:3])}; name another one"
+        )
+
+
+def _check_length(config: Config, parent: Config, folder: Path) -> None:
+    """Refuse a train.steps or train.tokens that is not the parent's: it would not do what it seems to say."""
+    run = folder.parent.parent / "config.yaml"  # a run that was made longer since: newer than the checkpoint's
+    known = [parent.train, *([load_config(run, []).train] if run.exists() else [])]
+    if (config.train.steps, config.train.tokens) not in [(train.steps, train.tokens) for train in known]:
+        raise CheckpointError(
+            f"train.steps = {config.train.steps}, train.tokens = {config.train.tokens}: with schedule.branch they stay "
+            f"the parent's ({parent.train.steps} and {parent.train.tokens}), and the run ends with its cooldown, at "
+            f"step {config.total_steps}; set the length under schedule.branch"
+        )

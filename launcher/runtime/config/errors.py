@@ -1,0 +1,63 @@
+"""One readable line for each thing that is wrong with a configuration."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from typing import get_args
+
+from pydantic import BaseModel, ValidationError
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message lists every problem, one per line."""
+
+
+def explain(error: ValidationError, schema: type[BaseModel]) -> Iterator[str]:
+    """One line for each problem pydantic found in values for `schema`: path, offending value, remedy."""
+    for problem in error.errors():
+        typed, _ = _follow(schema, problem["loc"])
+        path = ".".join(typed)
+        if problem["type"] == "extra_forbidden":
+            _, section = _follow(schema, problem["loc"][:-1])
+            known = list(section.model_fields) if section is not None else []
+            close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+            yield f"{path} = {problem['input']!r}: unknown key; {hint}"
+        elif problem["type"] == "missing":
+            yield f"{path}: missing, and it has no default"
+        elif problem["type"] == "value_error":  # of the whole configuration, it names the keys itself
+            yield f"{path}: {problem['ctx']['error']}" if path else str(problem["ctx"]["error"])
+        elif problem["type"] == "union_tag_invalid":
+            tag, known = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
+            close = difflib.get_close_matches(tag, known, n=1, cutoff=0.5)
+            hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(known)}"
+            yield f"{path}.name = {tag}: there is none of that name; {hint}"
+        elif problem["type"] in ("union_tag_not_found", "model_attributes_type"):
+            yield f"{path} = {problem['input']!r}: a section of keys is expected, its name among them: {path}.name=..."
+        else:
+            yield f"{path} = {problem['input']!r}: {problem['msg']}"
+
+
+def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
+    """A place in values for `schema` as one types it, and the schema of the section that is there, if one is.
+
+    Where a section's `name` chooses among several schemas, pydantic puts that name into the location.
+    """
+    typed: list[str] = []
+    schemas = [schema]
+    for part in location:
+        chosen = [choice for choice in schemas if len(schemas) > 1 and part in _names(choice)]
+        if chosen:
+            schemas = chosen
+            continue
+        typed.append(str(part))
+        if isinstance(part, str):
+            field = schemas[0].model_fields.get(part) if schemas else None
+            choices = () if field is None else getattr(field.annotation, "__args__", (field.annotation,))
+            schemas = [choice for choice in choices if isinstance(choice, type) and issubclass(choice, BaseModel)]
+    return typed, schemas[0] if schemas else None
+
+
+def _names(schema: type[BaseModel]) -> tuple[str, ...]:
+    """What `name` may be in this section, if it chooses."""
+    return get_args(schema.model_fields["name"].annotation) if "name" in schema.model_fields else ()

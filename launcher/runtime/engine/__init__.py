@@ -1,0 +1,1 @@
+"""Training engines: one step of a sharded model."""

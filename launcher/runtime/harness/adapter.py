@@ -1,0 +1,157 @@
+"""A loaded model as lm-evaluation-harness wants it: likelihoods of texts and of continuations, greedy continuations.
+
+Tokens, windows and what is cut are those of lm_eval's own class for Hugging Face models, HFLM, so that a run and its
+export get the same numbers from both. This module needs lm_eval, which is optional and slow to import;
+`harness_tasks.py` imports it when tasks are asked for.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import normalize_gen_kwargs
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+
+from plumbline.launcher.runtime.models.open import LoadedModel
+
+Scored = tuple[object, list[int], list[int]]
+"""Texts that lm_eval passes along, context, continuation."""
+
+
+class HarnessModel(TemplateLM):
+    """What lm_eval's tasks ask; `loglikelihood` is lm_eval's own, over `_loglikelihood_tokens`."""
+
+    def __init__(self, model: LoadedModel, tokenizer: Any, batch_size: int = 8) -> None:
+        """Wrap a model; any module that LoadedModel takes, quantized ones as well.
+
+        Args:
+            model: what is scored.
+            tokenizer: of transformers; the model's own.
+            batch_size: sequences in one forward pass.
+
+        Raises:
+            ValueError: the tokenizer has no token that could stand before the first one of a text.
+        """
+        super().__init__()
+        self.model, self.tokenizer, self.batch_size = model, tokenizer, batch_size
+        self._device = model.device
+        prefix = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+        if prefix is None:
+            raise ValueError(
+                f"{model.source}: its tokenizer has neither bos_token nor eos_token, and the first token of a text is "
+                "predicted from one of them; set eos_token in tokenizer_config.json"
+            )
+        self._prefix: int = prefix
+
+    @property
+    def eot_token_id(self) -> int | None:
+        """Ends a text."""
+        return self.tokenizer.eos_token_id  # type: ignore[no-any-return]
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Stands before a text: beginning-of-text, else end-of-text, after which in training another text began."""
+        return self._prefix
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens in one forward pass."""
+        return self.model.context_length
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
+        """Token ids; by default with what the tokenizer itself puts before a text that does not begin with it."""
+        if add_special_tokens is None:
+            add_special_tokens = not string.startswith(self.tokenizer.decode(self.prefix_token_id))
+        return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)  # type: ignore[no-any-return]
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Log-probability (nats) of each whole text: every token once, in windows that share no predicted token."""
+        windows: list[Scored] = []
+        owners: list[int] = []
+        for owner, request in enumerate(requests):
+            tokens = self.tok_encode(request.args[0])
+            for window in get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1):
+                windows.append((None, *make_disjoint_window(window)))
+                owners.append(owner)
+        totals = [0.0] * len(requests)
+        for owner, (nats, _) in zip(owners, self._loglikelihood_tokens(windows, disable_tqdm), strict=True):
+            totals[owner] += nats
+        return totals
+
+    def _loglikelihood_tokens(self, requests: Sequence[Scored], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Of each continuation: log-probability (nats) after its context, and whether greedy decoding gives it.
+
+        What is too long for the model loses its beginning.
+
+        Raises:
+            ValueError: a continuation alone is longer than the model's context.
+        """
+        longest = max((len(continuation) for _, _, continuation in requests), default=0)
+        if longest > self.max_length:
+            raise ValueError(
+                f"a continuation of {longest} tokens does not fit {self.model.source}, which sees {self.max_length}; "
+                "choose tasks with shorter answers"
+            )
+        pairs = [(context or [self.prefix_token_id], continuation) for _, context, continuation in requests]
+        # Longest first: rows of a batch are alike, and what does not fit into memory shows at once
+        order = sorted(range(len(pairs)), key=lambda number: -sum(map(len, pairs[number])))
+        found: dict[int, tuple[float, bool]] = {}
+        for start in tqdm(range(0, len(order), self.batch_size), unit="batch", disable=disable_tqdm or None):
+            numbers = order[start : start + self.batch_size]
+            batch = [pairs[number] for number in numbers]
+            inputs = [(context + continuation)[-self.max_length - 1 : -1] for context, continuation in batch]
+            for number, row, log_probs, (_, continuation) in zip(
+                numbers, inputs, self._log_probs(inputs), batch, strict=True
+            ):
+                predicted = log_probs[len(row) - len(continuation) : len(row)]
+                labels = torch.tensor(continuation, dtype=torch.int64, device=predicted.device)
+                nats = predicted.gather(1, labels[:, None]).double().sum().item()
+                found[number] = (nats, bool((predicted.argmax(-1) == labels).all()))
+        return [found[number] for number in range(len(pairs))]
+
+    def _log_probs(self, rows: Sequence[list[int]]) -> Tensor:
+        """[B, T, V]: what is predicted after each token. Rows are padded on the right, which no earlier token sees."""
+        inputs = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        positions = torch.arange(inputs.size(1)).expand_as(inputs)
+        batch = {"input_ids": inputs, "document_ids": torch.zeros_like(inputs), "positions": positions}
+        return self.model.logits(batch).log_softmax(-1)
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """The greedy continuation of each text, cut before the first of its `until` strings."""
+        texts = []
+        for request in tqdm(requests, unit="text", disable=disable_tqdm or None):
+            context, options = request.args
+            texts.append(self._continue(context, normalize_gen_kwargs(options)))
+        return texts
+
+    def _continue(self, context: str, options: dict[str, Any]) -> str:
+        """One continuation.
+
+        Raises:
+            ValueError: it is to be drawn at random, or leaves no room for a context.
+        """
+        if options["do_sample"]:
+            raise ValueError("a task asks for do_sample, and only greedy decoding is there; remove it from the task")
+        new_tokens: int = options["max_gen_toks"]
+        room = self.max_length - new_tokens
+        if room < 1:
+            raise ValueError(
+                f"max_gen_toks {new_tokens} leaves no room for a context: {self.model.source} sees {self.max_length} "
+                "tokens in all; lower max_gen_toks in the task's generation_kwargs"
+            )
+        prompt = self.tok_encode(context)[-room:] or [self.prefix_token_id]
+        until = [until] if isinstance(until := options.get("until") or [], str) else until
+        tokens: list[int] = []
+        text: str = ""
+        for token in self.model.continuation(prompt, new_tokens, temperature=0.0, stop_at=self.eot_token_id):
+            tokens.append(token)
+            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            found = [text.index(string) for string in until if string and string in text]
+            if found:
+                return text[: min(found)]
+        return text

@@ -1,0 +1,1 @@
+"""Open trained models, score them, average them."""

@@ -1,0 +1,74 @@
+"""train.initialize_from: the weights of a stock Hugging Face model as the start of a run, for continued pretraining.
+
+The model section has to be that of the folder; left out, it is taken from there. The run computes the folder's function
+before its first step, whatever its parameterization multiplies (model/export/from_stock.py). A resume continues from
+the run's own checkpoints and does not look at the folder again.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from plumbline.launcher.runtime.checkpoint.weights import read_weights
+from plumbline.launcher.runtime.config.stock import section_of, stock_entries, stock_folder
+from plumbline.model.attention.pruned import is_vote
+from plumbline.model.export.from_stock import from_stock
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_shapes
+
+if TYPE_CHECKING:
+    from plumbline.launcher.runtime.config.schema import Config
+
+
+def check(config: "Config") -> None:
+    """Refuse a folder of another model, before any weight is read. A run with checkpoints no longer needs the folder.
+
+    Raises:
+        ValueError: names every key of the model section that differs.
+    """
+    spec = config.train.initialize_from
+    resumes = any((config.run.folder / "checkpoints").glob("step_*")) or config.schedule.branch is not None
+    if spec is None or resumes:
+        return
+    section = section_of(spec)
+    # Pruning may be learned on top of a model that was trained without
+    pruned = {"attention"} if config.model.attention == "pruned" else set()
+    free = {"family"} | pruned | ({"max_position_embeddings"} if config.model.position_embedding == "rope" else set())
+    lines = [
+        f"  model.{key}: {getattr(config.model, key)!r}, there {value!r}"
+        for key, value in section.items()
+        if key not in free and getattr(config.model, key) != value
+    ]
+    if lines:
+        raise ValueError(
+            f"train.initialize_from = {spec} is another model; set these keys to its values, or leave the model "
+            "section out to take them all:\n" + "\n".join(lines)
+        )
+
+
+def initial_weights(config: "Config") -> Mapping[str, Tensor] | None:
+    """The weights that the run starts from, by our names, fp32; None, or a name that is not there: they are drawn.
+
+    Raises:
+        ValueError: the folder does not hold the tensors that its configuration asks for.
+    """
+    spec = config.train.initialize_from
+    if spec is None:
+        return None
+    folder = stock_folder(spec)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"train.initialize_from = {spec}: {folder} holds no .safetensors; nothing else is read")
+    stock = {name: weight.float() for name, weight in read_weights(files).items()}
+    try:
+        forward = multipliers(config.model, config.parameterization)
+        weights = from_stock(stock_entries(folder), stock, config.model, forward)
+    except KeyError as error:
+        raise ValueError(f"train.initialize_from = {spec}: {folder} has no tensor {error}") from error
+    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    expected = {name: shape for name, shape in parameter_shapes(config.model).items() if not is_vote(name)}
+    if found != expected:
+        names = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
+        raise ValueError(f"train.initialize_from = {spec}: {folder} has other tensors: {', '.join(names[:4])}")
+    return weights

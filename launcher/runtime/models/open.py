@@ -1,0 +1,314 @@
+"""Open a trained model for evaluation, sampling or export: a run, one of its checkpoints, or a Hugging Face folder.
+
+Code that lies in a folder is never run, so opening a stranger's model runs none of theirs.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.models.averages import open_weights
+from plumbline.launcher.runtime.run.scores import answer_sums
+from plumbline.model.decoder import CausalLM
+from plumbline.model.export import thinker
+from plumbline.model.export.native import MODEL_TYPE
+from plumbline.model.generation import generate
+from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
+from plumbline.model.objectives import make_objective
+from plumbline.model.objectives.latent_lookahead import LatentLookahead
+from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.objectives.silent_thoughts import SilentThoughts
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.quantization.precision import apply_precision
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in evaluation mode with what is needed to feed it."""
+
+    module: nn.Module
+    """Our CausalLM, or a stock transformers model."""
+    source: Path
+    """Checkpoint or Hugging Face folder."""
+    tokenizer_path: Path | None
+    config: Config | None
+    """The run's configuration; None for a Hugging Face folder."""
+    step: int | None
+    tokens: int | None
+    average: str | None = None
+    """Which average the weights are, in words; None for the weights of one step."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.module.parameters()).device
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence the model accepts, in tokens."""
+        return int(getattr(self.module.config, "max_position_embeddings"))  # noqa: B009 - two unrelated classes
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that the model has an embedding for."""
+        return int(getattr(self.module.config, "vocab_size"))  # noqa: B009 - two unrelated classes
+
+    @property
+    def thinks(self) -> bool:
+        """Whether it was loaded with an objective that has another way to predict than the plain model."""
+        return isinstance(self.module, TrainedLM) and self.module.objective.thinks
+
+    @torch.no_grad()
+    def logits(self, batch: Mapping[str, Any], thinking: bool = False) -> Tensor:
+        """[B, T, V] in fp32: what is predicted after each token, given the true ones before; or with thoughts."""
+        return self._run(batch, thinking)()  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def score(self, batch: Mapping[str, Any], answers: bool = False, thinking: bool = False) -> Tensor:
+        """Summed cross-entropy (nats) and number of valid tokens of a batch, [2]; with `answers`, `answer_sums` [5].
+
+        With `thinking`, by what it predicts with thoughts, if it `thinks`.
+        """
+        labels = batch["labels"].to(self.device)
+        if answers:
+            return answer_sums(self.logits(batch, thinking), labels)
+        if isinstance(self.module, CausalLM):
+            _, nats = self._run(batch, thinking)(labels=labels)
+        else:
+            logits = self.logits(batch).flatten(0, 1)
+            nats = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
+        return torch.stack((nats.double(), (labels >= 0).sum().double()))
+
+    def _run(self, batch: Mapping[str, Any], thinking: bool) -> Callable[..., Any]:
+        """The module on a batch: logits, or with labels the two sums of a CausalLM."""
+        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        if thinking:
+            return partial(self.module, batch, thinking=True)
+        if isinstance(self.module, CausalLM):
+            context = {name: batch[name] for name in ("document_ids", "positions")}
+            return partial(self.module, batch["input_ids"], **context)
+        return lambda: self.module(input_ids=batch["input_ids"]).logits.float()
+
+    @property
+    def lookahead(self) -> LatentLookahead:
+        """The objective that thinks.
+
+        Raises:
+            ValueError: the model was trained without latent lookahead, or is an exported folder.
+        """
+        if self.config is None and (self.source / thinker.FILE).is_file():
+            raise ValueError(
+                f"{self.source}: an exported folder thinks with its own lookahead.py, as its README.md shows; "
+                "give --model the run to think here"
+            )
+        objective = self.module.objective if isinstance(self.module, TrainedLM) else None
+        if isinstance(objective, SilentThoughts):
+            raise ValueError(
+                f"{self.source}: the thoughts of {objective.config.name} are in evaluations alone "
+                "(launcher/eval.py --thinking); without --think the plain model decodes, which was not trained alone"
+            )
+        if not isinstance(objective, LatentLookahead):
+            raise ValueError(
+                f"{self.source}: decoding with thoughts is for runs with objective.name: latent_lookahead; "
+                "leave --think out"
+            )
+        return objective
+
+    def continuation(
+        self,
+        prompt: list[int],
+        max_new_tokens: int,
+        *,
+        think: Trigger | Drafts | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop_at: int | None = None,
+    ) -> Iterator[int]:
+        """Token ids that follow the prompt, until `stop_at` or max_new_tokens.
+
+        Args:
+            prompt: token ids.
+            max_new_tokens: at most.
+            think: when; or what counts verified drafts, which are greedy.
+            temperature: see `model.generation.generate`, with the rest.
+            top_k: see there.
+            top_p: see there.
+            seed: of what is drawn.
+            stop_at: the last token.
+        """
+        tokens = torch.tensor([prompt], dtype=torch.int64, device=self.device)
+        if isinstance(self.module, CausalLM):
+            generator = torch.Generator(self.device).manual_seed(seed)
+            options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+            if isinstance(think, Drafts):
+                stream = generate_verified(self.module, self.lookahead.thinker, tokens, max_new_tokens, think)
+            elif think is not None:
+                thinker, commits = self.lookahead.thinker, self.lookahead.config.text_sees_thoughts
+                options["generator"] = generator
+                stream = generate_thinking(self.module, thinker, commits, tokens, max_new_tokens, think, **options)
+            else:
+                stream = generate(self.module, tokens, max_new_tokens, generator=generator, **options)
+            new_tokens = (int(token.item()) for token in stream)
+        else:
+            torch.manual_seed(seed)
+            sampled = self.module.generate(  # type: ignore[operator]
+                tokens,
+                max_new_tokens=max_new_tokens,
+                do_sample=temperature > 0,
+                **({"temperature": temperature, "top_k": top_k or 0, "top_p": top_p or 1.0} if temperature > 0 else {}),
+            )
+            new_tokens = (int(token) for token in sampled[0, len(prompt) :])
+        for token in new_tokens:
+            yield token
+            if token == stop_at:
+                return
+
+
+def load_model(
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+    average: str | None = None,
+    with_objective: bool = False,
+) -> LoadedModel:
+    """Open a run folder (its newest whole checkpoint), a checkpoint folder, or a Hugging Face folder.
+
+    Args:
+        path: the folder.
+        device: where the weights go.
+        dtype: what they are rounded to.
+        average: weights to take instead of the checkpoint's own; see averages.py.
+        with_objective: also what its training objective added, for decoding with thoughts.
+
+    Raises:
+        ValueError: nothing that can be opened is there, or a checkpoint is damaged.
+    """
+    if (path / checkpoint.MANIFEST).is_file():
+        return _load_checkpoint(path, device, dtype, average, with_objective)
+    if (path / "checkpoints").is_dir():
+        return _load_newest(path / "checkpoints", device, dtype, average, with_objective)
+    if (path / "config.json").is_file():
+        if average is not None:
+            raise ValueError(f"--average {average}: {path} is a Hugging Face folder; give a run or a checkpoint")
+        return _load_hugging_face(path, device, dtype)
+    raise ValueError(
+        f"{path}: neither a run (checkpoints/), nor a checkpoint ({checkpoint.MANIFEST}), nor a Hugging Face folder "
+        "(config.json)"
+    )
+
+
+def _load_newest(
+    root: Path, device: torch.device, dtype: torch.dtype, average: str | None, with_objective: bool
+) -> LoadedModel:
+    for folder in checkpoint.checkpoints(root):
+        try:
+            return _load_checkpoint(folder, device, dtype, average, with_objective)
+        except checkpoint.CheckpointError as error:
+            print(f"warning: passed over: {error}", file=sys.stderr)
+    raise ValueError(f"{root}: holds no whole checkpoint; the first is written at checkpoint.interval or at the end")
+
+
+def _load_checkpoint(
+    folder: Path, device: torch.device, dtype: torch.dtype, average: str | None, with_objective: bool
+) -> LoadedModel:
+    opened = open_weights(folder, average)
+    config, weights, manifest = opened.config, opened.weights, checkpoint.read_manifest(opened.folder)
+    with torch.device("meta"):
+        forward = multipliers(config.model, config.parameterization)
+        if with_objective:
+            objective = make_objective(config.objective, config.model, forward, config.run.seed)
+            module: CausalLM = TrainedLM(config.model, forward, objective)
+        else:
+            module = CausalLM(config.model, forward)
+            weights = {name: weight for name, weight in weights.items() if not name.startswith("objective.")}
+    if config.model.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    module.load_state_dict(weights, assign=True)
+    module.tie_weights()
+    apply_precision(module.model.layers, config.precision)
+    tokenizer = opened.folder.resolve().parent.parent / "tokenizer"
+    return LoadedModel(
+        module=module.to(device, dtype).eval(),
+        source=opened.folder,
+        tokenizer_path=tokenizer if tokenizer.is_dir() else None,
+        config=config,
+        step=manifest["step"],
+        tokens=manifest["tokens"],
+        average=opened.average,
+    )
+
+
+def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        # Of a native export the code that we have ourselves runs, not the copy in the folder
+        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
+        with quiet_transformers(), torch.no_grad():
+            module, found = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, trust_remote_code=False)
+            if hasattr(module, "ct_decompress_hook"):  # compressed-tensors unpacks in the first forward, with a bar
+                module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
+    except ImportError as error:  # of the package that the folder's kind of quantization wants
+        raise ValueError(f"{folder}: {error} (pip install -e '.[quantize]' brings compressed-tensors)") from error
+    except SafetensorError as error:
+        raise ValueError(f"{folder}: a file of weights is cut short or damaged; copy it again ({error})") from error
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: shapes that are not those of config.json
+        reason = "its model is Python code of its own (auto_map in config.json), which is not run here"
+        reason = reason if "trust_remote_code" in str(error) else f"transformers cannot load this folder: {error}"
+        raise ValueError(f"{folder}: {reason}") from error
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(
+            f"{folder}: lacks {len(missing)} weights of {type(module).__name__}, such as {missing[0]}, and "
+            "transformers would draw them at random: copy the folder again, or correct config.json"
+        )
+    return LoadedModel(module.to(device).eval(), folder, folder, None, None, None)
+
+
+def native_classes() -> tuple[Any, Any]:
+    """Configuration and model of native exports."""
+    from plumbline.model.export.native.configuration_plumbline import PlumblineConfig
+    from plumbline.model.export.native.modeling_plumbline import PlumblineForCausalLM
+
+    return PlumblineConfig, PlumblineForCausalLM
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without the bars of transformers and compressed-tensors, and what libraries that they import say of themselves.
+
+    Nothing reaches the standard output, which belongs to --json: accelerate imports DeepSpeed, which logs to it. What
+    transformers says of the weights is seen as ever: its handler holds the standard error of before. Bars and the two
+    loggers stay quiet afterwards.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        yield
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The Hugging Face tokenizer stored in a folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=False)

@@ -1,0 +1,1 @@
+"""Optimizers, schedules, horizon rules and averages of weights."""

@@ -1,0 +1,104 @@
+"""How hyperparameters tuned at one batch size and training length carry over to another.
+
+    m_B = batch tokens / base batch tokens        m_D = training tokens / base training tokens
+
+A layer of its own, on top of the parameterization: width and depth rules follow from theory, the published exponents
+for batch and horizon disagree with one another, so each is a choice and none is the default. Rules:
+
+- complete_dp: AdamW's SDE limit (Complete(d)P, arXiv 2512.22382). lr and weight_decay x sqrt(m_B / m_D), eps x
+  sqrt(m_D / m_B), 1 - beta x m_B / m_D. It keeps lr x weight_decay x steps, and so AdamW's timescale, constant.
+- power_law: lr x m_B^lr_batch_exponent x m_D^lr_tokens_exponent (-0.32 is the horizon exponent of arXiv 2409.19913).
+
+Weight decay may be given as AdamW's timescale tau = 1 / (lr x weight_decay x steps), the fraction of a run over which
+the weights forget (Power Lines, arXiv 2505.13738), held constant or falling as tokens per parameter rise.
+"""
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
+
+from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.config import OptimizerSettings
+from plumbline.model.parameterization.table import parameter_count
+
+if TYPE_CHECKING:
+    pass
+
+
+class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Rules for batch size and training length, and the base at which the hyperparameters were tuned."""
+
+    rule: Literal["none", "complete_dp", "power_law"] = "none"
+    """none: lr, betas, eps and weight_decay are used as they are; complete_dp and power_law: see the module."""
+    base_batch_tokens: PositiveInt | None = None
+    """Tokens of one global batch at which the hyperparameters were tuned. Needed by every rule but none."""
+    base_tokens: PositiveInt | None = None
+    """Training tokens for which they were tuned. Needed by every rule but none."""
+    lr_batch_exponent: float = 0.5
+    """power_law: exponent of m_B in the learning rate."""
+    lr_tokens_exponent: float = -0.32
+    """power_law: exponent of m_D in the learning rate."""
+    tau: PositiveFloat | None = None
+    """AdamW's timescale as a fraction of the run; takes the place of optimizer.weight_decay."""
+    tau_exponent: float = 0.0
+    """tau x (tokens per parameter / base_tokens_per_parameter)^tau_exponent. 0: constant; Power Lines found -0.527."""
+    base_tokens_per_parameter: PositiveFloat | None = None
+    """Tokens per parameter at which tau was tuned. Needed when tau_exponent is not 0."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "HorizonConfig":
+        if self.rule != "none":
+            for key in ("base_batch_tokens", "base_tokens"):
+                if getattr(self, key) is None:
+                    raise ValueError(f"rule: {self.rule} needs {key}, the value at which lr was tuned")
+        if self.tau_exponent and (self.tau is None or self.base_tokens_per_parameter is None):
+            raise ValueError(f"tau_exponent = {self.tau_exponent} needs tau and base_tokens_per_parameter")
+        return self
+
+
+def scale_settings(
+    optimizer: OptimizerConfig, horizon: HorizonConfig, model: ModelConfig, batch_tokens: int, steps: int, tokens: int
+) -> OptimizerSettings:
+    """The optimizer's base values for a run of `tokens` tokens in `steps` steps, the batch of `batch_tokens` at last.
+
+    Raises:
+        ValueError: the rule is not for this optimizer, or it would make a beta negative: the batch is too large for
+            this horizon.
+    """
+    if horizon.rule == "complete_dp" and optimizer.name != "adamw":
+        raise ValueError(
+            f"horizon: rule complete_dp is the limit of AdamW, and optimizer.name is {optimizer.name}: use power_law"
+        )
+    lr, weight_decay, eps = optimizer.lr, optimizer.weight_decay, optimizer.eps
+    betas = (optimizer.betas[0], optimizer.betas[1])
+    if horizon.rule != "none":
+        assert horizon.base_batch_tokens is not None, "HorizonConfig checks that both are given"
+        assert horizon.base_tokens is not None, "HorizonConfig checks that both are given"
+        m_b, m_d = batch_tokens / horizon.base_batch_tokens, tokens / horizon.base_tokens
+        if horizon.rule == "complete_dp":
+            factor = math.sqrt(m_b / m_d)
+            lr, weight_decay, eps = lr * factor, weight_decay * factor, eps / factor
+            betas = (_beta(betas[0], m_b / m_d), _beta(betas[1], m_b / m_d))
+        else:
+            lr *= m_b**horizon.lr_batch_exponent * m_d**horizon.lr_tokens_exponent
+    if horizon.tau is not None:
+        tau = horizon.tau
+        if horizon.base_tokens_per_parameter is not None:
+            tau *= (tokens / parameter_count(model) / horizon.base_tokens_per_parameter) ** horizon.tau_exponent
+        weight_decay = 1 / (tau * lr * steps)
+    return OptimizerSettings(
+        lr, weight_decay, eps, betas, matrix_update="orthogonal" if optimizer.name == "muon" else "elementwise"
+    )
+
+
+def _beta(base: float, ratio: float) -> float:
+    """Beta with 1 - beta scaled; exactly the base when there is nothing to scale."""
+    beta = base if ratio == 1 else 1 - (1 - base) * ratio
+    if beta < 0:
+        raise ValueError(
+            f"horizon: rule complete_dp turns beta {base} into {beta:.3g} at m_B / m_D = {ratio:.3g}: the batch is "
+            "too large for this horizon. Lower data.global_batch_size or use rule: power_law"
+        )
+    return beta

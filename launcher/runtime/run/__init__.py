@@ -1,0 +1,1 @@
+"""The run folder, its metrics, and what a run reads."""

@@ -1,0 +1,61 @@
+"""The run folder: everything about a run in one place, enough to understand it, resume it and publish it.
+
+config.yaml        the resolved configuration       metrics.jsonl   one object for each logged step or evaluation
+environment.json   versions, code, hardware         tensorboard/    the same numbers as curves
+tokenizer/         of the training corpora          checkpoints/    see launcher/runtime/checkpoint/store.py
+samples.txt        continuations by the final model result.json     final scores; there when the run is complete
+"""
+
+import json
+import shutil
+from typing import Any
+
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import differences, load_config, save_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.run.metrics import environment
+from plumbline.launcher.runtime.system.world import World
+
+RESULT = "result.json"
+
+
+def prepare_run_folder(config: Config, inputs: Inputs, world: World) -> None:
+    """Create the folder and write what is known before the first step; keeps what a resumed run has there already."""
+    folder = config.run.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    save_config(config, folder / "config.yaml")
+    with (folder / "environment.json").open("w", encoding="utf-8") as file:
+        json.dump(environment(world), file, indent=2)
+    tokenizers = [corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path]
+    if tokenizers:
+        shutil.copytree(tokenizers[0], folder / "tokenizer", dirs_exist_ok=True)
+
+
+def read_result(config: Config) -> dict[str, Any] | None:
+    """The final scores of a run that has made all steps of this configuration, else None."""
+    path = config.run.folder / RESULT
+    if not path.is_file():
+        return None
+    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return result if result["step"] == config.total_steps else None
+
+
+def check_complete(config: Config) -> None:
+    """Refuse to call a run complete that was trained under other values: what is asked for has not been done.
+
+    Sections checkpoint and metrics, and into how many passes a batch is cut, make no other run.
+
+    Raises:
+        ConfigError: names each difference.
+    """
+    folder = config.run.folder
+    done = load_config(folder / "config.yaml", [])
+    like = {name: getattr(config, name) for name in ("checkpoint", "metrics")}
+    like["run"] = done.run.model_copy(update={"root": config.run.root, "name": config.run.name})
+    like["data"] = done.data.model_copy(update={"micro_batch_size": config.data.micro_batch_size})
+    if lines := differences(done.model_copy(update=like), config):
+        raise ConfigError(
+            f"{folder} is complete, and was trained with other values; give this run another run.name, or undo:\n  "
+            + "\n  ".join(lines)
+        )

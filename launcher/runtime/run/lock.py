@@ -1,0 +1,118 @@
+"""One launch at a time for each run folder, whichever launcher starts it.
+
+The lock is a POSIX record lock on the file `lock` of the run folder: it works over NFS, and the kernel or the NFS
+server takes it back when its holder dies, however it dies. The file says who holds it, and stays when nobody does.
+A process must not open the file while it holds the lock: closing any descriptor of it would give the lock up.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.world import World
+
+LOCK = "lock"
+LEASE_SECONDS = 120.0  # how long a requeued job waits for its own lock: an NFS server keeps that of a dead node a while
+
+
+class RunLockedError(ValueError):
+    """A run folder that another process trains in."""
+
+
+@contextmanager
+def run_lock(folder: Path, world: World) -> Iterator[None]:
+    """Hold the lock of a run folder on rank 0; all ranks must call, and all raise what rank 0 meets.
+
+    Raises:
+        RunLockedError: another process holds it.
+        OSError: the folder cannot be written.
+    """
+    with ExitStack() as stack:
+        problem: Exception | None = None
+        if world.is_main:
+            try:
+                stack.enter_context(hold(folder, LEASE_SECONDS))
+            except (RunLockedError, OSError) as error:
+                problem = error
+        problem = gather_objects(problem, world)[0]
+        if problem is not None:
+            raise problem
+        yield
+
+
+@contextmanager
+def hold(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold the lock of a run folder, which is made if need be; other processes are refused meanwhile.
+
+    Where the file system has no locks, this warns and goes on.
+
+    Args:
+        folder: of the run.
+        patience: seconds to wait for a holder that belongs to the Slurm job of this process: an earlier attempt of it.
+
+    Raises:
+        RunLockedError: another process holds it; names its host, process and Slurm job.
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _acquire(descriptor, folder, patience)
+        facts = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+            "since": datetime.now().astimezone().isoformat(timespec="seconds"),
+        }
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(facts).encode() + b"\n", 0)
+        os.fsync(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, folder: Path, patience: float) -> None:
+    """Lock the file, or raise RunLockedError."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                print(
+                    f"warning: {folder / LOCK} cannot be locked ({error}): see to it that nobody else trains this run",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                return
+        owner = _read_owner(descriptor)
+        job = owner.get("slurm_job_id")
+        if job is None or job != os.environ.get("SLURM_JOB_ID") or time.monotonic() > deadline:
+            raise RunLockedError(
+                f"{folder} is being trained by process {owner.get('pid', 'unknown')} on host "
+                f"{owner.get('host', 'unknown')}{'' if job is None else f', Slurm job {job}'}, since "
+                f"{owner.get('since', 'just now')}: stop that one, or give this run another run.name (only if that "
+                f"host is gone for good, remove {folder / LOCK})"
+            )
+        time.sleep(1.0)
+
+
+def _read_owner(descriptor: int) -> dict[str, Any]:
+    """Return what the holder wrote about itself; nothing if it has not come to that yet."""
+    try:
+        owner = json.loads(os.pread(descriptor, 4096, 0))
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}

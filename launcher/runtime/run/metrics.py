@@ -1,0 +1,164 @@
+"""Numbers for people and programs: metrics.jsonl, TensorBoard, console lines, and what the machine is."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from plumbline.launcher.runtime.system.world import World
+
+CONSOLE_SECONDS = 5.0  # between progress lines, so that a log of a long run stays readable
+
+
+class MetricsLog:
+    """metrics.jsonl, TensorBoard and the console, on the main rank.
+
+    Opened at the step that training (re)starts from: what an earlier process wrote after its last checkpoint is
+    dropped, so the file always reads as if the run had never been interrupted.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        total_steps: int,
+        tensorboard: bool,
+        work_before: Callable[[int], int] = lambda step: step,
+    ) -> None:
+        """Open the files.
+
+        Args:
+            folder: of the run.
+            step: that training (re)starts from.
+            total_steps: of the run.
+            tensorboard: write TensorBoard files, too.
+            work_before: work of the first so many steps, in any unit: where steps differ in size, time left does not
+                go by their number.
+        """
+        self.path = folder / "metrics.jsonl"
+        self.total_steps, self.work_before = total_steps, work_before
+        _truncate(self.path, step)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1) if tensorboard else None
+        self._has_layout = False
+        self._started, self._first_step = time.monotonic(), step
+        self._printed = float("-inf")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One object, one line; numbers also go to TensorBoard under their key."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for key, value in record.items():
+                if isinstance(value, (int, float)) and key != "step":
+                    self._board.add_scalar(key if "/" in key else f"train/{key}", value, record["step"])
+
+    def write_diagnostics(self, record: dict[str, Any]) -> None:
+        """As `write`; TensorBoard's custom scalars also get a chart for each quantity, with a line for each block."""
+        if self._board is not None and not self._has_layout:
+            charts: dict[str, dict[str, Any]] = {}
+            for key in record.keys() - {"step", "tokens"}:
+                kind, quantity, *place = key.split("/")
+                if place:
+                    charts.setdefault(kind, {})[f"{kind}/{quantity}"] = ["Multiline", [f"{kind}/{quantity}/"]]
+            self._board.add_custom_scalars({kind: dict(sorted(charts[kind].items())) for kind in sorted(charts)})
+            self._has_layout = True
+        self.write(record)
+
+    def progress(self, record: dict[str, Any]) -> None:
+        """A console line for a training step, at most every few seconds (the first and last always)."""
+        step, now = record["step"], time.monotonic()
+        if now - self._printed < CONSOLE_SECONDS and step != self.total_steps:
+            return
+        self._printed = now
+        first, done, whole = (self.work_before(step) for step in (self._first_step, step, self.total_steps))
+        seconds_left = (now - self._started) / max(1, done - first) * (whole - done)
+        mfu = f"  mfu {record['mfu']:.1%}" if record.get("mfu") is not None else ""
+        print(
+            f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  loss {record['loss']:.4f}  "
+            f"lr {record['lr']:.2e}  grad {record['grad_norm']:.2f}  {record['tokens_per_second']:,.0f} tokens/s"
+            f"{mfu}  eta {duration(seconds_left)}",
+            flush=True,
+        )
+
+    def close(self) -> None:
+        """Flush everything to disk."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def _truncate(path: Path, step: int) -> None:
+    """Keep what belongs to a run that stands at `step`: its steps up to there, and evaluations before there.
+
+    The evaluation at `step` itself comes after the checkpoint of `step` and will be done again. A step writes its
+    losses and, in a line of their own, its diagnostics.
+    """
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:  # the last line of a process that was killed while writing it
+            continue
+        of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
+        if record["step"] < step or (record["step"] == step and of_a_step):
+            kept.append(line)
+    staging = path.with_suffix(".staging")
+    staging.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+    staging.replace(path)
+
+
+def environment(world: World) -> dict[str, Any]:
+    """What a result may depend on: versions, code, hardware, command line."""
+    packages = ("torch", "deepspeed", "transformers", "tokenizers", "numpy")
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in packages},
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain")),
+        "host": platform.node(),
+        "platform": platform.platform(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": gpus,
+        "world_size": world.size,
+        "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    root = Path(__file__).resolve().parents[3]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

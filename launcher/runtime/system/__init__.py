@@ -1,0 +1,1 @@
+"""Processes, files, signals, Slurm: what a run needs of the machine."""

@@ -1,0 +1,70 @@
+"""Submit jobs to Slurm: what is asked of the cluster, and the script that asks for it."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one job asks of the cluster. An option that is None is left to slurm/cluster.env or the site's default."""
+
+    nodes: int
+    tasks_per_node: int
+    gpus_per_node: int | None = None
+    cpus_per_task: int | None = None
+    time: str | None = None
+    partition: str | None = None
+    account: str | None = None
+
+
+def render(about: str, options: Mapping[str, object], job: str, arguments: list[str]) -> str:
+    """A script that submits the job script `job` of slurm/ from the current folder; options that are None are left."""
+    words = [f"--{option}={value}" for option, value in options.items() if value is not None]
+    words += [str(REPOSITORY / "slurm" / job), *arguments]
+    command = " \\\n    ".join(shlex.quote(word) for word in words)
+    root = shlex.quote(str(REPOSITORY))
+    return f"""\
+#!/bin/bash
+{about}
+cd {shlex.quote(str(Path.cwd()))} || exit
+export PLUMBLINE_ROOT={root}
+source {root}/slurm/cluster.env
+# Unless the site names another: the Python that checked the configuration trains it.
+export PLUMBLINE_PYTHON="${{PLUMBLINE_PYTHON:-{sys.executable}}}"
+sbatch --parsable \\
+    {command}
+"""
+
+
+def require_sbatch(dry_run: bool) -> None:
+    """Raise ValueError where nothing can be submitted, unless it is a dry run."""
+    if not dry_run and shutil.which("sbatch") is None:
+        raise ValueError("sbatch not found: run this on a login node of the Slurm cluster, or add --dry-run")
+
+
+def submit(script: Path) -> str:
+    """Run a script of `write_submission`; returns the job id. Raises ValueError with sbatch's own words."""
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"Slurm did not take {script}: {done.stderr.strip()}")
+    return done.stdout.split()[-1].split(";")[0]  # "ID" or "ID;CLUSTER"
+
+
+def describe_submission(script: Path, job_id: str | None, what: str, log: str | None) -> str:
+    """What was submitted and how to follow it; of a dry run (job_id None) the script itself."""
+    if job_id is None:
+        return f"{script.read_text()}\nnot submitted; to submit: bash {script}"
+    return (
+        f"job {job_id}: {what}, submitted by {script}\n"
+        f"follow:            tail -F {log}\n"
+        f"state:             squeue --job {job_id}\n"
+        f"save and requeue:  scancel --signal=USR1 {job_id}\n"
+        f"cancel:            scancel {job_id}"
+    )

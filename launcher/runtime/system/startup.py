@@ -1,0 +1,120 @@
+"""Ranks: who am I, how do we meet, and the three small collectives that the training loop needs.
+
+`python`, `deepspeed`, `torchrun` and one-task-per-rank `srun` all start the same script; the environment tells which.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+import socket
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from plumbline.launcher.runtime.system.world import World
+
+
+def start(world: World, timeout_minutes: float) -> None:
+    """Join the process group (NCCL on GPUs, gloo on CPUs).
+
+    Raises:
+        ValueError: there is no C++ compiler for DeepSpeed's start-up operator, or the port is taken.
+    """
+    with quiet_stdout():
+        if world.device.type == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+            if "OMP_NUM_THREADS" not in os.environ:  # the ranks of this host share its cores evenly
+                torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _ranks_on_this_host()))
+            # The first call of a thread into MKL (exp, cos, ...) can round differently from all later ones
+            # (seen with torch 2.13, two threads): make it here, or the first step after a resume may differ in a bit
+            torch.ones(2**20).exp()
+            _compile_start_up_operator()
+        else:
+            torch.cuda.set_device(world.device)
+        import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
+
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        # DeepSpeed calls collectives by names that the newest torch renames; nothing that a user could act on
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        try:
+            deepspeed.init_distributed(
+                dist_backend="nccl" if world.device.type == "cuda" else "gloo",
+                auto_mpi_discovery=False,
+                verbose=False,
+                timeout=timedelta(minutes=timeout_minutes),
+            )
+        except dist.DistNetworkError as error:
+            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            raise ValueError(
+                f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
+                f"the launcher another --master_port. {str(error).splitlines()[0]}"
+            ) from error
+
+
+def _ranks_on_this_host() -> int:
+    """As each launcher tells it: torchrun, DeepSpeed, Slurm."""
+    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 1)
+
+
+def _compile_start_up_operator() -> None:
+    """Build the C++ operator that DeepSpeed compiles inside init_distributed on CPU, before anyone waits for anyone.
+
+    torch's own lock for such builds is a plain file: killed in the middle, it makes every later process wait for ever,
+    in silence. Here one process of a host builds at a time, under a lock that the kernel releases when its holder dies,
+    so a lock file that is there while we hold ours is stale by construction. The folder is specific to host, torch,
+    DeepSpeed and Python environment: objects are compiled for the processor they are built on, and two environments
+    with one folder would build anew, for a minute, whenever they take turns.
+    """
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        raise ValueError(
+            f"C++ compiler {os.environ.get('CXX', 'c++')!r} not found: DeepSpeed compiles one operator when it starts "
+            "on CPU; install g++ (Debian and Ubuntu: apt-get install g++) or point CXX at a compiler"
+        )
+    # ninja, which builds the operator, is beside the interpreter when the virtual environment is not activated
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    from deepspeed import __version__ as deepspeed_version
+    from deepspeed.accelerator import get_accelerator
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "plumbline" / "torch_extensions"
+    versions = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-torch{torch.__version__}-deepspeed{deepspeed_version}")
+    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
+    folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(cache / f"{versions}-{environment}")))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "plumbline.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for stale in folder.glob("*/lock"):
+            stale.unlink(missing_ok=True)
+        builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
+        if builder is not None:
+            builder.load(verbose=False)
+
+
+@contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Keep the chatter of DeepSpeed and of compilers off standard output; errors still reach standard error."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    with open(os.devnull, "w") as sink:  # noqa: PTH123 - a descriptor is wanted, not a path
+        os.dup2(sink.fileno(), 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(saved, 1)
+            os.close(saved)
+
+
+def stop() -> None:
+    """Leave the process group, all ranks together: a launcher may end the others soon after the first has left."""
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,80 @@
+"""Ranks: who am I among all processes of the run.
+
+`python`, `deepspeed`, `torchrun` and one-task-per-rank `srun` all start the same script; the environment tells which.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all processes of the run."""
+
+    rank: int
+    local_rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes files and prints."""
+        return self.rank == 0
+
+
+def _adopt_slurm_environment() -> None:
+    """Under a bare `srun`, give torch.distributed the five variables that it expects."""
+    env = os.environ
+    if "RANK" in env or "SLURM_PROCID" not in env or "SLURM_STEP_ID" not in env:
+        return
+    if int(env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])) > 1 and "MASTER_ADDR" not in env:
+        raise ValueError(
+            "MASTER_ADDR: not set, and several srun tasks need one address to meet at; submit slurm/pretrain.sbatch "
+            'or export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
+        )
+    env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
+    env["WORLD_SIZE"] = env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])
+    env.setdefault("MASTER_ADDR", "127.0.0.1")
+    # One port for each job, so that jobs that share a node do not meet each other; below those of outgoing connections
+    env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 12768))
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def be_alone() -> None:
+    """Make this process a world of one, as plain `python` is."""
+    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+
+
+def read_world() -> World:
+    """Rank, world size and device from whichever launcher started this process.
+
+    Raises:
+        ValueError: the launcher's variables are incomplete or contradict the visible GPUs.
+    """
+    _adopt_slurm_environment()
+    if "RANK" not in os.environ:
+        be_alone()
+    missing = [
+        name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
+    ]
+    if missing:
+        raise ValueError(f"{', '.join(missing)}: not set although RANK is; start with deepspeed, torchrun or srun")
+    rank, local_rank, size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    if not torch.cuda.is_available():
+        return World(rank, local_rank, size, torch.device("cpu"))
+    # Slurm can show each task only its own GPU, which is then number 0 whatever the local rank
+    index = 0 if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ else local_rank
+    if index >= torch.cuda.device_count():
+        raise ValueError(
+            f"LOCAL_RANK = {local_rank}: this node shows {torch.cuda.device_count()} GPU(s); start one process for each"
+        )
+    return World(rank, local_rank, size, torch.device("cuda", index))

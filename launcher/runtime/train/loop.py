@@ -1,0 +1,302 @@
+"""The training loop. Reads top to bottom: resume, then step by step until done or asked to stop.
+
+"Step s" is the state after s optimizer steps. At the top of each pass the loop stands at some step, evaluates if that
+is due, and leaves if it was the last; then it makes the next step, logs it and saves it. The order of data, the
+schedule, dropout and evaluation are pure functions of the step, so a run that was killed and resumed writes the same
+numbers, to the last bit, as one that was never interrupted.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import Batch, Engine, StepResult
+from plumbline.launcher.runtime.engine.updates import UpdateWatch
+from plumbline.launcher.runtime.models.from_stock import initial_weights
+from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
+from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.run.metrics import MetricsLog
+from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
+from plumbline.launcher.runtime.system.collectives import any_rank, sum_over_ranks
+from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.diagnostics import step_record, watch_step
+from plumbline.launcher.runtime.train.samples import write_samples
+from plumbline.launcher.runtime.train.speed import SpeedMeter
+
+MAX_SKIPPED = 10  # consecutive updates with a non-finite gradient before the run is called broken
+INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too
+REMEDY = "Lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step"
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on, for a reason in the run rather than in the code."""
+
+
+def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+    """Train to the last step, or until a rank is asked to stop. Returns whether the run is complete.
+
+    Raises:
+        ValueError: the run folder or its checkpoints cannot be used with this configuration, or a checkpoint that the
+            run cannot do without, of the last step or of a request to stop, was not written.
+        TrainingError: the gradient, the loss or the weights are not finite.
+    """
+    root = config.run.folder / "checkpoints"
+    found = checkpoint.find(root, world)
+    if found is not None:
+        checkpoint.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found, world)
+    else:
+        found = branch.start(config, world)
+    if world.is_main:
+        prepare_run_folder(config, inputs, world)
+    trainer = Trainer(config, inputs, world, stop, initial_weights(config) if found is None else None)
+    if found is not None:
+        trainer.resume(found)
+    try:
+        return trainer.run()
+    finally:
+        trainer.close()
+
+
+class Trainer:
+    """The engine, where training stands, and what watches it."""
+
+    def __init__(
+        self,
+        config: Config,
+        inputs: Inputs,
+        world: World,
+        stop: StopRequest,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
+        self.engine = Engine(config, world, weights)
+        self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
+        self.saved_step: int | None = None
+        self.skipped = 0  # consecutive updates that were not applied
+        self.log: MetricsLog | None = None
+
+    def resume(self, folder: Path) -> None:
+        """Continue from a checkpoint."""
+        state = checkpoint.load(self.engine, folder)
+        self.state, self.saved_step = state, state.step
+        self._say(f"resuming after step {state.step} from {folder}")
+        if self.engine.ema is not None and self.engine.ema.tokens == 0:
+            self._say("the moving average starts here: the checkpoint has none of this half-life")
+
+    def run(self) -> bool:
+        """The loop. Returns whether the last step was reached and evaluated."""
+        config, total, plan = self.config, self.config.total_steps, self.config.data.batch_plan
+        if self.world.is_main:
+            self.log = MetricsLog(
+                config.run.folder, self.state.step, total, config.metrics.tensorboard, plan.tokens_before
+            )
+        schedule = config.learning_rate
+        meter = SpeedMeter(config, self.world, self.state.step)
+        with closing(self.inputs.train.iterate(self.state.step, total)) as batches:
+            while True:
+                if self._evaluation_due():
+                    finished = self._evaluate()
+                    if not finished or self.state.step == total:
+                        break
+                    meter.restart(self.state.step)
+
+                lr = config.base_settings.lr * schedule.factor(self.state.tokens)
+                micro_batches = next(batches)
+                watch = self._watch(micro_batches[0])
+                result = self.engine.train_step(micro_batches, self.state.step, lr, watch)
+                self._advance(result)
+                if self.state.step % config.train.log_interval == 0 or self.state.step == total:
+                    self._log_step(result, lr, meter)
+                if watch is not None:
+                    self._log_diagnostics(watch)
+
+                stopping = any_rank(bool(self.stop), self.world)
+                if stopping or self._checkpoint_due():
+                    self._save(must=stopping or self.state.step == total)
+                    meter.restart(self.state.step)
+                if stopping:
+                    return False
+
+        if self.saved_step != self.state.step:  # asked to stop during an evaluation, before this step was saved
+            self._save()
+        return finished
+
+    def close(self) -> None:
+        """Flush the logs."""
+        if self.log is not None:
+            self.log.close()
+
+    def _advance(self, result: StepResult) -> None:
+        """Move to the next step, unless the gradient says that there is no point."""
+        plan = self.config.data.batch_plan
+        step = self.state.step + 1
+        self.state = replace(self.state, step=step, samples=plan.samples_before(step), tokens=plan.tokens_before(step))
+        self.skipped = 0 if result.applied else self.skipped + 1
+        broken_weights = result.applied and not math.isfinite(result.grad_norm)
+        ends_skipping = self.skipped > 0 and step == self.config.total_steps
+        if broken_weights or ends_skipping or self.skipped >= MAX_SKIPPED:
+            raise TrainingError(
+                f"step {step}: the gradient norm is {result.grad_norm} (loss {result.loss.item():.4f}), "
+                f"{self.skipped} update(s) in a row were skipped; the last checkpoint is from before. {REMEDY}"
+            )
+        if not result.applied:
+            self._say(f"warning: step {step}: gradient norm {result.grad_norm}, update skipped", file=sys.stderr)
+
+    def _log_step(self, result: StepResult, lr: float, meter: SpeedMeter) -> None:
+        record: dict[str, Any] = {
+            "step": self.state.step,
+            "tokens": self.state.tokens,
+            "loss": result.loss.item(),
+            "lr": lr,
+            "grad_norm": result.grad_norm,
+            **meter.read(self.state.step),
+            **self._reports(result),
+        }
+        if not result.applied:
+            record["skipped"] = True
+        if self.log is not None:
+            self.log.write(record)
+            self.log.progress(record)
+        if result.applied and not math.isfinite(record["loss"]):
+            raise TrainingError(
+                f"step {self.state.step}: the loss is {record['loss']}; the last checkpoint is from before. {REMEDY}"
+            )
+
+    def _reports(self, result: StepResult) -> dict[str, float]:
+        """Means of what the objective reports; what had no target is left out."""
+        rows = zip(self.engine.objective.reports, result.reports.tolist(), strict=True)
+        return {name: total / count for name, (total, count) in rows if count}
+
+    def _watch(self, batch: Batch) -> UpdateWatch | None:
+        """Observe the step that comes, with its first micro-batch, if that is due."""
+        settings = self.config.metrics
+        if settings.diagnostics_interval is None or (self.state.step + 1) % settings.diagnostics_interval:
+            return None
+        return watch_step(self.engine, batch, settings.diagnostics_tokens)
+
+    def _log_diagnostics(self, watch: UpdateWatch) -> None:
+        record = {"step": self.state.step, "tokens": self.state.tokens, **step_record(watch)}
+        if self.log is not None:
+            self.log.write_diagnostics(record)
+
+    def _evaluation_due(self) -> bool:
+        interval, step = self.config.train.eval_interval, self.state.step
+        return step == self.config.total_steps or (interval is not None and step > 0 and step % interval == 0)
+
+    def _evaluate(self) -> bool:
+        """Score what is held out of every corpus and task; False when asked to stop meanwhile."""
+        record: dict[str, Any] = {"step": self.state.step, "tokens": self.state.tokens}
+        for name in self.inputs.validation:
+            scores = self._score(name)
+            if scores is None:
+                return False
+            record |= scores.metrics(name)
+            self._say(f"step {self.state.step}: held-out loss of {name} {scores.describe()}")
+            if self.engine.objective.thinks:
+                scores = self._score(name, evaluate=partial(self.engine.evaluate, thinking=True))
+                if scores is None:
+                    return False
+                found = {key: getattr(scores, key) for key in ("loss", "exact_match", "accuracy")}
+                record |= {f"eval/{name}/thinking_{key}": value for key, value in found.items() if value is not None}
+                self._say(f"step {self.state.step}: held-out loss of {name} {scores.describe()}, thinking")
+            # What int8 adds is asked of models that round nothing by themselves
+            if self.config.metrics.diagnostics_interval is not None and self.config.precision.is_plain:
+                delta = self._int8_delta(name)
+                if delta is None:
+                    return False
+                record[f"eval/{name}/w8a8_delta"] = delta
+        if self.engine.ema is not None:
+            with self.engine.ema.in_place():
+                for name in self.inputs.validation:
+                    scores = self._score(name)
+                    if scores is None:
+                        return False
+                    record[f"eval/{name}/ema_loss"] = scores.loss
+                    self._say(f"step {self.state.step}: held-out loss of {name} {scores.loss:.4f}, moving average")
+        if self.log is not None:
+            self.log.write(record)
+        if self.state.step == self.config.total_steps:
+            self._check_final_losses(record)
+            if self.world.is_main:
+                self._finish(record)
+        return True
+
+    def _check_final_losses(self, record: dict[str, Any]) -> None:
+        """Raise TrainingError where a held-out loss of the final model is not finite."""
+        losses = {key: value for key, value in record.items() if key.endswith("loss")}
+        broken = [f"{key} is {value}" for key, value in losses.items() if not math.isfinite(value)]
+        if broken:
+            raise TrainingError(
+                f"step {self.state.step}: {', '.join(broken)}: the last update broke the model, and its checkpoint "
+                f"is of no use; remove it to go on from an earlier one. {REMEDY}"
+            )
+
+    def _int8_delta(self, name: str) -> float | None:
+        """What int8 weights and activations in the blocks add to the loss; None when asked to stop meanwhile."""
+        exact = self._score(name, INT8_BATCHES)
+        with self.engine.quantized(bits=8):
+            rounded = self._score(name, INT8_BATCHES)
+        return None if exact is None or rounded is None else rounded.loss - exact.loss
+
+    def _score(
+        self, name: str, limit: int | None = None, evaluate: Callable[[Batch, bool], Tensor] | None = None
+    ) -> HeldOutLoss | None:
+        """What the engine scores on the held-out part of one source; None when asked to stop meanwhile."""
+        split, batches = self.inputs.validation[name]
+        return held_out_loss(
+            evaluate or self.engine.evaluate,
+            islice(batches, limit),
+            split,
+            total=lambda sums: sum_over_ranks(sums.to(self.world.device)).cpu(),
+            interrupted=lambda: any_rank(bool(self.stop), self.world),
+        )
+
+    def _finish(self, record: dict[str, Any]) -> None:
+        """Write the samples, then the result that marks the run as complete."""
+        folder = self.config.run.folder
+        write_samples(self.config)
+        write_whole(folder / RESULT, json.dumps(record, indent=2) + "\n")
+
+    def _checkpoint_due(self) -> bool:
+        interval, step = self.config.checkpoint.interval, self.state.step
+        # Not amid skipped updates: if they turn out to be the end, the last checkpoint should be from before
+        on_interval = interval is not None and step % interval == 0 and self.skipped == 0
+        return step == self.config.total_steps or on_interval
+
+    def _save(self, must: bool = True) -> None:
+        """Save a checkpoint; without `must`, one that cannot be written is left to the next interval."""
+        root = self.config.run.folder / "checkpoints"
+        try:
+            folder = checkpoint.save(self.engine, self.config, self.state, root, self.world)
+        except checkpoint.BrokenWeightsError as error:
+            raise TrainingError(
+                f"step {self.state.step}: {error}; the last checkpoint is from before. {REMEDY}"
+            ) from error
+        except checkpoint.CheckpointError as error:
+            if must:
+                raise checkpoint.CheckpointError(f"{error} and start the same command again") from error
+            self._say(
+                f"warning: step {self.state.step}: {error}. Training goes on, the next save tries again", sys.stderr
+            )
+            return
+        self.saved_step = self.state.step
+        self._say(f"saved {folder}")
+
+    def _say(self, message: str, file: Any = None) -> None:
+        if self.world.is_main:
+            print(message, file=file, flush=True)

@@ -1,0 +1,34 @@
+"""Continue the prompts of a run with its final model."""
+
+from pathlib import Path
+
+import torch
+
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
+
+SAMPLE_TOKENS = 200
+
+
+SAMPLE_TEMPERATURE = 0.8
+
+
+def write_samples(config: Config) -> None:
+    """Continue train.sample_prompts with the newest checkpoint, into samples.txt."""
+    folder = config.run.folder
+    if not config.train.sample_prompts or not (folder / "tokenizer").is_dir():
+        return
+    model, tokenizer = load_model(folder, torch.device("cpu")), load_tokenizer(folder / "tokenizer")
+    texts = []
+    for prompt in config.train.sample_prompts:
+        prompt_ids = tokenizer.encode(prompt, add_special_tokens=False) or [tokenizer.eos_token_id]
+        room = model.context_length - len(prompt_ids)
+        new_ids = model.continuation(
+            prompt_ids,
+            min(SAMPLE_TOKENS, room),
+            temperature=SAMPLE_TEMPERATURE,
+            seed=config.run.seed,
+            stop_at=tokenizer.eos_token_id,
+        )
+        texts.append(f"=== {prompt!r}\n{prompt}{tokenizer.decode(list(new_ids), skip_special_tokens=True)}\n")
+    Path(folder / "samples.txt").write_text("\n".join(texts), encoding="utf-8")

@@ -1,0 +1,58 @@
+"""Tokens per second and model FLOPs utilisation."""
+
+import time
+from functools import cache
+
+import torch
+
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.world import World
+from plumbline.model.flops import training_flops_per_token
+
+# Dense bf16 peak of one GPU in TFLOP/s, from the vendors' data sheets; matched against the device name in this order
+PEAK_BF16_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "B200": 2250.0, "A100": 312.0, "L40S": 362.0}
+
+
+class SpeedMeter:
+    """Speed over the steps since the last reading, evaluations and saves left out.
+
+    mfu = tokens/s x training FLOPs per token (`model.flops`) / (ranks x peak of one device).
+    """
+
+    def __init__(self, config: Config, world: World, step: int) -> None:
+        dtype = torch.bfloat16 if config.deepspeed.precision == "bf16" else torch.float32
+        self.peak = peak_flops(world, dtype, config.metrics.peak_tflops) * world.size
+        self.tokens_before = config.data.batch_plan.tokens_before
+        self.flops_per_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
+        self.restart(step)
+
+    def restart(self, step: int) -> None:
+        """Count from now, where training stands at `step`."""
+        self._time, self._step = time.perf_counter(), step
+
+    def read(self, step: int) -> dict[str, float]:
+        """tokens_per_second and mfu since the last restart or reading."""
+        tokens = self.tokens_before(step) - self.tokens_before(self._step)
+        speed = tokens / (time.perf_counter() - self._time)
+        self.restart(step)
+        return {"tokens_per_second": speed, "mfu": speed * self.flops_per_token / self.peak}
+
+
+@cache  # a worker of a sweep asks once for each cell
+def peak_flops(world: World, dtype: torch.dtype, given_tflops: float | None) -> float:
+    """Peak FLOP/s of one rank's device: given, known by name, or measured by matrix products (CPUs, other GPUs)."""
+    if given_tflops is not None:
+        return given_tflops * 1e12
+    if world.device.type == "cuda" and dtype == torch.bfloat16:
+        name = torch.cuda.get_device_name(world.device)
+        for known, tflops in PEAK_BF16_TFLOPS.items():
+            if known in name:
+                return tflops * 1e12
+    size = 1024 if world.device.type == "cpu" else 8192
+    a = torch.ones(size, size, device=world.device, dtype=dtype)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        (a @ a)[0, 0].item()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best

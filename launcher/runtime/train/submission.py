@@ -1,0 +1,70 @@
+"""One pretraining run as a Slurm job: what is asked of the cluster, and the script that asks for it.
+
+The run folder holds what was submitted: `slurm/config-N.yaml`, the configuration as it was checked, and
+`slurm/submit-N.sh`, the one sbatch command that trains it. A job may wait for days; what the user edits meanwhile does
+not change it. The job itself is slurm/pretrain.sbatch.
+"""
+
+from pathlib import Path
+
+import torch
+
+from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.run.folder import check_complete, read_result
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.slurm import Request, render
+from plumbline.launcher.runtime.system.world import World
+
+ABOUT = """\
+# Written by launcher/submit.py. Run it again to queue the same run once more: it continues from its newest checkpoint.
+# singleton: a second job of this name waits for the first, or both would write to one run folder."""
+
+
+def check(config: Config, request: Request) -> None:
+    """Find out before the queue what the job would only find out after it.
+
+    Raises:
+        ValueError: a corpus is not there, damaged or too small, the ranks cannot share a batch evenly, a branch does
+            not continue its parent, or the run folder holds another run.
+    """
+    world = World(0, 0, request.nodes * request.tasks_per_node, torch.device("cpu"))
+    inputs = open_inputs(config, world)
+    config = branch.resolve(config)
+    branch.check(config, inputs.fingerprints, world)
+    if read_result(config) is not None:
+        check_complete(config)
+    found = checkpoint.checkpoints(config.run.folder / "checkpoints")
+    newest = next((folder for folder in found if not checkpoint.problems(folder)), None)
+    if newest is not None:
+        saved = load_config(newest / "config.yaml", [])
+        checkpoint.check_resume(saved, config, inputs.fingerprints, newest, world)
+
+
+def write_submission(config: Config, request: Request) -> Path:
+    """Write the next `config-N.yaml` and `submit-N.sh` under the run's slurm/ folder; returns the script's path.
+
+    Relative paths in the configuration mean what they mean here: the job starts in the current folder.
+    """
+    folder = config.run.folder / "slurm"
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 1 + len(list(folder.glob("submit-*.sh")))
+    config_file = folder / f"config-{number}.yaml"
+    save_config(config, config_file)
+    script = folder / f"submit-{number}.sh"
+    options = {
+        "job-name": config.run.name,
+        "nodes": request.nodes,
+        "ntasks-per-node": request.tasks_per_node,
+        "gpus-per-node": request.gpus_per_node,
+        "cpus-per-task": request.cpus_per_task,
+        "time": request.time,
+        "partition": request.partition,
+        "account": request.account,
+        "dependency": "singleton",
+        "output": folder / "job-%j.log",
+    }
+    script.write_text(render(ABOUT, options, "pretrain.sbatch", [f"--config={config_file}"]))
+    return script

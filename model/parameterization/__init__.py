@@ -1,0 +1,1 @@
+"""CompleteP and its relatives, as a table."""

@@ -1,0 +1,76 @@
+"""The `parameterization` section, and the optimizer's values that its table scales."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
+
+MatrixUpdate = Literal["elementwise", "orthogonal"]
+
+
+class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Which rule scales the hyperparameters, and the base model at which they were tuned."""
+
+    rule: Literal["sp", "mup", "depth_alpha", "completep"] = "completep"
+    """Standard parameterization (nothing scales), muP (width), depth-alpha (width and depth), CompleteP (alpha = 1)."""
+    base_hidden_size: PositiveInt | None = None
+    """Width at which the hyperparameters were tuned. Needed by every rule but sp."""
+    base_num_hidden_layers: PositiveInt | None = None
+    """Depth at which they were tuned. Needed by depth_alpha and completep."""
+    base_head_dim: PositiveInt | None = None
+    """Head width at which they were tuned. Default: the model's own head_dim (scale the number of heads instead)."""
+    base_num_attention_heads: PositiveInt | None = None
+    """Query heads of the base. Default: heads x head_dim has grown in proportion to hidden_size."""
+    base_num_key_value_heads: PositiveInt | None = None
+    """Key and value heads of the base. Default: as above."""
+    base_intermediate_size: PositiveInt | None = None
+    """Inner width of the base's MLP. Default: it has grown in proportion to hidden_size."""
+    depth_alpha: PositiveFloat = 1.0
+    """Exponent of the residual multiplier m_L^-alpha. CompleteP fixes it at 1."""
+    gamma_0: PositiveFloat = 1.0
+    """Richness: divides the logits. Small is lazy (features hardly move), large is rich. Far below 1, set
+    zero_init_output: the initial logits are divided by it as well."""
+    embedding_multiplier: PositiveFloat = 1.0
+    """Multiplies the embedding's output; tunable, does not scale."""
+    output_multiplier: PositiveFloat = 1.0
+    """Multiplies the logits; tunable, scaled by 1/m_N on top."""
+    output_scaling: Literal["forward", "absorbed"] = "forward"
+    """Where the unembedding's 1/m_N sits: on the logits, or in its initial weights and learning rate (Complete(d)P),
+    so that the logits are a plain matrix product. The two train alike; a tied unembedding allows only forward."""
+    zero_init_output: bool = False
+    """Start the unembedding from zero, and so the logits. Not for a tied one."""
+    lr_multipliers: dict[str, PositiveFloat] = {}
+    """Extra learning-rate factors of your own, per module: role (`unembedding`) or regular expression over whole
+    parameter names (`.*down_proj.weight`) -> factor. A tensor that several match takes their product."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "ParameterizationConfig":
+        if self.rule != "sp" and self.base_hidden_size is None:
+            raise ValueError(f"rule: {self.rule} needs base_hidden_size, the width at which lr was tuned")
+        if self.rule in ("depth_alpha", "completep") and self.base_num_hidden_layers is None:
+            raise ValueError(f"rule: {self.rule} needs base_num_hidden_layers, the depth at which lr was tuned")
+        if self.rule == "completep" and self.depth_alpha != 1.0:
+            raise ValueError(f"depth_alpha = {self.depth_alpha}: completep fixes it at 1; use rule: depth_alpha")
+        for key in self.lr_multipliers:
+            try:
+                re.compile(key)
+            except re.error as error:
+                raise ValueError(
+                    f"parameterization.lr_multipliers: {key!r} is not a regular expression: {error}"
+                ) from None
+        return self
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    """The hyperparameters tuned at the base, which the table scales."""
+
+    lr: float
+    """Peak learning rate."""
+    weight_decay: float
+    eps: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Not scaled with width or depth."""
+    matrix_update: MatrixUpdate = "elementwise"
+    """What the optimizer makes of a hidden matrix's gradient: entries (AdamW) or singular values (Muon) of size 1."""

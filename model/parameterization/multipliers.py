@@ -1,0 +1,39 @@
+"""The four constants through which a parameterization touches the forward pass."""
+
+import math
+from dataclasses import dataclass
+
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.config import ParameterizationConfig
+from plumbline.model.parameterization.sizes import sizes
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """Forward multipliers of one model; `parameterization.multipliers` computes them, the decoder applies them."""
+
+    attention: float
+    """Scale of the attention logits."""
+    embedding: float = 1.0
+    """Multiplies the embedding's output."""
+    residual: float = 1.0
+    """Multiplies every branch before it is added to the residual stream."""
+    output: float = 1.0
+    """Multiplies the logits (before any soft cap)."""
+
+
+def multipliers(model: ModelConfig, config: ParameterizationConfig) -> Multipliers:
+    """The forward constants: attention logit scale, embedding, residual and output multipliers."""
+    size = sizes(model, config)
+    absorbed = config.output_scaling == "absorbed"
+    base_head_dim = model.head_dim if config.rule == "sp" or config.base_head_dim is None else config.base_head_dim
+    # 1/head_dim up to a constant, so that it is 1/sqrt(head_dim) exactly at the base
+    attention = (1 / math.sqrt(model.head_dim)) * math.sqrt(base_head_dim / model.head_dim)
+    if model.shaped_temperature is not None:
+        attention /= model.shaped_temperature * math.sqrt(model.hidden_size)
+    return Multipliers(
+        attention=attention,
+        embedding=config.embedding_multiplier,
+        residual=size.depth**-size.alpha,
+        output=config.output_multiplier / (config.gamma_0 * (1.0 if absorbed else size.width)),
+    )

@@ -1,0 +1,29 @@
+"""One row of the parameterization's table."""
+
+import math
+from dataclasses import dataclass
+
+from plumbline.model.parameterization.roles import Role
+
+
+@dataclass(frozen=True)
+class ParameterRow:
+    """Everything the parameterization decides for one tensor; lr, weight_decay and eps are peak values."""
+
+    name: str
+    role: Role
+    shape: tuple[int, ...]
+    init_mean: float
+    init_std: float
+    trainable: bool
+    """Whether the optimizer sees it; a frozen tensor stays as it was drawn."""
+    lr: float
+    lr_multiplier: float
+    """lr / base lr: the optimizer's group runs at schedule(t) * lr_multiplier."""
+    weight_decay: float
+    eps: float
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)

@@ -1,0 +1,52 @@
+"""How much larger a model is than the base at which its hyperparameters were tuned."""
+
+from dataclasses import dataclass
+
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.config import ParameterizationConfig
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much larger the model is than the base, and which part of the rule applies. All 1 under sp."""
+
+    width: float
+    """m_N: the residual stream."""
+    depth: float
+    """m_L; 1 where the rule has no depth part."""
+    alpha: float
+    """Depth exponent; 1 (which leaves every depth factor at 1) where the rule has no depth part."""
+    query: float
+    """Query heads x head_dim: output of q_proj, input of o_proj."""
+    key_value: float
+    """Key/value heads x head_dim: output of k_proj and v_proj."""
+    intermediate: float
+    """Inner width of the MLP."""
+
+    @property
+    def fixed(self) -> float:
+        """What does not grow."""
+        return 1.0
+
+
+def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
+    """The ratios of `model` to the base, as the rule sees them."""
+    if config.rule == "sp" or config.base_hidden_size is None:
+        return Sizes(width=1.0, depth=1.0, alpha=1.0, query=1.0, key_value=1.0, intermediate=1.0)
+    width = model.hidden_size / config.base_hidden_size
+    depth = alpha = 1.0
+    if config.rule in ("depth_alpha", "completep") and config.base_num_hidden_layers is not None:
+        depth, alpha = model.num_hidden_layers / config.base_num_hidden_layers, config.depth_alpha
+    head_dim = model.head_dim / (config.base_head_dim or model.head_dim)
+
+    def ratio(size: int, base: int | None, head_dim: float = 1.0) -> float:
+        return width if base is None else size / base * head_dim
+
+    return Sizes(
+        width=width,
+        depth=depth,
+        alpha=alpha,
+        query=ratio(model.num_attention_heads, config.base_num_attention_heads, head_dim),
+        key_value=ratio(model.num_key_value_heads, config.base_num_key_value_heads, head_dim),
+        intermediate=ratio(model.intermediate_size, config.base_intermediate_size),
+    )

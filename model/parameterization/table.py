@@ -1,0 +1,168 @@
+"""The parameterization, as a table: how init, learning rate, weight decay, eps and the forward pass scale with size.
+
+    m_N = hidden_size / base_hidden_size              width multiplier
+    m_L = num_hidden_layers / base_num_hidden_layers  depth multiplier
+    a   = depth_alpha                                 1 is CompleteP, 0.5 is depth-muP
+
+Source: Table 1 of CompleteP (arXiv 2505.01618), with these additions:
+
+- AdamW's eps outside the blocks shrinks with the gradient (1/m_N: Complete(d)P, arXiv 2512.22382, for the embedding;
+  the same argument gives the final norm and the unembedding). The gains of QK-norm sum their gradient over all heads,
+  so their eps does not scale with width.
+- The attention scale is written so that it equals 1/sqrt(head_dim) to the last bit at the base.
+- Where shapes do not grow in one proportion, each hidden matrix scales with its own fans: init and learning rate with
+  the ratio of its fan-in, eps with that of its fan-out (the gradient of one unit of a layer of n shrinks as 1/n).
+- An optimizer that orthogonalises (Muon) moves a matrix by a fixed spectral norm; the spectral condition (arXiv
+  2310.17813: update norm ~ sqrt(fan_out / fan_in)) then takes the place of the 1/fan_in of AdamW.
+
+The role of a tensor follows from its *name*, never from its shape (ZeRO-3 shows empty shapes), and the table from the
+configuration alone, so the same rows serve `plan.py`, the initialisation and the optimizer's groups. Weight decay is in
+PyTorch's coupled convention: a step decays by lr * weight_decay.
+"""
+
+import functools
+import math
+import re
+from dataclasses import dataclass
+
+import torch
+
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.objectives import ObjectiveConfig, make_objective
+from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.config import MatrixUpdate, OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import first_std, first_value, is_trainable
+from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.roles import Role, fans_of, role_of
+from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.sizes import Sizes, sizes
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """One row of the table: factors on the base values of init std, learning rate, weight decay and eps."""
+
+    init_std: float
+    lr: float
+    weight_decay: float
+    eps: float
+
+
+def scaling_table(size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, absorbed: bool) -> dict[Role, Scaling]:
+    """Table 1 of CompleteP for one tensor; the factor 0 means "none" (norms, biases).
+
+    Args:
+        size: the model against the base.
+        fan_in: ratio of this hidden matrix's fan-in to the base's; m_N where everything grows in one proportion.
+        fan_out: the same of the fan-out, also of a bias.
+        matrix_lr: what width does to a hidden matrix's learning rate.
+        absorbed: the unembedding carries the logits' 1/m_N in its weights.
+    """
+    n, l, a = size.width, size.depth, size.alpha  # noqa: E741 - the paper's letters
+    block_lr, block_eps = l ** (a - 1), l**-a
+    return {
+        #                        init std      lr                    weight decay   eps
+        "embedding":     Scaling(1.0,          1.0,                  1.0,           1 / n),
+        "hidden_matrix": Scaling(fan_in**-0.5, block_lr * matrix_lr, 1 / matrix_lr, block_eps / fan_out),
+        "hidden_bias":   Scaling(0.0,          block_lr,             0.0,           block_eps / fan_out),
+        "hidden_norm":   Scaling(0.0,          block_lr,             0.0,           block_eps / n),
+        "hidden_scalar": Scaling(0.0,          block_lr,             0.0,           block_eps),
+        "qk_norm":       Scaling(0.0,          block_lr,             0.0,           block_eps),
+        "mixing":        Scaling(0.0,          0.0,                  0.0,           1.0),
+        "projection":    Scaling(n**-0.5,      1 / n,                n,             1 / n),
+        "final_norm":    Scaling(0.0,          1.0,                  0.0,           1 / n),
+        "final_scalar":  Scaling(0.0,          1.0,                  0.0,           1.0),
+        "unembedding":   Scaling(1 / n,        1 / n,                n,             1.0) if absorbed
+                    else Scaling(1.0,          1.0,                  1.0,           1 / n),
+    }  # fmt: skip
+
+
+@functools.lru_cache
+def parameter_shapes(model: ModelConfig, objective: ObjectiveConfig | None = None) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor (a tied head has none), in the order of `named_parameters()`.
+
+    With an objective, also of the tensors that it adds.
+    """
+    with torch.device("meta"):
+        forward = Multipliers(attention=1.0)
+        if objective is None:
+            skeleton = CausalLM(model, forward)
+        else:
+            skeleton = TrainedLM(model, forward, make_objective(objective, model, forward))
+    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+
+
+def parameter_count(model: ModelConfig) -> int:
+    """Number of parameters of the model, all of them."""
+    return sum(math.prod(shape) for shape in parameter_shapes(model).values())
+
+
+def matrix_lr_factor(shape: tuple[int, ...], fan_in: float, fan_out: float, update: MatrixUpdate) -> float:
+    """What width does to a hidden matrix's learning rate.
+
+    AdamW moves every entry by lr, and a product over fan_in entries that agree in sign by fan_in * lr: 1/fan_in. Muon,
+    RMS-matched to AdamW, moves the matrix by a spectral norm of 0.2 * sqrt(max(shape)) * lr, which should be as
+    sqrt(fan_out / fan_in): as m_N^-0.5 where everything grows in one proportion. 1/fan_in on top would scale twice.
+    """
+    if update == "elementwise":
+        return 1 / fan_in
+    rows, columns = shape
+    return math.sqrt(fan_out / fan_in * max(rows / fan_out, columns / fan_in) / max(rows, columns))
+
+
+def parameter_table(
+    model: ModelConfig,
+    config: ParameterizationConfig,
+    base: OptimizerSettings,
+    objective: ObjectiveConfig | None = None,
+) -> list[ParameterRow]:
+    """One row per tensor of the model (a tied head has none), in the order of `named_parameters()`.
+
+    With an objective, also for the tensors that it adds.
+
+    Raises:
+        ValueError: a setting that a tied unembedding cannot have, or a key of lr_multipliers that matches no tensor.
+    """
+    if model.tie_word_embeddings and config.output_scaling == "absorbed":
+        raise ValueError(
+            "parameterization.output_scaling = 'absorbed' scales the unembedding apart from the embedding: "
+            "set model.tie_word_embeddings: false, or use 'forward'"
+        )
+    if model.tie_word_embeddings and config.zero_init_output:
+        raise ValueError(
+            "parameterization.zero_init_output = true would zero the embedding as well: "
+            "set model.tie_word_embeddings: false"
+        )
+    size, unmatched, rows = sizes(model, config), set(config.lr_multipliers), []
+    for name, shape in parameter_shapes(model, objective).items():
+        role = role_of(name)
+        fan_in, fan_out = (getattr(size, fan) for fan in fans_of(name))
+        matrix_lr = matrix_lr_factor(shape, fan_in, fan_out, base.matrix_update) if role == "hidden_matrix" else 1.0
+        scaling = scaling_table(size, fan_in, fan_out, matrix_lr, config.output_scaling == "absorbed")[role]
+        matches = [key for key in config.lr_multipliers if key == role or re.fullmatch(key, name)]
+        unmatched -= set(matches)
+        # Adam's step does not see the logits' 1/gamma_0, so one power of gamma_0 on lr makes features move by it;
+        # lr * weight_decay stays as it was, and eps shrinks with the gradient.
+        lr_multiplier = scaling.lr * config.gamma_0 * math.prod(config.lr_multipliers[key] for key in matches)
+        starts_at_zero = role == "unembedding" and config.zero_init_output
+        rows.append(
+            ParameterRow(
+                name=name,
+                role=role,
+                shape=shape,
+                init_mean=first_value(name, model),
+                init_std=0.0 if starts_at_zero else first_std(name, model, scaling.init_std),
+                trainable=is_trainable(name, model),
+                lr=base.lr * lr_multiplier,
+                lr_multiplier=lr_multiplier,
+                weight_decay=base.weight_decay * scaling.weight_decay / config.gamma_0,
+                eps=base.eps * scaling.eps / config.gamma_0,
+            )
+        )
+    if unmatched:
+        raise ValueError(
+            f"parameterization.lr_multipliers: {', '.join(sorted(unmatched))} matches no parameter; roles are "
+            f"{', '.join(dict.fromkeys(row.role for row in rows))}, names are like {rows[1].name}"
+        )
+    return rows

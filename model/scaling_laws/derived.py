@@ -1,0 +1,109 @@
+"""What follows from a law: how much data is too much, which precision to train in, how to spend compute.
+
+The cost of training is C = (6/16) N D P (arXiv 2411.04330), which is 6 N D at 16 bits. Two printed formulas of that
+paper are not used: eq. 12 lacks a beta, and eq. 6 and 17 disagree; both are derived anew, from eq. 13 and 16.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq, minimize_scalar
+
+from plumbline.model.scaling_laws.law import Law
+from plumbline.model.scaling_laws.points import BF16
+from plumbline.model.scaling_laws.precision import PrecisionLaw
+
+MOST_BITS = 64.0
+STEP = 1e-4  # bits: of derivatives
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """A way to spend compute."""
+
+    parameters: float
+    tokens: float
+    bits: float
+    loss: float
+
+
+def critical_tokens(law: PrecisionLaw, parameters: float, post_bits: float) -> float:
+    """D_crit (eq. 13): beyond so many tokens a bf16 model that is then rounded to `post_bits` gets worse; or inf.
+
+    Raises:
+        ValueError: the law has no quantization after training.
+    """
+    law.require("B", "beta", "C_T", "gamma_D", "gamma_N", "gamma_post")
+    if law.C_T * law.gamma_D == 0:
+        return float("inf")
+    size = law.beta * law.B * parameters**law.gamma_N * float(np.exp(post_bits / law.gamma_post - law.b))
+    return float((size / (law.gamma_D * law.C_T)) ** (1 / (law.gamma_D + law.beta)))
+
+
+def optimal_precision(law: PrecisionLaw) -> float:
+    """Bits to train in when N, D and P are all free: d ln f / d ln P = 1, whatever the compute (eq. 26 and 27).
+
+    The loss of the best split of compute falls with f(P) / P, of which this is the maximum.
+
+    Raises:
+        ValueError: the law has no f, or fewer bits are always better under it.
+    """
+    threshold = law.threshold
+
+    def excess(bits: float) -> float:
+        step = STEP * bits
+        rise = np.log(law.efficiency(bits + step) / law.efficiency(bits - step))
+        return float(rise / np.log((bits + step) / (bits - step))) - 1
+
+    grid = threshold + np.geomspace(1e-2, MOST_BITS, 400)
+    slopes = np.array([excess(bits) for bits in grid])
+    falls = np.flatnonzero((slopes[:-1] > 0) & (slopes[1:] <= 0))
+    if not falls.size:
+        raise ValueError("f(P) / P has no maximum under this law: fewer bits are always better; check its gammas")
+    best = falls[-1]
+    return float(brentq(excess, grid[best], grid[best + 1]))
+
+
+def allocate(law: Law, flops: float, bits: float = BF16) -> Allocation:
+    """The best N and D for C = (6/16) N D P when everything that has an f is trained in P = `bits`.
+
+    From eq. 16: N = (alpha A / beta B)^s f^(-alpha s) (N D)^(beta s) with s = 1 / (alpha + beta), and D from the cost.
+
+    Raises:
+        ValueError: the law does not know the constants, or does not ask for a split.
+    """
+    law.require("A", "alpha", "B", "beta", "E")
+    for name in ("A", "B"):
+        if getattr(law, name) == 0:
+            raise ValueError(f"{name} = 0: under this law one of size and data does not matter, and no split is best")
+    product = flops * BF16 / (6 * bits)  # N D
+    share = 1 / (law.alpha + law.beta)
+    ratio = law.alpha * law.A / (law.beta * law.B)
+    parameters = float(ratio**share * law.efficiency(bits) ** (-law.alpha * share) * product ** (law.beta * share))
+    tokens = product / parameters
+    return Allocation(parameters, tokens, bits, _loss(law, parameters, tokens, bits))
+
+
+def allocate_with_precision(law: PrecisionLaw, flops: float) -> Allocation:
+    """The best N, D and P: P first, which does not depend on compute."""
+    return allocate(law, flops, optimal_precision(law))
+
+
+def precision_at_size(law: PrecisionLaw, parameters: float, flops: float) -> Allocation:
+    """The best P, and D with it, for a model of a given size; P grows as log C.
+
+    Raises:
+        ValueError: the law has no f.
+    """
+    law.require("A", "alpha", "B", "beta", "E")
+
+    def loss(bits: float) -> float:
+        return _loss(law, parameters, flops * BF16 / (6 * bits * parameters), bits)
+
+    bounds = (law.threshold + 1e-3, MOST_BITS)
+    bits = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
+    return Allocation(parameters, flops * BF16 / (6 * bits * parameters), bits, loss(bits))
+
+
+def _loss(law: Law, parameters: float, tokens: float, bits: float) -> float:
+    return float(law.loss(law.at_bits(parameters, tokens, bits)))

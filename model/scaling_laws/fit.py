@@ -1,0 +1,114 @@
+"""A form fitted to measured runs: constants, how far to trust them, and what was held out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plumbline.model.scaling_laws.identifiability import cautions
+from plumbline.model.scaling_laws.law import Law
+from plumbline.model.scaling_laws.measured import Measured
+from plumbline.model.scaling_laws.points import Floats
+from plumbline.model.scaling_laws.solver import Problem, Solution
+
+LARGEST = {"largest-parameters": "parameters", "largest-tokens": "tokens"}
+BAND = (2.5, 97.5)  # percent
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well predictions meet measurements."""
+
+    points: int
+    r2: float | None
+    """Share of the variance explained; None for fewer than two different values."""
+    mean_absolute_error: float
+    """Nats per token."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted law."""
+
+    problem: Problem
+    solution: Solution
+    train: Measured
+    held_out: Measured
+    warnings: Sequence[str]
+
+    @property
+    def law(self) -> Law:
+        """The constants."""
+        return self.solution.law
+
+    def bootstrap(self, count: int, seed: int = 0) -> Iterator[Law]:
+        """Laws fitted to runs drawn with replacement; the points of one run stay together."""
+        generator = np.random.default_rng(seed)
+        members = [np.flatnonzero(self.train.runs == run) for run in np.unique(self.train.runs)]
+        for _ in range(count):
+            drawn = generator.integers(len(members), size=len(members))
+            rows = np.concatenate([members[run] for run in drawn])
+            yield self.problem.polish(self.solution.place, rows).law
+
+
+def fit(form: type[Law], measured: Measured, hold_out: str | None = None, seed: int = 0) -> Fit:
+    """Fit a form to the points that are not held out.
+
+    Raises:
+        ValueError: nothing is left to fit or to hold out, or the points lack what the form is about.
+    """
+    held = held_out(measured, hold_out, seed)
+    train = measured[~held]
+    # Bounds are those of all points: what is held out must have a prediction, too
+    problem = Problem(form, train, form.search(measured.at))
+    solution = problem.solve(seed=seed)
+    return Fit(problem, solution, train, measured[held], [*form.cautions(train.at), *cautions(problem, solution)])
+
+
+def held_out(measured: Measured, how: str | None, seed: int = 0) -> NDArray[np.bool_]:
+    """Which points a fit must not see.
+
+    Args:
+        measured: all points.
+        how: a share of the runs such as "0.2", drawn by chance; "largest-parameters" or "largest-tokens"; None: none.
+        seed: of the draw.
+
+    Raises:
+        ValueError: no such way, or nothing would be left on one side.
+    """
+    if how is None:
+        return np.zeros(len(measured.at), bool)
+    if how in LARGEST:
+        column = getattr(measured.at, LARGEST[how])
+        held: NDArray[np.bool_] = column == column.max()
+    else:
+        runs = np.random.default_rng(seed).permutation(np.unique(measured.runs))
+        held = np.isin(measured.runs, runs[: round(_share(how) * len(runs))])
+    if held.all() or not held.any():
+        raise ValueError(f"hold-out {how}: holds out {held.sum()} of {len(held)} points; both sides need some")
+    return held
+
+
+def _share(how: str) -> float:
+    try:
+        share = float(how)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < 1:
+        raise ValueError(f"hold-out {how!r}: a share between 0 and 1, or one of {', '.join(LARGEST)}")
+    return share
+
+
+def score(predicted: Floats, measured: Floats) -> Score:
+    """Of two columns."""
+    spread = float(((measured - measured.mean()) ** 2).sum())
+    r2 = 1 - float(((predicted - measured) ** 2).sum()) / spread if spread > 0 else None
+    return Score(len(measured), r2, float(np.abs(predicted - measured).mean()))
+
+
+def bands(laws: Sequence[Law]) -> dict[str, tuple[float, float]]:
+    """The middle 95 % of each constant over bootstrapped laws; those that never move have none."""
+    columns = {name: [law.constants[name] for law in laws] for name in laws[0].constants} if laws else {}
+    found = {name: np.percentile(values, BAND) for name, values in columns.items() if len(set(values)) > 1}
+    return {name: (float(low), float(high)) for name, (low, high) in found.items()}

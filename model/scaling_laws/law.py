@@ -1,0 +1,136 @@
+"""The law that all others extend: loss from parameters and tokens (Hoffmann et al., arXiv 2203.15556)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from plumbline.model.scaling_laws.points import BF16, Floats, Points, points
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where a constant is looked for: bounds, and the narrower interval that starts are drawn from."""
+
+    low: float
+    high: float
+    start_low: float
+    start_high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """L(N, D) = A N^-alpha + B D^-beta + E, in nats per token. A constant that is nan is not known.
+
+    Every form is linear in some constants, `LINEAR`, once the others are given: a fit uses that.
+    """
+
+    TITLE: ClassVar[str] = "Chinchilla: A N^-alpha + B D^-beta + E (arXiv 2203.15556)"
+    LINEAR: ClassVar[tuple[str, ...]] = ("A", "B", "E")
+    USES: ClassVar[tuple[str, ...]] = ()
+    """Columns that matter beside parameters and tokens."""
+    TIED: ClassVar[bool] = False
+    """A fit keeps beta = alpha."""
+
+    A: float = np.nan
+    alpha: float = np.nan
+    B: float = np.nan
+    beta: float = np.nan
+    E: float = np.nan
+
+    def loss(self, at: Points) -> Floats:
+        """Nats per token, in the shape of `at`.
+
+        Raises:
+            ValueError: a constant that the answer depends on is not known, or `at` is outside of the form's domain.
+        """
+        self.require("alpha", "beta")
+        return self._sum(self.terms(at))
+
+    def post_delta(self, at: Points) -> Floats:
+        """Nats that quantization after training adds; needs none of the constants of the rest."""
+        return self._sum(self._differences(at, replace(at, post_bits=np.full(at.post_bits.shape, np.inf))))
+
+    def training_delta(self, at: Points) -> Floats:
+        """Nats by which training in low precision is worse than in bf16; needs only the constants that matter to it."""
+        high, none = (np.full(at.parameters.shape, value) for value in (BF16, np.nan))
+        plain = {"weight_bits": high, "activation_bits": high, "kv_bits": high}
+        return self._sum(self._differences(at, replace(at, **plain, exponent_bits=none, mantissa_bits=none)))
+
+    def _differences(self, at: Points, reference: Points) -> list[Floats]:
+        """Of the terms, 0 where nothing changes; a term that is unknown in both is the same in both."""
+        pairs = zip(self.terms(at), self.terms(reference), strict=True)
+        return [np.where((here == there) | np.isnan(here), 0.0, here - there) for here, there in pairs]
+
+    def _sum(self, terms: Sequence[Floats]) -> Floats:
+        """Terms times their constants; a constant that is not known is needed where its term is not 0."""
+        total = np.zeros(terms[0].shape)
+        for name, term in zip(self.LINEAR, terms, strict=True):
+            if term.any():
+                self.require(name)
+                total = total + getattr(self, name) * term
+        return total
+
+    def terms(self, at: Points) -> tuple[Floats, ...]:
+        """What the constants of `LINEAR` multiply, in their order."""
+        return at.parameters**-self.alpha, at.tokens**-self.beta, np.ones(at.parameters.shape)
+
+    def at_bits(self, parameters: ArrayLike, tokens: ArrayLike, bits: ArrayLike) -> Points:  # noqa: ARG002 knows none
+        """Models trained with `bits` in everything that the law has an f for, and bf16 in the rest."""
+        return points(parameters, tokens)
+
+    def efficiency(self, bits: float) -> float:  # noqa: ARG002 this form knows no bits
+        """N_eff / N of such a model."""
+        return 1.0
+
+    def require(self, *names: str) -> None:
+        """Refuse to answer without constants.
+
+        Raises:
+            ValueError: one of `names` is not known.
+        """
+        unknown = [name for name in names if np.isnan(getattr(self, name))]
+        if unknown:
+            raise ValueError(
+                f"{', '.join(unknown)}: not known in this law, and the answer depends on it; fit or give it"
+            )
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """Those that are known."""
+        found = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return {name: value for name, value in found.items() if not np.isnan(value)}
+
+    @classmethod
+    def search(cls, at: Points) -> dict[str, Range]:  # noqa: ARG003 these two do not depend on the points
+        """What a fit to these points looks for, beside `LINEAR`.
+
+        Raises:
+            ValueError: the points lack what the form is about.
+        """
+        exponent = Range(0.02, 2.0, 0.2, 0.7)
+        return {"alpha": exponent} if cls.TIED else {"alpha": exponent, "beta": exponent}
+
+    @classmethod
+    def build(cls, found: Mapping[str, float]) -> "Law":
+        """A law from what `search` asked for and constants of `LINEAR`."""
+        return cls(**({"beta": found["alpha"]} if cls.TIED else {}), **found)
+
+    @classmethod
+    def cautions(cls, at: Points) -> list[str]:
+        """What these points cannot tell apart under this form, in words."""
+        notes = []
+        for name, letter, constants in (("parameters", "N", "A, alpha"), ("tokens", "D", "B, beta")):
+            values = np.unique(getattr(at, name))
+            if len(values) == 1:
+                notes.append(
+                    f"{name} is {values[0]:g} in all points: {letter} does not vary, {constants} and E are mixed"
+                )
+        notes += [
+            f"{name} varies, and this form does not know it"
+            for name in ("weight_bits", "activation_bits", "kv_bits", "post_bits")
+            if name not in cls.USES and len(np.unique(getattr(at, name))) > 1
+        ]
+        return notes

@@ -1,0 +1,162 @@
+"""The search for the constants of a form.
+
+Each form is linear in some constants once the others are given (variable projection, arXiv 2603.22339): a search over
+the others alone, with non-negative least squares inside, finds a start. From there all constants move together under
+the loss that is wanted, Huber's on log L with delta 1e-3, summed over points (arXiv 2203.15556, 2404.10102).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares, nnls
+from scipy.stats import qmc
+
+from plumbline.model.scaling_laws.law import Law, Range
+from plumbline.model.scaling_laws.measured import Measured
+from plumbline.model.scaling_laws.points import Floats
+
+HUBER = 1e-3  # of log L: errors beyond 0.1 % count linearly
+CONTINUATION = (1e-1, 3e-2, 1e-2, 3e-3, HUBER)
+STARTS = 8
+POLISHED = 2  # of the starts: those that the search liked best
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Constants that fit best, and how well."""
+
+    law: Law
+    objective: float
+    place: Floats
+    """Of the optimum: the constants searched for, then what each linear term adds at a typical point, in nats."""
+
+
+class Problem:
+    """A form, the points it is fitted to, and where its constants are looked for.
+
+    A checkpoint that did well by chance does so after quantization, too. So where it was measured, its quantized points
+    count by how far they are from it: their error is that of the ratio of the two losses.
+    """
+
+    def __init__(self, form: type[Law], measured: Measured, ranges: dict[str, Range]) -> None:
+        self.form, self.at, self.loss, self.ranges = form, measured.at, measured.loss, ranges
+        self._checkpoints = measured.checkpoints()
+        self._paired = self._checkpoints >= 0
+        low, high = np.array([(found.low, found.high) for found in self.ranges.values()]).T
+        self.low, self.high = low, high
+        # A form without what its last term is about has columns of zeros
+        self.active = tuple(
+            name for name, column in zip(form.LINEAR, self._terms(self._middle()), strict=True) if column.any()
+        )
+
+    def solve(self, starts: int = STARTS, seed: int = 0) -> Solution:
+        """The best of several starts."""
+        found = sorted((self._project(start) for start in self._starts(starts, seed)), key=lambda pair: pair[0])
+        everywhere = np.arange(len(self.at))
+        return min(
+            (self.polish(place, everywhere) for _, place in found[:POLISHED]), key=lambda solution: solution.objective
+        )
+
+    def polish(self, place: Floats, rows: NDArray[np.intp]) -> Solution:
+        """All constants together, from `place`, under Huber's loss on the logarithm, over some rows."""
+        target = np.log(self.loss)
+
+        def residuals(place: Floats) -> Floats:
+            return self._from_checkpoint(self._logarithm(place) - target)[rows]
+
+        most = np.full(len(self.active), 20 * self.loss.max())
+        low, high = np.concatenate([self.low, np.zeros(len(most))]), np.concatenate([self.high, most])
+        # Where errors count linearly there is no curvature to follow: arrive with wider quadratics, then narrow them
+        for width in CONTINUATION:
+            best = least_squares(
+                residuals,
+                np.clip(place, low, high),
+                bounds=(low, high),
+                loss="huber",
+                f_scale=width,
+                x_scale="jac",
+                max_nfev=100,
+            )
+            place = best.x
+        return Solution(self._law(place), float(best.cost), place)
+
+    def sensitivity(self, solution: Solution) -> Floats:
+        """Slopes d log L / d constant at the solution, (points, constants in the order of `names`)."""
+        slopes = []
+        for index, value in enumerate(solution.place):
+            # Against the nearer bound, where an f may end
+            step = np.zeros(len(solution.place))
+            step[index] = -1e-5 * max(abs(value), 0.1)
+            change = self._logarithm(solution.place + step) - self._logarithm(solution.place)
+            slopes.append(self._from_checkpoint(change) / step[index])
+        return np.stack(slopes, axis=1)
+
+    def errors(self, solution: Solution) -> Floats:
+        """Of log L, as the fit counts them."""
+        return self._from_checkpoint(self._logarithm(solution.place) - np.log(self.loss))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What `Solution.place` holds."""
+        return (*self.ranges, *self.active)
+
+    def _project(self, start: Floats) -> tuple[float, Floats]:
+        """Variable projection: the sum of squared relative errors, and its place."""
+
+        def residuals(values: Floats) -> Floats:
+            columns, _ = self._scaled(values)
+            return self._from_checkpoint(self._inner(columns) @ columns / self.loss - 1)
+
+        best = least_squares(residuals, start, bounds=(self.low, self.high), x_scale="jac", max_nfev=60)
+        columns, _ = self._scaled(best.x)
+        return float(best.cost), np.concatenate([best.x, self._inner(columns)])
+
+    def _inner(self, columns: Floats) -> Floats:
+        """The linear constants, by non-negative least squares on relative errors."""
+        rows = np.stack([self._from_checkpoint(column / self.loss) for column in columns], axis=1)
+        rotation, triangle = np.linalg.qr(rows)
+        found: Floats = nnls(triangle, self._from_checkpoint(np.ones(len(self.loss))) @ rotation)[0]
+        return found
+
+    def _from_checkpoint(self, values: Floats) -> Floats:
+        """Values of points quantized after training, less those of their checkpoints; the others as they are."""
+        return values - np.where(self._paired, values[self._checkpoints], 0.0)
+
+    def _logarithm(self, place: Floats) -> Floats:
+        """Log L of all points."""
+        columns, _ = self._scaled(place[: len(self.low)])
+        return np.log(np.maximum(place[len(self.low) :] @ columns, 1e-9))
+
+    def _scaled(self, values: Floats) -> tuple[Floats, Floats]:
+        """The active terms, each over its geometric mean, and these means.
+
+        What multiplies a scaled term is nats at a typical point: of order 1, and nearly free of the exponents.
+        """
+        terms = dict(zip(self.form.LINEAR, self._terms(values), strict=True))
+        columns = np.stack([terms[name] for name in self.active])
+        there = columns > 0
+        logs = np.log(columns, out=np.zeros_like(columns), where=there)
+        scales: Floats = np.exp(logs.sum(axis=1) / np.maximum(there.sum(axis=1), 1))
+        return columns / scales[:, None], scales
+
+    def _terms(self, values: Floats) -> tuple[Floats, ...]:
+        return self.form.build(dict(zip(self.ranges, map(float, values), strict=True))).terms(self.at)
+
+    def _law(self, place: Floats) -> Law:
+        values, nats = place[: len(self.low)], place[len(self.low) :]
+        _, scales = self._scaled(values)
+        linear = dict(zip(self.active, map(float, nats / scales), strict=True))
+        return self.form.build({**dict(zip(self.ranges, map(float, values), strict=True)), **linear})
+
+    def _middle(self) -> Floats:
+        return np.array([(found.start_low + found.start_high) / 2 for found in self.ranges.values()])
+
+    def _starts(self, count: int, seed: int) -> Sequence[Floats]:
+        """The middle of the intervals, and a Latin hypercube over them."""
+        low, high = np.array([(found.start_low, found.start_high) for found in self.ranges.values()]).T
+        if count == 1:
+            return [self._middle()]
+        draws = qmc.LatinHypercube(len(low), rng=np.random.default_rng(seed)).random(count - 1)
+        return [self._middle(), *(low + draws * (high - low))]

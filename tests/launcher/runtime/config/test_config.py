@@ -1,0 +1,345 @@
+"""A configuration is taken as it is meant, or refused in words that say what to change."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import differences, load_config, parse_config, save_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.model.parameterization.table import parameter_table
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+SMALL: dict[str, Any] = {
+    "run": {"name": "small"},
+    "model": {"vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "parameterization": {"rule": "sp"},
+    "data": {"train": [{"path": "nowhere"}], "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2},
+    "optimizer": {"lr": 1e-3},
+    "train": {"steps": 10},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    return path
+
+
+def problems(path: Path, *overrides: str) -> list[str]:
+    """The lines of the error that loading must raise."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, list(overrides))
+    return str(caught.value).splitlines()
+
+
+def test_overrides_win_and_are_typed(file: Path) -> None:
+    overrides = [
+        "optimizer.lr=4e-3",
+        "train.compile=true",
+        "run.name=other",
+        "optimizer.betas=[0.8, 0.9]",
+        "optimizer.lr=2e-3",
+    ]
+    config = load_config(file, overrides)
+    assert config.optimizer.lr == 2e-3, "the last one wins"
+    assert config.optimizer.betas == [0.8, 0.9]
+    assert config.train.compile is True
+    assert config.run.name == "other"
+    assert config.run.folder == Path("runs/other")
+
+
+def test_an_override_replaces_a_list_and_adds_to_a_section(file: Path) -> None:
+    config = load_config(file, ["data.train=[{path: a, weight: 2}, {path: b}]", "deepspeed.zero_stage=3"])
+    assert [(source.path, source.weight) for source in config.data.train] == [("a", 2.0), ("b", 1.0)]
+    assert (config.deepspeed.zero_stage, config.deepspeed.precision) == (3, "bf16")
+
+
+def test_null_takes_a_value_away(file: Path) -> None:
+    assert load_config(file, ["train.steps=null", "train.tokens=1000"]).train.tokens == 1000
+
+
+@pytest.mark.parametrize("override", ["optimizer.lr", "lr=1", "=3"])
+def test_what_is_not_an_override_is_refused(file: Path, override: str) -> None:
+    assert problems(file, override) == [
+        f"{override!r}: an override is section.key=value, for example optimizer.lr=0.003"
+    ]
+
+
+def test_extends_is_a_chain_of_files_relative_to_each_other(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "deeper" / "middle.yaml").write_text(
+        "extends: ../small.yaml\noptimizer: {lr: 0.2}\ntrain: {steps: 20}\n"
+    )
+    (tmp_path / "top.yaml").write_text("extends: deeper/middle.yaml\ntrain: {steps: 30}\n")
+    config = load_config(tmp_path / "top.yaml", ["model.hidden_size=128"])
+    assert (config.train.steps, config.optimizer.lr, config.model.hidden_size) == (30, 0.2, 128)
+    assert config.model.num_hidden_layers == 2
+
+
+def test_extends_of_a_missing_file_says_what_is_there(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "top.yaml").write_text("extends: smal.yaml\n")
+    (line,) = problems(tmp_path / "top.yaml")
+    assert "smal.yaml: no such file" in line
+    assert str(file) in line
+
+
+def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    assert "extends" in problems(tmp_path / "a.yaml")[0]
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "run: {name", "run: !!python/object:os.system {}", "\x00"])
+def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    assert problems(path)[0].startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("optimizer.learning_rate=1", "optimizer.learning_rate = 1: unknown key; known keys: name, lr, betas"),
+        ("optimizer.weight_deacy=1", "optimizer.weight_deacy = 1: unknown key; did you mean weight_decay?"),
+        ("model.hiden_size=1", "model.hiden_size = 1: unknown key; did you mean hidden_size?"),
+        ("optimiser.lr=1", "optimiser = {'lr': 1}: unknown key; did you mean optimizer?"),
+        ("data.train=[{pth: x}]", "data.train.0.pth = 'x': unknown key; did you mean path?"),
+        ("objective.name=lookahead", "objective.name = lookahead: there is none of that name; did you mean latent_loo"),
+        (
+            "objective.name=x",
+            "objective.name = x: there is none of that name; it is one of next_token, latent_lookahead",
+        ),
+        ("data.train=[{task: {arms: 2}}]", "data.train.0.task = {'arms': 2}: a section of keys is expected, its name"),
+        ("train.steps=ten", "train.steps = 'ten': "),
+        ("train.steps=1.5", "train.steps = 1.5: "),
+        ("train.steps=0", "train.steps = 0: "),
+        ("optimizer.lr=-1", "optimizer.lr = -1: "),
+        ("train.compile=1", "train.compile = 1: "),
+        ("run.name=a/b", "run.name = 'a/b': "),
+        ("deepspeed.zero_stage=4", "deepspeed.zero_stage = 4: "),
+        ("deepspeed.precision=fp16", "deepspeed.precision = 'fp16': Input should be 'bf16' or 'fp32'"),
+        ("schedule.name=step", "schedule.name = 'step': Input should be 'wsd', 'cosine', 'linear' or 'constant'"),
+        ("optimizer.betas=[0.9, 1.0]", "optimizer: betas = [0.9, 1.0]: both lie in [0, 1)"),
+        ("model.num_attention_heads=3", "model: hidden_size = 64 does not divide by num_attention_heads = 3"),
+        ("parameterization.rule=completep", "parameterization: rule: completep needs base_hidden_size"),
+        (
+            "model.max_position_embeddings=16",
+            "data.sequence_length = 32 exceeds model.max_position_embeddings = 16",
+        ),
+        (
+            "objective.pruning_weight=0.1",
+            "objective.pruning_weight = 0.1 prices the context that model.attention: pruned keeps",
+        ),
+        ("model.block=skipless", "model: block = skipless loses the tokens' identity"),
+        ("train.tokens=99", "train: steps = 10, tokens = 99: give exactly one of the two"),
+        ("train.steps=null", "train: steps = None, tokens = None: give exactly one of the two"),
+    ],
+)
+def test_a_problem_names_path_value_and_remedy(file: Path, override: str, line: str) -> None:
+    lines = problems(file, override)
+    assert lines[0].startswith(f"{file}: ")
+    assert any(found.startswith(f"  {line}") for found in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["objective.horizon=33"],
+            "objective.horizon = 33 is more than data.sequence_length = 32 has room for",
+        ),
+        (
+            ["objective.anchors=33"],
+            "objective.anchors = 33 is more than data.sequence_length = 32 has room for",
+        ),
+        (
+            ["objective.name=multi_token", "objective.horizon=40"],
+            "objective.horizon = 40 is more than data.sequence_length",
+        ),
+        (
+            ["objective.name=coconut", "objective.weight=1.0"],
+            "objective.weight = 1.0: unknown key; known keys: name, ho",
+        ),
+        (["objective.horizon=0"], "objective.horizon = 0: Input should be greater than 0"),
+        (["objective.passes=2"], "objective: passes = 2 belongs to growth: fixed; it is grow"),
+        (["objective.anchor_policy=sequential"], "objective.anchor_policy = sequential begins where labels begin"),
+        (
+            ["objective.name=pause", "objective.anchor_policy=response_start"],
+            "objective.anchor_policy = response_start begins where labels begin",
+        ),
+        (
+            ["objective.masks=blocks", "model.dropout=0.1"],
+            "objective.masks = blocks: the kernel does not serve this model: model.dropout = 0.1; set dense",
+        ),
+        (
+            ["objective.masks=blocks", "model.attention_sink=true"],
+            "objective.masks = blocks: the kernel does not serve this model: attention has a cap or sinks; set dense",
+        ),
+        (
+            ["objective.masks=blocks", "model.head_dim=8"],
+            "objective.masks = blocks: the kernel does not serve this model: model.head_dim = 8 is below 16; set dense",
+        ),
+    ],
+)
+def test_thoughts_that_cannot_be_are_refused(file: Path, overrides: list[str], line: str) -> None:
+    lines = problems(file, "objective.name=latent_lookahead", *overrides)
+    assert any(line in found for found in lines), lines
+
+
+def test_thoughts_as_long_as_the_text_allows_are_not(file: Path) -> None:
+    most = ["objective.horizon=31", "objective.anchors=32", "objective.masks=blocks", "model.head_dim=16"]
+    load_config(file, ["objective.name=latent_lookahead", *most, "objective.growth=fixed", "objective.passes=2"])
+
+
+def test_offloading_without_sharding_is_refused(file: Path) -> None:
+    lines = problems(file, "deepspeed.zero_stage=0", "deepspeed.offload_optimizer=true")
+    assert lines[1:] == ["  deepspeed: offload_optimizer = true needs zero_stage 1, 2 or 3"]
+
+
+def test_all_problems_are_reported_at_once(file: Path) -> None:
+    lines = problems(file, "train.stepz=1", "optimizer.lr=fast", "data.micro_batch_size=0", "deepspeed.zero_stage=9")
+    assert lines[0] == f"{file}: 4 problem(s) in the configuration"
+    assert sorted(line.split(" = ")[0].strip() for line in lines[1:]) == [
+        "data.micro_batch_size", "deepspeed.zero_stage", "optimizer.lr", "train.stepz"
+    ]  # fmt: skip
+
+
+def float_fields(schema: type[BaseModel], path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the place of every float that values for `schema` may hold, all kinds of each section included."""
+    for name, field in schema.model_fields.items():
+        yield from floats_in(field.annotation, (*path, name))
+
+
+def floats_in(annotation: Any, path: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield the places of floats in values of one type."""
+    if annotation is float:
+        yield path
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield from float_fields(annotation, path)
+    elif get_origin(annotation) is list:
+        yield from floats_in(get_args(annotation)[0], (*path, 0))
+    elif get_origin(annotation) is dict:
+        yield from floats_in(get_args(annotation)[1], (*path, "any_key"))
+    else:
+        for choice in get_args(annotation):
+            yield from floats_in(choice, path)
+
+
+def test_no_float_may_be_nan_or_infinite() -> None:
+    """Every float field of the whole schema, found by walking it, so that a new one is tested from its first day."""
+    places = sorted(set(float_fields(Config)), key=str)
+    assert {("optimizer", "lr"), ("optimizer", "betas", 0), ("data", "train", 0, "weight")} <= set(places)
+    assert len(places) > 30
+    for place in places:
+        for value in (math.nan, math.inf, -math.inf):
+            values: Any = value
+            for part in reversed(place):
+                values = [values] if part == 0 else {part: values}
+            with pytest.raises(ConfigError) as caught:
+                parse_config(values, source="here")
+            line = f"  {'.'.join(map(str, place))} = {value}: a finite number is expected"
+            assert str(caught.value).splitlines() == ["here: 1 problem(s) in the configuration", line]
+
+
+@pytest.mark.parametrize(("written", "value"), [(".nan", "nan"), ("-.inf", "-inf"), ("1e999", "inf")])
+def test_non_finite_numbers_are_refused_however_they_are_written(file: Path, written: str, value: str) -> None:
+    lines = problems(file, f"optimizer.weight_decay={written}", "train.steps=5")
+    assert lines[1:] == [f"  optimizer.weight_decay = {value}: a finite number is expected"]
+
+
+def test_missing_sections_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text("run: {name: x}\n")
+    missing = {line.split(":")[0].strip() for line in problems(path)[1:]}
+    assert missing == {"model", "parameterization", "data", "optimizer", "train"}
+
+
+def test_vocabulary_and_context_come_from_the_data(tiny_config: Path, corpus: Path) -> None:
+    config = load_config(tiny_config, [])
+    assert config.model.vocab_size == json.loads((corpus / "corpus.json").read_text())["vocab_size"] == 257
+    assert config.model.max_position_embeddings == config.data.sequence_length == 32
+    assert load_config(tiny_config, ["model.vocab_size=300"]).model.vocab_size == 300, "a given value stays"
+
+
+def test_a_missing_corpus_is_said_where_it_matters(tiny_config: Path) -> None:
+    (line,) = problems(tiny_config, "data.train=[{path: corpora/nowhere}]")
+    assert line.startswith("model.vocab_size: not given")
+    assert "launcher/prepare.py" in line
+    assert "corpora/nowhere" in line
+
+
+def test_steps_follow_from_tokens(file: Path) -> None:
+    per_step = 8 * 32
+    assert load_config(file, []).total_steps == 10
+    for tokens, steps in ((1, 1), (per_step, 1), (per_step + 1, 2), (10 * per_step, 10)):
+        config = load_config(file, ["train.steps=null", f"train.tokens={tokens}"])
+        assert (config.total_steps, config.tokens_per_step) == (steps, per_step)
+
+
+AWKWARD = [
+    "1e3",
+    "null",
+    "true",
+    "0x10",
+    "a: b",
+    "# no",
+    "'\"",
+    "naïve ☃",
+    "two\nlines\t",
+    "${HOME}",
+    "x \\${y}",
+    " ",
+    "",
+]
+
+
+def test_a_saved_configuration_loads_to_an_equal_one(file: Path, tmp_path: Path) -> None:
+    values = {**SMALL, "train": {"steps": 7, "sample_prompts": AWKWARD}, "optimizer": {"lr": 1e-3 / 3, "eps": 1e-30}}
+    config = parse_config({**values, "model": load_config(file, []).model.model_dump()}, source="here")
+    save_config(config, tmp_path / "saved.yaml")
+    loaded = load_config(tmp_path / "saved.yaml", [])
+    assert loaded.train.sample_prompts == AWKWARD
+    assert loaded == config
+    assert differences(loaded, config) == []
+
+
+def test_a_saved_configuration_is_complete(tiny_config: Path, tmp_path: Path) -> None:
+    save_config(load_config(tiny_config, []), tmp_path / "saved.yaml")
+    saved = yaml.safe_load((tmp_path / "saved.yaml").read_text())
+    assert set(saved) == set(Config.model_fields)
+    for name, field in Config.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            assert set(saved[name]) == set(field.annotation.model_fields), name
+
+
+def test_differences_name_each_leaf(file: Path) -> None:
+    old = load_config(file, [])
+    new = load_config(file, ["optimizer.lr=0.5", "data.train=[{path: there}]", "model.norm=layernorm"])
+    found = differences(old, new)
+    assert found[0] == "model.norm: 'rmsnorm' -> 'layernorm'"
+    assert found[1].startswith("data.train: [{'path': 'nowhere'")
+    assert found[2:] == ["optimizer.lr: 0.001 -> 0.5"]
+    assert differences(old, old) == []
+
+
+OTHERS = {"sweeps", "harness"}  # folders whose files are no runs
+RUNS = sorted(path for path in (REPOSITORY / "configs").rglob("*.yaml") if path.parent.name not in OTHERS)
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_every_configuration_in_the_repository_loads(path: Path, tmp_path: Path) -> None:
+    """Its parameterization gives a table of every tensor; its corpus need not be here."""
+    config = load_config(path, ["model.vocab_size=50304"])
+    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    assert len(rows) > 4 * config.model.num_hidden_layers
+    assert all(row.lr > 0 and row.eps > 0 and row.weight_decay >= 0 and row.count > 0 for row in rows)
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_config(tmp_path / "saved.yaml", []) == config

@@ -1,0 +1,245 @@
+"""`fit.py` and `plan.py --law`: rows to law.json and figures, a prediction, one line for a mistake."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from plumbline.launcher import fit, plan
+from plumbline.launcher.runtime.laws.document import open_law
+from plumbline.launcher.runtime.laws.rows import read_rows
+from plumbline.launcher.runtime.system import cli
+from plumbline.model.scaling_laws.points import points
+from plumbline.model.scaling_laws.published import KUMAR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Command
+
+    Run = Callable[..., tuple[int, str, str]]
+
+ROW = {"parameters": 30e6, "tokens": 1e9, "weight_bits": 16, "activation_bits": 16, "kv_bits": 16, "loss": 3.0}
+
+
+def synthetic() -> list[dict[str, Any]]:
+    """Checkpoints of three sizes, weights trained at several widths, the bf16 ones rounded; 0.1 % of noise."""
+    generator = np.random.default_rng(0)
+    rows = []
+    for size in (30_000_000, 100_000_000, 220_000_000):
+        for tokens in (1_500_000_000, 6_000_000_000, 26_000_000_000):
+            for bits in (16, 8, 6, 5, 4, 3):
+                for post in (None, 3, 4, 5) if bits == 16 else (None,):
+                    at = points(size, tokens, bits, post_bits=np.inf if post is None else post)
+                    loss = float(KUMAR.loss(at)) * float(np.exp(generator.normal(0, 0.001)))
+                    row = {"run": f"{size}-{tokens}-{bits}", "parameters": size, "tokens": tokens, "weight_bits": bits}
+                    rows.append({**row, "activation_bits": 16, "kv_bits": 16, "post_bits": post, "loss": loss})
+    return rows
+
+
+def write(file: Path, rows: list[Any]) -> Path:
+    """JSON Lines."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """An entry point in this process: exit code, standard output and error. A process of its own costs seconds."""
+
+    def call(main: Callable[[], None], *arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["verb.py", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.run(main)
+        assert isinstance(left.value.code, int)
+        return left.value.code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def fitted(command: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What fit.py says of a sweep's folder and a report's, and where it wrote."""
+    folder = tmp_path_factory.mktemp("laws")
+    rows = synthetic()
+    unfinished = [
+        {"status": "diverged", "diverged": True, "loss": None, **{key: ROW[key] for key in ("parameters", "tokens")}},
+        {"status": "pending", "loss": None},
+        {**ROW, "loss": None},
+        {**ROW, "loss": float("nan")},
+    ]
+    plain = [row for row in rows if row["post_bits"] is None]
+    write(folder / "sweep" / "results.jsonl", [*unfinished, *plain, plain[0]])
+    write(folder / "report" / "rows.jsonl", [row for row in rows if row["post_bits"] is not None])
+    options = ("--hold-out", "0.2", "--bootstrap", "6", "--json")
+    done = command("fit", folder / "sweep", folder / "report", "--output", folder / "out" / "mine", *options)
+    assert done.returncode == 0, done.stderr
+    return {"facts": json.loads(done.stdout), "folder": folder / "out" / "mine", "stderr": done.stderr}
+
+
+def test_the_law_and_its_figures_are_written(fitted: dict[str, Any]) -> None:
+    folder, facts = fitted["folder"], fitted["facts"]
+    assert {path.name for path in folder.iterdir()} == {"law.json", "predicted.png", "f.png", "post_delta.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
+    assert json.loads((folder / "law.json").read_text()) == facts
+    assert (facts["form"], facts["bootstrap"], facts["held_out"]["how"]) == ("precision", 6, "0.2")
+    assert facts["training"]["parameters"] == [30e6, 220e6]
+    assert facts["training"]["points"] + facts["held_out"]["points"] == 81
+    assert facts["training"]["runs"] == 54 - 11
+    assert facts["constants"]["gamma_w"] == pytest.approx(KUMAR.gamma_w, rel=0.1)
+    assert facts["constants"]["E"] == pytest.approx(KUMAR.E, rel=0.02)
+    assert "gamma_a" not in facts["constants"]
+
+
+def test_the_law_says_how_far_to_trust_it(fitted: dict[str, Any]) -> None:
+    facts = fitted["facts"]
+    assert facts["fit"]["r2"] > 0.99
+    assert facts["held_out"]["r2"] > 0.99
+    assert facts["fit_post"]["r2"] > 0.99
+    low, high = facts["bands"]["alpha"]
+    assert low < facts["constants"]["alpha"] < high
+    assert "activation_bits is 16 in all points: there is no f_a in the law" in facts["warnings"]
+    curve = facts["curves"]["w"]
+    assert (curve["bits"][0], curve["bits"][-1]) == (3, 16)
+    assert all(
+        low - 1e-3 <= f <= high + 1e-3 for low, f, high in zip(curve["low"], curve["f"], curve["high"], strict=True)
+    )
+    derived = facts["derived"]
+    assert derived["flops"] == pytest.approx(6 * 220e6 * 26e9)
+    assert derived["optimal_bits_band"][0] <= derived["optimal_bits"] <= derived["optimal_bits_band"][1]
+    best = derived["at_16_bits"]
+    assert 6 * best["parameters"] * best["tokens"] == pytest.approx(derived["flops"])
+    assert derived["critical_tokens_per_parameter"]["parameters"] == 220e6
+
+
+def test_what_was_left_out_is_told(fitted: dict[str, Any]) -> None:
+    assert "81 points from 2 file(s)" in fitted["stderr"]
+    assert "left out: 1 diverged, 1 pending, 2 no loss, 1 repeated" in fitted["stderr"]
+    assert fitted["facts"]["training"]["left_out"] == {"diverged": 1, "pending": 1, "no loss": 2, "repeated": 1}
+
+
+def test_a_law_comes_back_as_it_was(fitted: dict[str, Any]) -> None:
+    sourced = open_law(str(fitted["folder"] / "law.json"))
+    assert sourced.law.constants == fitted["facts"]["constants"]
+    assert sourced.tokens == (1.5e9, 26e9)
+    assert "fitted to " in sourced.source
+
+
+def test_the_tables_are_for_people(run: Run, tmp_path: Path) -> None:
+    file = write(tmp_path / "points.jsonl", synthetic())
+    code, output, _ = run(fit.main, file, "--output", tmp_path / "c", "--form", "chinchilla", "--bootstrap", "0")
+    assert code == 0
+    assert "alpha " in output
+    assert "R^2 0." in output
+    assert "warning    weight_bits varies, and this form does not know it" in output
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {"law.json", "predicted.png", "post_delta.png"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([ROW, {key: value for key, value in ROW.items() if key != "tokens"}], "points.jsonl, line 2: no key 'tokens'"),
+        ([{**ROW, "loss": "low"}], "points.jsonl, line 1: loss = 'low' must be a positive number"),
+        ([{**ROW, "weight_bits": 0}], "line 1: weight_bits = 0 must be a positive number"),
+        ([{**ROW, "post_bits": True}], "line 1: post_bits = True must be a positive number"),
+        ([ROW, "{"], "points.jsonl, line 2: not JSON"),
+        (["[1]"], "points.jsonl, line 1: a list, not an object"),
+        ([{**ROW, "loss": None}], "no finished point; left out: {'no loss': 1}"),
+        ([{**ROW, "weight_bits": 4}], "weight_bits is 4 in all points"),
+    ],
+    ids=["missing", "text", "zero", "bool", "json", "list", "nothing", "one-width"],
+)
+def test_a_row_that_is_no_point_is_one_clear_error(run: Run, tmp_path: Path, rows: list[Any], words: str) -> None:
+    file = write(tmp_path / "points.jsonl", rows)
+    code, _, errors = run(fit.main, file, "--output", tmp_path / "out")
+    assert code == 2
+    last = errors.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert words in last
+    assert not (tmp_path / "out").exists(), "nothing was made"
+
+
+def test_wrong_requests_are_refused(run: Run, tmp_path: Path) -> None:
+    file = write(tmp_path / "points.jsonl", [ROW])
+    assert run(fit.main, file, "--output", tmp_path / "out", "--form", "kumar") == (
+        2,
+        "",
+        "error: form 'kumar': unknown; one of precision, chinchilla, post_power, granularity, float\n",
+    )
+    (tmp_path / "law.json").write_text('{"law": "mine"}')
+    code, _, errors = run(fit.main, file, "--output", tmp_path)
+    assert code == 2
+    assert "law.json: exists and was not written by this command; nothing was replaced" in errors
+    assert (tmp_path / "law.json").read_text() == '{"law": "mine"}'
+    with pytest.raises(ValueError, match=r"neither a file nor a folder with results.jsonl or rows.jsonl"):
+        read_rows([tmp_path])
+
+
+def test_optional_keys_become_columns(tmp_path: Path) -> None:
+    rows = [
+        {**ROW, "weight_format": "e4m3", "group_size": 32, "run": "a"},
+        {**ROW, "weight_format": "int4", "post_bits": 4, "run": "a"},
+        {**ROW, "loss": 2.9},
+        {**ROW, "loss": 2.8},
+    ]
+    measured = read_rows([write(tmp_path / "points.jsonl", rows)]).measured
+    at = measured.at
+    assert (at.exponent_bits[0], at.mantissa_bits[0], at.group_size[0]) == (4, 3, 32)
+    assert np.isnan([at.exponent_bits[1], at.group_size[1]]).all()
+    assert list(at.post_bits) == [np.inf, 4, np.inf, np.inf]
+    assert list(measured.runs) == [0, 0, 1, 2], "rows without a run are checkpoints of their own"
+
+
+def test_plan_predicts_with_a_published_law(command: Command, tiny_config: Path) -> None:
+    done = command("plan", "--config", tiny_config, "--law", "kumar2411", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    law, size = facts["law"], facts["parameter_count"]["non_embedding"]
+    assert (law["parameters"], law["tokens"]) == (size, 20 * 8 * 32)
+    assert law["loss"] == pytest.approx(float(KUMAR.loss(points(size, 20 * 8 * 32))))
+    assert law["flops"] == 6 * size * 20 * 8 * 32
+    assert [row["bits"] for row in law["training"]] == [4, 5, 6, 7, 8, 12, 16]
+    assert law["training"][-1]["loss"] == law["loss"] < law["training"][0]["loss"]
+    assert law["at_optimal_bits"]["bits"] == pytest.approx(7.0, abs=0.01)
+    assert law["at_optimal_bits"]["loss"] <= law["at_16_bits"]["loss"] <= law["loss"]
+    assert law["at_this_size"]["parameters"] == size
+    assert law["post"][0]["delta"] > law["post"][1]["delta"] > 0
+
+
+def test_plan_says_where_the_law_is_from(run: Run, tiny_config: Path, fitted: dict[str, Any]) -> None:
+    code, output, _ = run(plan.main, "--config", tiny_config, "--law", "kumar2411")
+    assert code == 0
+    assert "law         kumar2411 (precision): Kumar et al., arXiv 2411.04330, table 2" in output
+    assert "caution     published constants belong to their data and architecture and do not transfer" in output
+    assert "is outside of the fit, 3e+07 to 2.2e+08" in output
+    code, output, _ = run(plan.main, "--config", tiny_config, "--law", fitted["folder"] / "law.json")
+    assert code == 0
+    assert "law.json, fitted to " in output
+    assert "do not transfer" not in output
+    assert "   weight_bits\n" in output, "the widths that this law knows"
+
+
+def test_plan_without_a_law_does_not_mention_one(run: Run, tiny_config: Path) -> None:
+    assert "law" not in json.loads(run(plan.main, "--config", tiny_config, "--json")[1])
+    assert "law " not in run(plan.main, "--config", tiny_config)[1]
+
+
+@pytest.mark.parametrize(
+    ("law", "words"),
+    [
+        ("kumar", "error: law 'kumar': unknown; one of kumar2411, "),
+        ("ouyang2411", "error: law ouyang2411: alpha, beta: not known"),
+        ("none.json", "error: law none.json: no such file; give one that launcher/fit.py wrote"),
+        ("broken", "not a law.json of launcher/fit.py"),
+    ],
+)
+def test_plan_refuses_a_law_that_is_none(run: Run, tiny_config: Path, tmp_path: Path, law: str, words: str) -> None:
+    name = str(write(tmp_path / "law.json", ['{"form": "precision"}'])) if law == "broken" else law
+    code, output, errors = run(plan.main, "--config", tiny_config, "--law", name)
+    assert (code, output) == (2, "")
+    assert words in errors

@@ -1,0 +1,259 @@
+"""`--average`: a run is opened at the mean of its checkpoints or at its moving average, or it is said why not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import xxhash
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint import weights
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_weights, write_weights
+from plumbline.launcher.runtime.config.budget import device_memory
+from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.models.open import LoadedModel, load_model
+from plumbline.model.decoder import CausalLM
+
+if TYPE_CHECKING:
+    from tests.conftest import Command, Pretrain
+
+OVERRIDES = [
+    "train.steps=4",
+    "train.ema_half_life_tokens=1000",
+    "checkpoint.interval=1",
+    "checkpoint.keep_last=3",
+    "parameterization.base_hidden_size=16",
+]
+
+
+@pytest.fixture(scope="module")
+def trained(run_pretrain: Pretrain, tiny_config: Path) -> Path:
+    """A finished run with checkpoints of steps 2, 3 and 4."""
+    outcome = run_pretrain(tiny_config, "averaged", OVERRIDES, launcher="python")
+    assert outcome.code == 0, outcome.stderr
+    assert "average  moving, half-life 1,000 tokens = 3.9 steps" in outcome.stdout
+    return Path(outcome.run.folder)
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def step(run: Path, number: int) -> Path:
+    return run / "checkpoints" / f"step_{number:08d}"
+
+
+def opened(path: Path, average: str | None) -> LoadedModel:
+    return load_model(path, torch.device("cpu"), average=average)
+
+
+def mean(run: Path, *steps: int) -> dict[str, Tensor]:
+    """By hand."""
+    states = [load_file(step(run, number) / "model-00000.safetensors") for number in steps]
+    return {name: torch.stack([s[name].double() for s in states]).mean(0).float() for name in states[0]}
+
+
+def assert_holds(model: LoadedModel, expected: dict[str, Tensor]) -> None:
+    found = dict(model.module.named_parameters())
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("place", "average", "steps"),
+    [
+        ("", "last:1", [4]),
+        ("", "last:2", [3, 4]),
+        ("", "last:3", [2, 3, 4]),
+        ("checkpoints/step_00000003", "last:2", [2, 3]),
+        ("", "steps:4,2", [2, 4]),
+        ("checkpoints/step_00000002", "steps:3,4,3", [3, 4]),
+    ],
+)
+def test_the_mean_of_checkpoints(trained: Path, place: str, average: str, steps: list[int]) -> None:
+    model = opened(trained / place, average)
+    assert_holds(model, mean(trained, *steps))
+    names = ", ".join(f"step_{number:08d}" for number in steps)
+    assert model.average == (f"mean of {names}" if len(steps) > 1 else None)
+    assert (model.source.name, model.step, model.tokens) == (f"step_{steps[-1]:08d}", steps[-1], 256 * steps[-1])
+    assert model.tokenizer_path is not None
+    if len(steps) > 1:
+        newest = load_file(step(trained, steps[-1]) / "model-00000.safetensors")
+        assert not torch.equal(newest["lm_head.weight"], model.module.get_parameter("lm_head.weight"))
+
+
+@pytest.mark.parametrize("number", [3, 4])
+def test_the_moving_average_of_a_checkpoint(trained: Path, number: int) -> None:
+    model = opened(trained if number == 4 else step(trained, number), "ema")
+    assert_holds(model, load_file(step(trained, number) / "ema-00000.safetensors"))
+    assert (model.step, model.average) == (number, "exponential moving average, half-life 1,000 tokens")
+    weights_of_step = load_file(step(trained, number) / "model-00000.safetensors")
+    assert not torch.equal(weights_of_step["lm_head.weight"], model.module.get_parameter("lm_head.weight"))
+
+
+@pytest.mark.parametrize(
+    ("average", "message"),
+    [
+        ("last:4", "holds 3 checkpoint(s) up to step 4; average fewer, or train with a larger checkpoint.keep_last"),
+        ("steps:1,4", "has no checkpoint of step 1; it has [2, 3, 4]"),
+        ("last:0", "unknown; known: ema, last:5, steps:800,900,1000"),
+        ("lawa", "unknown; known: ema, last:5, steps:800,900,1000"),
+        ("last:2,3", "unknown; known: ema, last:5, steps:800,900,1000"),
+    ],
+)
+def test_what_the_run_does_not_have_is_refused(trained: Path, average: str, message: str) -> None:
+    with pytest.raises(ValueError, match="--average ") as caught:
+        opened(trained, average)
+    assert str(caught.value).startswith(f"--average {average}: ")
+    assert message in str(caught.value)
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_damaged_part_of_a_mean_is_refused(run: Path) -> None:
+    flip(step(run, 3) / "model-00000.safetensors")
+    with pytest.raises(ValueError, match=r"^--average last:3: .*step_00000003 is damaged: .*leave it out") as caught:
+        opened(run, "last:3")
+    assert not isinstance(caught.value, CheckpointError)
+    assert_holds(opened(run, "steps:2,4"), mean(run, 2, 4))
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As without an average: the mean is that of the newest whole checkpoint and the ones before it."""
+    flip(step(run, 4) / "model-00000.safetensors")
+    assert_holds(opened(run, "last:2"), mean(run, 2, 3))
+    assert "step_00000004 is damaged" in capsys.readouterr().err
+    assert opened(run, "ema").step == 4, "its average is whole"
+    flip(step(run, 4) / "ema-00000.safetensors")
+    assert opened(run, "ema").step == 3
+
+
+def test_a_run_without_moving_average_is_told_the_key(run: Path) -> None:
+    rewrite(step(run, 4), lambda files: {name: facts for name, facts in files.items() if not name.startswith("ema")})
+    with pytest.raises(ValueError, match=r"step_00000004 has no moving average; train with train.ema_half_life_tokens"):
+        opened(run, "ema")
+
+
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ("model.rope_theta=5.0", "rope_theta: 10000.0 -> 5.0"),
+        ("parameterization.base_hidden_size=32", "base_hidden_size: 16 -> 32"),
+        ("precision.weights=4", "weights.format: None -> 'int4'"),
+    ],
+)
+def test_checkpoints_of_another_model_are_not_averaged(run: Path, key: str, line: str) -> None:
+    file = step(run, 2) / "config.yaml"
+    config = load_config(file, [key])
+    save_config(config, file)
+    facts = {"bytes": file.stat().st_size, "xxh3": xxhash.xxh3_64_hexdigest(file.read_bytes())}
+    rewrite(step(run, 2), lambda files: {**files, "config.yaml": facts})
+    with pytest.raises(ValueError, match=r"step_00000002 is of another model: ") as caught:
+        opened(run, "last:3")
+    assert line in str(caught.value)
+    assert opened(run, "last:2").step == 4
+
+
+def rewrite(folder: Path, change: Any) -> None:
+    """Change what a manifest says about files, so that it still vouches for itself."""
+    manifest = checkpoint.read_manifest(folder)
+    manifest["files"] = change(manifest["files"])
+    manifest["checksum"] = checkpoint._manifest_checksum(manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_evaluating_and_sampling_an_average(command: Command, trained: Path, corpus: Path) -> None:
+    options = ("--data", corpus, "--max-batches", "4", "--batch-size", "2", "--average", "ema", "--json")
+    facts = json.loads(command("eval", "--model", trained, *options).stdout)
+    result = json.loads((trained / "result.json").read_text())
+    assert facts["loss"] == pytest.approx(result["eval/email/ema_loss"], rel=1e-6)
+    assert facts["loss"] != pytest.approx(result["eval/email/loss"], rel=1e-4)
+    assert facts["average"] == "exponential moving average, half-life 1,000 tokens"
+
+    sampled = command("generate", "--model", trained, "--average", "last:2", "--max-new-tokens", "3", "--json")
+    assert json.loads(sampled.stdout)["average"] == "mean of step_00000003, step_00000004"
+
+
+def test_an_exported_average_reloads_and_has_no_scores_of_the_run(
+    command: Command, trained: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    done = command("export", "--model", trained, "--average", "last:3", "--output", output)
+    assert done.returncode == 0, done.stderr
+    assert "mean of step_00000002, step_00000003, step_00000004" in done.stdout
+    ours = opened(trained, "last:3").module
+    stock = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32).eval()
+    tokens = torch.randint(257, (2, 24), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected, found = ours(tokens), stock(input_ids=tokens).logits
+    assert isinstance(ours, CausalLM)
+    assert ((found - expected).abs().max() / expected.abs().max()).item() <= 1e-5
+    card = (output / "README.md").read_text()
+    assert "| Weights | mean of step_00000002, step_00000003, step_00000004 |" in card
+    assert "email/loss" not in card
+
+    with pytest.raises(ValueError, match="is a Hugging Face folder; give a run or a checkpoint"):
+        opened(output, "ema")
+
+
+def test_the_mean_is_rounded_once(tmp_path: Path) -> None:
+    """In fp32 the small terms would be lost one after the other."""
+    files = []
+    for number, value in enumerate([2.0**24, 1.0, 1.0, 0.0]):
+        files.append([tmp_path / f"{number}.safetensors"])
+        save_file({"x": torch.tensor([value])}, files[-1][0])
+    assert mean_weights(files)["x"].item() == (2.0**24 + 2) / 4
+
+
+def test_weights_in_several_files_are_read_and_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of at most 48 bytes: two tensors, one that is larger, one more."""
+    monkeypatch.setattr(weights, "SHARD_BYTES", 48)
+    states = []
+    for seed in (0, 1):
+        generator = torch.Generator().manual_seed(seed)
+        states.append({f"w{size}": torch.randn(size, generator=generator) for size in (8, 4, 20, 1)})
+    files = []
+    for number, state in enumerate(states):
+        assert write_weights(state.items(), tmp_path, f"m{number}", writes=True) is None
+        files.append(sorted(tmp_path.glob(f"m{number}-*")))
+        assert [file.name for file in files[-1]] == [f"m{number}-{index:05d}.safetensors" for index in range(3)]
+        assert all(torch.equal(tensor, state[name]) for name, tensor in read_weights(files[-1]).items())
+    found = mean_weights(files)
+    assert found.keys() == states[0].keys()
+    assert all(torch.equal(found[n], ((states[0][n].double() + states[1][n]) / 2).float()) for n in found)
+
+
+def test_a_half_life_of_less_than_a_step_is_refused(tiny_config: Path) -> None:
+    """It is in tokens, and someone meant steps."""
+    with pytest.raises(ValueError, match=r"ema_half_life_tokens = 255 is less than one step of 256 tokens"):
+        load_config(tiny_config, ["train.ema_half_life_tokens=255"])
+    assert load_config(tiny_config, ["train.ema_half_life_tokens=256"]).train.ema_half_life_tokens == 256
+
+
+def test_the_plan_counts_one_more_copy(tiny_config: Path) -> None:
+    """fp32, sharded as the optimizer is, and offloaded with it."""
+
+    def optimizer(stage: int, *overrides: str) -> float:
+        return device_memory(load_config(tiny_config, list(overrides)), 1000, stage, ranks=8).optimizer
+
+    average = "train.ema_half_life_tokens=1000"
+    for stage, expected in ((0, 4000), (1, 500), (2, 500), (3, 500)):
+        assert optimizer(stage, average) - optimizer(stage) == expected
+    assert optimizer(1, average, "deepspeed.offload_optimizer=true") == 0.0

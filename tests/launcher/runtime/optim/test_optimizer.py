@@ -1,0 +1,313 @@
+"""Which optimizer updates which tensor, with which values, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+from plumbline.launcher.runtime.config.budget import device_memory
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.optim.muon import ShardedMuon
+from plumbline.launcher.runtime.optim.optimizer import (
+    CombinedOptimizer,
+    group_settings,
+    make_optimizer,
+    restore_settings,
+    set_learning_rates,
+    verify_settings,
+)
+from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.table import parameter_table
+
+if TYPE_CHECKING:
+    from tests.conftest import Command
+
+VALUES: dict[str, Any] = {
+    "run": {"name": "small"},
+    # An embedding and a head with the shape of an attention projection: shapes tell nothing
+    "model": {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "parameterization": {"rule": "sp"},
+    "data": {"train": [{"path": "nowhere"}], "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2},
+    "optimizer": {"lr": 1e-3},
+    "train": {"steps": 10},
+    "deepspeed": {"zero_stage": 0},
+}
+COMPLETEP = [
+    "parameterization.rule=completep",
+    "parameterization.base_hidden_size=16",
+    "parameterization.base_num_hidden_layers=1",
+]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(VALUES))
+    return path
+
+
+def problem(path: Path, *overrides: str) -> str:
+    """The one problem that loading must find."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, list(overrides))
+    (line,) = str(caught.value).splitlines()[1:]
+    return line.strip()
+
+
+def settings_of(config: Config) -> dict[str, dict[str, Any]]:
+    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    return group_settings(rows, config.optimizer, config.base_settings.betas)
+
+
+def build(config: Config) -> tuple[CausalLM, torch.optim.Optimizer]:
+    model = CausalLM(config.model, multipliers(config.model, config.parameterization))
+    return model, make_optimizer(model, settings_of(config), config.deepspeed.zero_stage)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["optimizer.momentum=0.9"],
+            "optimizer: momentum = 0.9: only name: muon uses it, and name is adamw; remove it",
+        ),
+        (["optimizer.name=soap", "optimizer.momentum=0.9"], "optimizer: momentum = 0.9: only name: muon uses it, and "),
+        (["optimizer.name=muon", "optimizer.precondition_frequency=2"], "optimizer: precondition_frequency = 2: only "),
+        (["optimizer.max_precondition_dim=64"], "optimizer: max_precondition_dim = 64: only name: soap uses it"),
+        (["optimizer.name=muon", "optimizer.momentum=1.0"], "optimizer.momentum = 1.0: "),
+        (["optimizer.name=sgd"], "optimizer.name = 'sgd': Input should be 'adamw', 'muon' or 'soap'"),
+    ],
+)
+def test_keys_of_another_optimizer_are_refused(file: Path, overrides: list[str], line: str) -> None:
+    assert problem(file, *overrides).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("adamw", (None, None, None)),
+        ("muon", (0.95, None, None)),
+        ("soap", (None, 10, 10_000)),
+    ],
+)
+def test_defaults_are_filled_in_and_a_saved_configuration_loads(
+    file: Path, tmp_path: Path, name: str, own: tuple[Any, ...]
+) -> None:
+    config = load_config(file, [f"optimizer.name={name}"])
+    found = config.optimizer
+    assert (found.momentum, found.precondition_frequency, found.max_precondition_dim) == own
+    nulls = [f"optimizer.{key}=null" for key in ("momentum", "precondition_frequency", "max_precondition_dim")]
+    assert load_config(file, [f"optimizer.name={name}", *nulls]) == config
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_config(tmp_path / "saved.yaml", []) == config
+
+
+def test_stages_that_cannot_work_are_refused(file: Path) -> None:
+    for stage in (1, 2, 3):
+        load_config(file, ["optimizer.name=muon", f"deepspeed.zero_stage={stage}"])
+        line = problem(file, "optimizer.name=soap", f"deepspeed.zero_stage={stage}")
+        assert line.startswith(f"deepspeed.zero_stage = {stage}: optimizer.name = soap ")
+        assert "set deepspeed.zero_stage=0" in line
+    line = problem(file, "optimizer.name=muon", "deepspeed.zero_stage=1", "deepspeed.offload_optimizer=true")
+    assert line.startswith("deepspeed.offload_optimizer = true: optimizer.name = muon ")
+
+
+def test_the_table_is_told_of_orthogonal_updates(file: Path) -> None:
+    found = {name: load_config(file, [f"optimizer.name={name}"]).base_settings for name in ("adamw", "muon", "soap")}
+    assert {name: settings.matrix_update for name, settings in found.items()} == {
+        "adamw": "elementwise",
+        "muon": "orthogonal",
+        "soap": "elementwise",
+    }
+
+
+def test_the_limit_of_adamw_is_not_applied_to_others(file: Path) -> None:
+    horizon = ["horizon.rule=complete_dp", "horizon.base_batch_tokens=256", "horizon.base_tokens=2560"]
+    load_config(file, horizon)
+    assert "optimizer.name is muon" in problem(file, *horizon, "optimizer.name=muon")
+
+
+@pytest.mark.parametrize("name", ["muon", "soap"])
+@pytest.mark.parametrize("rule", [[], COMPLETEP])
+def test_hidden_matrices_and_nothing_else_change_the_optimizer(file: Path, name: str, rule: list[str]) -> None:
+    """Under sp all matrices share every hyperparameter with the embedding, and still do not share its group."""
+    config = load_config(file, [*rule, f"optimizer.name={name}", "model.attention_bias=true"])
+    settings = settings_of(config)
+    parameters = {p: group for group in settings.values() for p in group["parameters"]}
+    model, _ = build(config)
+    assert parameters.keys() == dict(model.named_parameters()).keys()
+    matrices = {p for p in parameters if p.startswith("model.layers.") and p.endswith("_proj.weight")}
+    assert len(matrices) == 14
+    assert {p for p, group in parameters.items() if group["algorithm"] == name} == matrices
+    assert {group["algorithm"] for p, group in parameters.items() if p not in matrices} == {"adamw"}
+    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    for row in rows:
+        group = parameters[row.name]
+        assert (group["lr"], group["lr_multiplier"], group["weight_decay"]) == (
+            row.lr,
+            row.lr_multiplier,
+            row.weight_decay,
+        )
+
+
+def test_the_groups_of_adamw_are_as_ever(file: Path) -> None:
+    config = load_config(file, COMPLETEP)
+    _, optimizer = build(config)
+    assert type(optimizer) is torch.optim.AdamW
+    assert all(group["fused"] for group in optimizer.param_groups)
+    names = ["embedding+unembedding", "hidden_norm", "hidden_matrix", "qk_norm", "final_norm"]
+    assert [group["name"] for group in optimizer.param_groups] == list(settings_of(config)) == names
+
+
+def test_matrices_that_scale_differently_are_groups_apart(file: Path) -> None:
+    """Their names say the role and a number, so that none is lost and each is found again."""
+    own = "parameterization.lr_multipliers={'.*down_proj.weight': 0.5, unembedding: 2.0}"
+    config = load_config(file, [own, *COMPLETEP, "parameterization.base_intermediate_size=64"])
+    settings = settings_of(config)
+    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    held = {name: group for group in settings.values() for name in group["parameters"]}
+    assert len([name for group in settings.values() for name in group["parameters"]]) == len(rows)
+    for row in rows:
+        assert (held[row.name]["lr_multiplier"], held[row.name]["eps"]) == (row.lr_multiplier, row.eps)
+    assert {"hidden_matrix", "hidden_matrix#2", "hidden_matrix#3"} <= settings.keys()
+
+
+@pytest.mark.parametrize("name", ["muon", "soap"])
+def test_one_optimizer_shows_all_groups_in_order(file: Path, name: str) -> None:
+    config = load_config(file, [*COMPLETEP, f"optimizer.name={name}"])
+    model, optimizer = build(config)
+    settings = settings_of(config)
+    verify_settings(optimizer.param_groups, settings)
+    set_learning_rates(optimizer.param_groups, 0.5)
+    assert [g["lr"] for g in optimizer.param_groups] == [0.5 * s["lr_multiplier"] for s in settings.values()]
+    ids = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(ids) == sorted(id(p) for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("muon", "momentum", 0.5),
+        ("muon", "algorithm", "adamw"),
+        ("soap", "precondition_frequency", 11),
+        ("soap", "eps", 1e-3),
+    ],
+)
+def test_changed_settings_are_noticed_and_put_right(file: Path, name: str, key: str, value: Any) -> None:
+    config = load_config(file, [*COMPLETEP, f"optimizer.name={name}"])
+    _, optimizer = build(config)
+    settings, groups = settings_of(config), optimizer.param_groups
+    (group,) = (group for group in groups if group["name"] == "hidden_matrix")
+    group[key] = value
+    with pytest.raises(RuntimeError, match=f"group hidden_matrix: {key} is {value}"):
+        verify_settings(groups, settings)
+    restore_settings(groups, settings)
+    assert group[key] == settings["hidden_matrix"][key]
+
+
+def step_once(config: Config, steps: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Weights before and after some steps on random gradients, at the peak learning rates."""
+    torch.manual_seed(0)
+    model, optimizer = build(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for _ in range(steps):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+    return before, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def test_muon_at_the_base_has_the_step_size_of_adamw(file: Path) -> None:
+    config = load_config(file, ["optimizer.name=muon", "optimizer.weight_decay=0.5", "optimizer.lr=0.01"])
+    before, after = step_once(config)
+    adamw_before, adamw_after = step_once(load_config(file, ["optimizer.weight_decay=0.5", "optimizer.lr=0.01"]))
+    for name in before:
+        assert torch.equal(before[name], adamw_before[name])
+        change = after[name] - before[name]
+        if name.endswith("_proj.weight"):
+            step = (change + 0.01 * 0.5 * before[name]) / 0.01  # decay is coupled: lr x weight_decay
+            assert step.square().mean().sqrt().item() == pytest.approx(0.2, rel=0.2), name
+        else:
+            assert torch.equal(after[name], adamw_after[name]), f"{name} is AdamW's"
+
+
+def test_a_state_that_is_saved_and_loaded_goes_on_to_the_last_bit(file: Path) -> None:
+    for name in ("muon", "soap"):
+        config = load_config(
+            file, [f"optimizer.name={name}", *(["optimizer.precondition_frequency=2"] * (name == "soap"))]
+        )
+        torch.manual_seed(0)
+        model, optimizer = build(config)
+        for parameter in model.parameters():  # until here they are whatever was in memory
+            torch.nn.init.normal_(parameter)
+        gradients = [[torch.randn_like(p) for p in model.parameters()] for _ in range(7)]
+
+        def advance(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, g: Any = gradients) -> None:
+            for step in steps:
+                for parameter, gradient in zip(model.parameters(), g[step], strict=True):
+                    parameter.grad = gradient.clone()
+                optimizer.step()
+
+        advance(model, optimizer, range(3))
+        resumed, other = build(config)
+        resumed.load_state_dict(model.state_dict())
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        advance(model, optimizer, range(3, 7))
+        advance(resumed, other, range(3, 7))
+        for (parameter_name, p), q in zip(model.named_parameters(), resumed.parameters(), strict=True):
+            assert torch.equal(p, q), f"{name}: {parameter_name}"
+
+
+def test_sharded_stages_get_the_sharded_muon(file: Path) -> None:
+    for stage, expected in ((0, torch.optim.Muon), (1, ShardedMuon), (3, ShardedMuon)):
+        _, optimizer = build(load_config(file, ["optimizer.name=muon", f"deepspeed.zero_stage={stage}"]))
+        assert isinstance(optimizer, CombinedOptimizer)
+        assert type(optimizer.parts["muon"]) is expected
+
+
+def test_memory_counts_what_each_optimizer_keeps(file: Path) -> None:
+    """Per hidden matrix of m x n: Muon one moment; SOAP two and two square matrices for each preconditioned side."""
+    model = ["model.intermediate_size=96", "model.vocab_size=100"]
+    config = load_config(file, model)
+    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    shapes = [row.shape for row in rows if row.role == "hidden_matrix"]
+    assert sorted(set(shapes)) == [(64, 64), (64, 96), (96, 64)]
+    count, hidden = sum(row.count for row in rows), sum(m * n for m, n in shapes)
+    squares = sum(m * m + n * n for m, n in shapes)
+    short = sum(size**2 for shape in shapes for size in shape if size == 64)
+
+    def optimizer_bytes(stage: int, *overrides: str) -> float:
+        return device_memory(load_config(file, [*model, *overrides]), count, stage, ranks=4).optimizer
+
+    assert optimizer_bytes(0, "optimizer.name=muon") == 8 * (count - hidden) + 4 * hidden
+    assert optimizer_bytes(1, "optimizer.name=muon", "deepspeed.zero_stage=1") == (12 * count - 4 * hidden) / 4
+    assert optimizer_bytes(0, "optimizer.name=soap") == 8 * count + 8 * squares
+    assert optimizer_bytes(0, "optimizer.name=soap", "optimizer.max_precondition_dim=64") == 8 * count + 8 * short
+
+    _, optimizer = build(load_config(file, [*model, "optimizer.name=soap"]))
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    kept = sum(t.nbytes for state in optimizer.state.values() for key, t in state.items() if key != "step")
+    assert kept == optimizer_bytes(0, "optimizer.name=soap"), "and the optimizer holds exactly that"
+
+
+def test_plan_shows_only_stages_that_work(command: Command, tiny_config: Path) -> None:
+    for overrides, stages in (([], {"0", "1", "2", "3"}), (["optimizer.name=soap", "deepspeed.zero_stage=0"], {"0"})):
+        done = command("plan", "--config", tiny_config, "--json", *overrides)
+        assert done.returncode == 0, done.stderr
+        assert set(json.loads(done.stdout)["memory_bytes"]) == stages

@@ -1,0 +1,254 @@
+"""What rounding costs: sums over sequences against formulas written out, intervals, rows that last, curves."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.launcher.runtime.quantize.curves import by_bits, by_tokens, draw_curves, outlier_pairs, spearman
+from plumbline.launcher.runtime.quantize.damage import compare, damage
+from plumbline.launcher.runtime.quantize.report import predicted_delta, table, write_report
+from plumbline.launcher.runtime.quantize.rows import LAYERS, ROWS, RowFile
+from plumbline.model.quantization.post_training.report import LayerReport
+from plumbline.model.scaling_laws.published import published
+
+VOCABULARY = 11
+BF16: dict[str, Any] = {"weight_bits": 16, "activation_bits": 16, "kv_bits": 16}
+LAYER = LayerReport("layers.0.up", (4, 8), 4.5, 0.1, math.inf, 2.0, 3.0, 9.0, 1.5)
+
+
+class Table(nn.Module):
+    """A model whose prediction depends on the last token alone."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        logits = 3 * torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+        self.logits = nn.Parameter(logits)
+        self.config = SimpleNamespace(vocab_size=VOCABULARY, max_position_embeddings=64)
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return SimpleNamespace(logits=self.logits[input_ids])
+
+
+def loaded(seed: int) -> LoadedModel:
+    return LoadedModel(Table(seed), Path("table"), None, None, None, None)
+
+
+class Text:
+    """A split of nothing but a name; two bits of a token's loss are one of a byte's."""
+
+    name = "text"
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        return loss / math.log(2) / 2
+
+
+def batches(sequences: int = 6, length: int = 9) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(VOCABULARY, (sequences, length + 1), generator=generator)
+    labels = tokens[:, 1:].clone()
+    labels[0, 4:] = -100
+    labels[-1] = -100
+    inputs = {"input_ids": tokens[:, :-1], "labels": labels}
+    return [{name: tensor[rows] for name, tensor in inputs.items()} for rows in (slice(0, 4), slice(4, None))]
+
+
+def test_sums_of_each_sequence_are_those_of_its_labelled_tokens() -> None:
+    base, other = loaded(0), loaded(1)
+    sums = compare(base, other, batches())
+    rows = []
+    for batch in batches():
+        for inputs, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+            row = [0.0] * 5
+            for token, label in zip(inputs.tolist(), labels.tolist(), strict=True):
+                if label >= 0:
+                    before, after = (
+                        model.module.logits[token].double().log_softmax(-1).tolist()  # type: ignore[index]
+                        for model in (base, other)
+                    )
+                    row[0] += 1
+                    row[1] -= before[label]
+                    row[2] -= after[label]
+                    row[3] += sum(math.exp(p) * (p - q) for p, q in zip(before, after, strict=True))
+                    row[4] += before.index(max(before)) == after.index(max(after))
+            rows.append(row)
+    assert rows[-1] == [0.0] * 5, "a row that only fills up the batch"
+    torch.testing.assert_close(sums, torch.tensor(rows[:-1], dtype=torch.float64), rtol=1e-5, atol=1e-5)
+
+
+def test_damage_is_per_token_over_all_sequences() -> None:
+    sums = compare(loaded(0), loaded(1), batches())
+    found = damage(sums, Text())  # type: ignore[arg-type]
+    tokens = float(sums[:, 0].sum())
+    assert found.predicted_tokens == tokens == 4 + 4 * 9
+    assert found.sequences == 5
+    assert found.loss == pytest.approx(float(sums[:, 2].sum()) / tokens)
+    assert found.delta == pytest.approx(found.loss - found.base_loss)
+    assert found.delta_interval[0] < found.delta < found.delta_interval[1]
+    assert found.perplexity == pytest.approx(math.exp(found.loss))
+    assert found.bits_per_byte == pytest.approx(found.loss / math.log(2) / 2)
+    assert found.kl > 0
+    assert 0 < found.agreement < 1
+
+
+def test_a_model_does_itself_no_damage() -> None:
+    found = damage(compare(loaded(0), loaded(0), batches()), Text())  # type: ignore[arg-type]
+    assert (found.delta, found.delta_interval, found.kl, found.agreement) == (0.0, (0.0, 0.0), 0.0, 1.0)
+
+
+def test_the_interval_is_of_differences_not_of_losses() -> None:
+    """Sequences of very different losses, all of them harmed alike: nothing is uncertain."""
+    tokens = torch.full((40,), 10.0, dtype=torch.float64)
+    base = torch.linspace(1, 900, 40, dtype=torch.float64)
+    same = damage(torch.stack((tokens, base, base + 2.0, tokens, tokens), dim=1), Text())  # type: ignore[arg-type]
+    assert same.delta_interval == pytest.approx((0.2, 0.2))
+    uneven = base + torch.arange(40) % 2 * 4.0
+    found = damage(torch.stack((tokens, base, uneven, tokens, tokens), dim=1), Text())  # type: ignore[arg-type]
+    half = 1.96 * 0.2 / math.sqrt(40)
+    assert found.delta == pytest.approx(0.2)
+    assert found.delta_interval == pytest.approx((0.2 - half, 0.2 + half), abs=0.015)
+
+
+def test_longer_sequences_count_for_more() -> None:
+    """Harmed by the same for each token, whatever their lengths: nothing is uncertain."""
+    tokens = torch.linspace(1, 100, 40, dtype=torch.float64)
+    found = damage(torch.stack((tokens, tokens, 1.5 * tokens, tokens, tokens), dim=1), Text())  # type: ignore[arg-type]
+    assert found.delta_interval == pytest.approx((0.5, 0.5))
+
+
+def test_no_tokens_are_no_result() -> None:
+    with pytest.raises(ValueError, match="text: no token to predict"):
+        damage(torch.zeros(3, 5, dtype=torch.float64), Text())  # type: ignore[arg-type]
+
+
+def row(recipe: str = "rtn-w4", delta: float = 0.1, **changes: Any) -> dict[str, Any]:
+    return {
+        "model": "runs/a/checkpoints/step_1",
+        "average": None,
+        "sequence_length": 32,
+        "batch_size": 8,
+        "max_batches": None,
+        "calibration_sequences": 0,
+        "recipe": recipe,
+        "post_bits": 4,
+        "post_activation_bits": None,
+        "post_kv_bits": None,
+        "delta": delta,
+        "delta_interval": (delta - 0.01, delta + 0.01),
+        "noise_floor": 0.001,
+        "base_loss": 2.0,
+        "predicted_tokens": 1000,
+        "sequences": 10,
+        "data": "text",
+        "parameters": 500,
+        "tokens": 1000,
+        "tokens_per_parameter": 2.0,
+        "lr": 0.01,
+        "lr_phase": "decay",
+        "lr_factor": 0.1,
+        "stored_bits": 4.25,
+        "kl": 0.01,
+        "agreement": 0.9,
+        "seconds": 1.0,
+        "sqnr_least": 20.0,
+        "kurtosis_largest": 3.0,
+        "mmr_largest": 9.0,
+        **changes,
+    }
+
+
+def test_rows_last_and_torn_ones_are_dropped(tmp_path: Path) -> None:
+    rows = RowFile(tmp_path)
+    rows.add("one", row(), [LAYER])
+    rows.add("two", row("rtn-w3"), [LAYER, LAYER])
+    whole = (tmp_path / ROWS).read_text()
+    (tmp_path / ROWS).write_text(whole[: len(whole) - 20])  # as a crash leaves it
+    again = RowFile(tmp_path)
+    assert "one" in again
+    assert "two" not in again, "to be measured again"
+    assert [json.loads(line)["key"] for line in (tmp_path / LAYERS).read_text().splitlines()] == ["one"]
+    again.add("two", row("rtn-w3"), [LAYER])
+    assert [each["recipe"] for each in RowFile(tmp_path).rows] == ["rtn-w4", "rtn-w3"]
+    layer = json.loads((tmp_path / LAYERS).read_text().splitlines()[0])
+    assert layer["output_sqnr"] is None, "JSON has no infinity"
+    assert {key: layer[key] for key in ("name", "input_mmr")} == {"name": "layers.0.up", "input_mmr": 9.0}
+    assert asdict(LAYER).keys() <= layer.keys()
+
+
+def test_curves_compare_like_with_like() -> None:
+    rows = [
+        row("rtn-w4-g32", 0.1),
+        row("rtn-w3-g32", 0.3, post_bits=3),
+        row("gptq-w4", 0.05),
+        row("w4a8-token", 0.4, post_activation_bits=8),
+        row("mxfp4-w", 0.2),
+        row("gptq-w4", 0.02, model="runs/b/checkpoints/step_9", tokens_per_parameter=1.0),
+    ]
+    assert by_bits(rows) == {"rtn-w-g32, a/step_1": [(3, 0.3), (4, 0.1)]}
+    assert by_bits(rows[:-1]) == {"rtn-w-g32": [(3, 0.3), (4, 0.1)]}
+    assert by_tokens(rows) == {"gptq-w4": [(1.0, 0.02), (2.0, 0.05)]}
+    assert outlier_pairs(rows, "mmr_largest") == [(9.0, 0.4)]
+    assert spearman([(1, 2), (2, 5), (9, 7)]) == pytest.approx(1.0)
+    assert spearman([(1, 7), (2, 5), (9, 2)]) == pytest.approx(-1.0)
+    assert math.isnan(spearman([(1, 7), (1, 5)]))
+
+
+def test_a_table_puts_the_least_damage_first_and_marks_noise() -> None:
+    kv4 = row("kv4", 0.2, stored_bits=None, sqnr_least=None)
+    lines = table([row("bad", 0.5), row("none", -0.0004), kv4, row("helps", -0.2)])
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["helps", "none", "kv4", "bad"]
+    assert "| -0.2000 |" in lines[2]
+    assert "| (-0.0004) |" in lines[3]
+    assert "| +0.2000 | +0.1900 to +0.2100 |" in lines[4]
+    assert "|  | +0.2000" in lines[4]
+
+
+def test_rows_of_other_texts_stand_apart(tmp_path: Path) -> None:
+    rows = [row(delta=0.1), row(delta=0.2, sequence_length=64, base_loss=1.5), row(delta=0.3, average="ema")]
+    report = write_report(rows, tmp_path).read_text()
+    assert report.count("## runs/a/checkpoints/step_1") == 3
+    assert "## runs/a/checkpoints/step_1, ema" in report
+    assert "loss 1.5000 nats per token on 1,000 tokens of text in 10 sequences of 64" in report
+
+
+def test_a_report_needs_no_more_than_one_row(tmp_path: Path) -> None:
+    report = write_report([row(tokens=None, tokens_per_parameter=None, lr_phase=None)], tmp_path).read_text()
+    assert "## runs/a/checkpoints/step_1" in report
+    assert "noise floor 1.0e-03" in report
+    assert "learning rate" not in report
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_a_law_predicts_what_rounding_weights_alone_costs() -> None:
+    law = published("kumar2411").law
+    found = predicted_delta(law, row(parameters=30_000_000, tokens=26_000_000_000, post_bits=4, **BF16))
+    assert found == pytest.approx(0.108, abs=0.001), "30M parameters, 26B tokens, 4 bits"
+    assert predicted_delta(law, row(post_activation_bits=8, **BF16)) is None
+    assert predicted_delta(law, row(tokens=None, **BF16)) is None
+    assert predicted_delta(law, row(**{**BF16, "weight_bits": 6})) is None, "C_w was not published"
+
+
+def test_curves_of_every_kind_are_drawn(tmp_path: Path) -> None:
+    rows = [
+        row(
+            delta=delta,
+            post_bits=bits,
+            tokens_per_parameter=bits,
+            post_activation_bits=other,
+            kurtosis_largest=2 * bits,
+        )
+        for bits, delta in ((2, 0.5), (3, 0.2), (4, -0.01))
+        for other in (None, 8)
+    ]
+    draw_curves([{**each, "predicted_delta": 0.1} for each in rows], 0.001, tmp_path / "all.png")
+    draw_curves([], 0.001, tmp_path / "none.png")
+    assert (tmp_path / "all.png").stat().st_size > (tmp_path / "none.png").stat().st_size > 10_000

@@ -1,0 +1,284 @@
+"""quantize.py as users run it: rows for runs, checkpoints and Hugging Face folders; folders that transformers loads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from plumbline.launcher.quantize import main
+from plumbline.launcher.runtime.laws.rows import read_rows
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
+from plumbline.model.quantization.post_training.recipes import SETS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import Command, Pretrain
+
+    Quantize = Callable[..., Any]
+
+SMALL = ("--max-batches", "3", "--calibration-sequences", "8", "--device", "cpu")
+OVERRIDES = ["schedule.name=wsd", "schedule.decay_fraction=0.4", "checkpoint.interval=10", "checkpoint.keep_last=3"]
+
+
+@pytest.fixture(scope="module")
+def trained(run_pretrain: Pretrain, tiny_config: Path) -> Path:
+    outcome = run_pretrain(tiny_config, "quantized", OVERRIDES, launcher="python")
+    assert outcome.code == 0, outcome.stderr
+    return Path(outcome.run.folder)
+
+
+@pytest.fixture(scope="module")
+def exported(command: Command, trained: Path) -> Path:
+    output = trained.parent / "plain"
+    done = command("export", "--model", trained, "--output", output)
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+@pytest.fixture
+def quantize(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path) -> Quantize:
+    """The command, within this process, which has paid for its imports: what it prints with --json."""
+
+    def run(*arguments: str | Path) -> Any:
+        words = ["quantize.py", "--data", corpus, *SMALL, "--json", *arguments]
+        monkeypatch.setattr(sys, "argv", list(map(str, words)))
+        main()
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_rows_of_many_checkpoints_and_recipes(quantize: Quantize, trained: Path, tmp_path: Path) -> None:
+    """Each is measured once; the second command adds what is new."""
+    steps = sorted((trained / "checkpoints").glob("step_*"))
+    assert len(steps) >= 2
+    measure = partial(quantize, "--model", *steps, "--output", tmp_path / "q", "--recipes", "rtn-w2", "w8a8-token")
+    first = measure()
+    assert [(row["step"], row["recipe"]) for row in first] == [
+        (int(step.name.split("_")[1]), recipe) for step in steps for recipe in ("rtn-w2", "w8a8-token")
+    ]
+    more = measure("kv3")
+    assert more[: len(first)] == first
+    assert [row["recipe"] for row in more[len(first) :]] == ["kv3"] * len(steps)
+
+    last = {row["recipe"]: row for row in more if row["step"] == max(row["step"] for row in more)}
+    assert last["rtn-w2"]["delta"] > 10 * abs(last["w8a8-token"]["delta"])
+    assert [last[name]["post_bits"] for name in ("rtn-w2", "w8a8-token", "kv3")] == [2, 8, None]
+    assert (last["w8a8-token"]["post_activation_bits"], last["kv3"]["post_kv_bits"]) == (8, 3)
+    assert 2 < last["rtn-w2"]["stored_bits"] < 3
+    assert last["rtn-w2"]["lr_phase"] == "decay"
+    assert last["rtn-w2"]["tokens_per_parameter"] == last["rtn-w2"]["tokens"] / last["rtn-w2"]["parameters"]
+    layers = [json.loads(line) for line in (tmp_path / "q" / "layers.jsonl").read_text().splitlines()]
+    assert len(layers) == len(steps) * 2 * 14, "two recipes round layers, seven in each of two blocks"
+    assert (tmp_path / "q" / "curves.png").is_file()
+    assert "| rtn-w2 |" in (tmp_path / "q" / "report.md").read_text()
+
+    assert [row["run"] for row in first] == [str(steps[0])] * 2 + [str(trained)] * 2, "the last one is the run's own"
+    law = read_rows([tmp_path / "q"])  # as fit.py reads it: each checkpoint as trained, and with its weights rounded
+    assert sorted(law.measured.at.post_bits.tolist()) == [2.0] * len(steps) + [float("inf")] * len(steps)
+    assert len(set(law.measured.runs.tolist())) == len(steps)
+    assert sorted(law.measured.loss) == pytest.approx(
+        sorted(row[key] for row in first[::2] for key in ("loss", "base_loss"))
+    )
+    assert sum(count for reason, count in law.left_out.items() if reason.startswith("with inputs")) == 2 * len(steps)
+
+
+def test_an_export_is_harmed_as_the_run_is(
+    quantize: Quantize, command: Command, trained: Path, exported: Path, corpus: Path, tmp_path: Path
+) -> None:
+    """The stock class has the multipliers folded into its weights, which changes scales and not what is rounded off."""
+    measure = partial(quantize, "--recipes", "rtn-w2", "gptq-w2", "w8a8-token", "kv2-token")
+    ours = measure("--model", trained, "--output", tmp_path / "ours")
+    stock = measure("--model", exported, "--output", tmp_path / "stock")
+    for one, other in zip(ours, stock, strict=True):
+        assert other["delta"] == pytest.approx(one["delta"], abs=1e-6), one["recipe"]
+        assert other["tokens"] is None
+    assert ours[0]["delta"] > 0.005
+    assert ours[0]["noise_floor"] > 0
+    scored = command("eval", "--model", trained, "--data", corpus, "--max-batches", "3", "--json")
+    assert ours[0]["base_loss"] == pytest.approx(json.loads(scored.stdout)["loss"], abs=1e-5)
+
+
+def test_facts_say_where_on_its_schedule_a_checkpoint_stands(trained: Path) -> None:
+    """20 steps, warm-up to 2, decay from 12."""
+    cpu = torch.device("cpu")
+    facts = [checkpoint_facts(load_model(step, cpu)) for step in sorted((trained / "checkpoints").glob("step_*"))]
+    assert [(each["step"], each["lr_phase"]) for each in facts] == [(10, "peak"), (20, "decay")]
+    assert facts[0]["lr_factor"] == 1.0
+    assert 0 < facts[1]["lr_factor"] < 0.5
+    assert [facts[1][key] for key in ("weight_bits", "activation_bits", "kv_bits")] == [16, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "container", "rounded_error", "loss_error"),
+    [
+        ("gptq-w4-g32", "pack-quantized", 1e-5, 1e-7),
+        ("rtn-w3-hadamard", "pack-quantized", 1e-5, 1e-7),
+        ("fp8-e4m3-row", "float-quantized", 1e-5, 1e-7),
+        ("w8a8-token", "int-quantized", 0.05, 1e-5),
+        ("w8a8-static", "int-quantized", 1e-5, 1e-7),
+        ("w8a8-static-asym-p99.999-wtensor", "int-quantized", 1e-5, 1e-7),
+    ],
+)
+def test_a_saved_folder_computes_what_was_measured(
+    quantize: Quantize,
+    trained: Path,
+    tmp_path: Path,
+    recipe: str,
+    container: str,
+    rounded_error: float,
+    loss_error: float,
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    saved = tmp_path / "saved"
+    report = quantize("--model", trained, "--recipes", recipe, "--save", saved)
+    assert report["format"] == container
+    assert report["relative_error"] <= 1e-5, "the weights are exactly those that were measured"
+    assert report["rounded_error"] <= rounded_error
+    config = json.loads((saved / "config.json").read_text())
+    assert config["quantization_config"]["format"] == container
+    # Rounding to 16 bits harms nothing: its base_loss is the saved folder's own
+    again = quantize("--model", saved, "--recipes", "kv16-token", "--output", tmp_path / "again")
+    measured = quantize("--model", trained, "--recipes", recipe, "--output", tmp_path / "q")
+    assert again[0]["base_loss"] == pytest.approx(measured[0]["loss"], abs=loss_error)
+    groups = config["quantization_config"]["config_groups"]
+    assert (groups["group_0"]["input_activations"] is not None) == (measured[0]["post_activation_bits"] is not None)
+    if loss_error == 1e-7:
+        assert abs(measured[0]["delta"]) > 10 * loss_error, "a folder that rounds nothing has another loss"
+    assert again[0]["parameters"] == pytest.approx(measured[0]["parameters"], rel=2e-3), "no scales; a run's: last norm"
+    with pytest.raises(ValueError, match=r"recipe rtn-w8: the model is quantized already \(quantization_config"):
+        quantize("--model", saved, "--recipes", "rtn-w8", "--save", tmp_path / "twice")
+    assert (saved / "tokenizer.json").is_file()
+    modes = {file.stat().st_mode for file in (*saved.glob("*.safetensors"), tmp_path / "q" / "rows.jsonl")}
+    assert len(modes) == 1, "the umask decides"
+    assert not list(tmp_path.glob(".saved*")), "nothing is left beside it"
+
+
+def test_a_folder_that_lost_a_weight_is_refused(exported: Path, tmp_path: Path) -> None:
+    """Transformers warns, and draws it at random."""
+    folder = tmp_path / "broken"
+    shutil.copytree(exported, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"broken: lacks 1 weights of \w+, such as model.layers.1.mlp.up_proj.weight"):
+        load_model(folder, torch.device("cpu"), torch.float32)
+
+
+def test_a_folder_whose_shapes_are_not_those_of_its_config_is_refused(exported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(exported, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 2 * config["intermediate_size"]}))
+    with pytest.raises(ValueError, match=r"other: transformers cannot load this folder: .*mismatch"):
+        load_model(folder, torch.device("cpu"), torch.float32)
+
+
+def test_a_folder_whose_weights_are_cut_short_is_refused(exported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    shutil.copytree(exported, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match=r"cut: a file of weights is cut short or damaged; copy it again"):
+        load_model(folder, torch.device("cpu"), torch.float32)
+
+
+def test_code_in_a_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transformers asks on the terminal whether to run it, and here somebody says yes."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    names = {"AutoConfig": "mine.Mine", "AutoModelForCausalLM": "mine.MineForCausalLM"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": names}))
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(ValueError, match="its model is Python code of its own"):
+        load_model(tmp_path, torch.device("cpu"), torch.float32)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_models_that_no_quantized_folder_can_hold(
+    quantize: Quantize, trained: Path, command: Command, tmp_path: Path
+) -> None:
+    """GPT-2 in transformers is no nn.Linear; a native export is no stock class."""
+    pytest.importorskip("compressed_tensors")
+    config = GPT2Config(vocab_size=257, n_embd=64, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    done = command("export", "--model", trained, "--output", tmp_path / "native", "--target", "native")
+    assert done.returncode == 0, done.stderr
+    for name, reason in (("gpt2", "is made of Conv1D layers"), ("native", "no stock class computes this model")):
+        with pytest.raises(ValueError, match=rf"{name}: .*{reason}"):
+            quantize("--model", tmp_path / name, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_recipes_of_a_set_that_do_not_fit_are_left_out(
+    quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SETS, "weights", ("rtn-w4-g128", "rtn-w8"))
+    rows = quantize("--model", trained, "--recipes", "weights", "--output", tmp_path)
+    assert [row["recipe"] for row in rows] == ["rtn-w8"]
+
+
+def test_recipes_in_full_come_from_a_file(quantize: Quantize, trained: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("name: mine\nweights: {format: e3m2, granularity: group, group_size: 16, scales: e8m0}\n")
+    rows = quantize("--model", trained, "--recipes", file, "--output", tmp_path)
+    assert (rows[0]["recipe"], rows[0]["stored_bits"], rows[0]["post_bits"]) == ("mine", 6.5, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--recipes rtn-4 --output OUT", "'rtn-4' is no recipe"),
+        ("--recipes WRONG --output OUT", "weight"),
+        ("--recipes weights --save OUT", "one model and one recipe, not 1 and 9"),
+        ("--recipes kv4 --save OUT", "recipe kv4 cannot be saved: it does not round weights"),
+        ("--recipes rtn-w4-asym --save OUT", "cannot be saved: zero points of weights"),
+        ("--recipes w8a8-dynamic --save OUT", "cannot be saved: inputs have to be static of granularity tensor, or"),
+        ("--recipes POWERS --save OUT", "cannot be saved: inputs have to be static of granularity tensor, or"),
+        ("--recipes w8a4-static --save OUT", "cannot be saved: its inputs are not of the 8 bits of its weights"),
+        ("--recipes rtn-w4 --save .", "exists; choose another folder"),
+        ("--recipes rtn-w4 --output MINE", "report.md: exists and was not written by this command; nothing was"),
+        ("--recipes rtn-w4 --output OUT --sequence-length 9999", "exceeds the model's"),
+        ("--recipes rtn-w2 rtn-w4-g128 --output OUT", "recipe rtn-w4-g128: group_size = 128 does not divide the 64"),
+        ("--recipes rtn-w4 --output OUT --law besiroglu2404", "says nothing of quantization after training"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    quantize: Quantize, trained: Path, tmp_path: Path, arguments: str, message: str
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("name: wrong\nweight: {format: int4}\n")
+    powers = tmp_path / "powers.yaml"
+    powers.write_text(
+        "name: powers\nweights: {format: int8, granularity: channel}\n"
+        "activations: {format: int8, granularity: token, scales: e8m0}\n"
+    )
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "report.md").write_text("# Findings\n")
+    files = {"OUT": tmp_path / "out", "MINE": mine, "WRONG": wrong, "POWERS": powers}
+    words = [str(files.get(word, word)) for word in arguments.split()]
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        quantize("--model", trained, *words)
+    assert not list((tmp_path / "out").glob("*"))
+    assert [file.read_text() for file in mine.iterdir()] == ["# Findings\n"]
+
+
+def test_the_command_line_lists_recipes_and_says_what_is_missing(command: Command) -> None:
+    done = command("quantize", "--list")
+    assert done.returncode == 0
+    assert "gptq-wB" in done.stdout
+    assert "\nw8a8: w8a8-static" in done.stdout
+    done = command("quantize", "--model", "nowhere")
+    assert done.returncode == 2
+    assert done.stderr.strip() == "error: missing: --data, --recipes, --output (or --save); --list shows the recipes"

@@ -1,0 +1,62 @@
+"""A run folder has one writer: others are told who it is, and the lock ends with its holder."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from plumbline.launcher.runtime.run.lock import RunLockedError, hold
+from tests.conftest import REPOSITORY, environment
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from launcher.runtime.lock import hold
+with hold(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(900)
+"""
+
+
+@contextmanager
+def held_elsewhere(folder: Path, job: str = "77") -> Iterator["subprocess.Popen[str]"]:
+    """Hold the lock of a run folder in another process; it is killed at the end."""
+    words = [sys.executable, "-c", HOLDER, str(folder)]
+    env = environment({"SLURM_JOB_ID": job})
+    with subprocess.Popen(words, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            yield holder
+        finally:
+            holder.kill()
+
+
+def test_the_second_is_refused_and_told_who_the_first_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    with held_elsewhere(folder) as holder:
+        owner = f"process {holder.pid} on host {socket.gethostname()}, Slurm job 77, since 20"
+        with pytest.raises(RunLockedError, match=f"{folder} is being trained by {owner}"), hold(folder):
+            pass
+        monkeypatch.setenv("SLURM_JOB_ID", "77")
+        with pytest.raises(RunLockedError), hold(folder, patience=0.5):
+            pass
+        holder.send_signal(signal.SIGKILL)
+        with hold(folder, patience=900.0):  # as a requeued job waits until its dead node lets go
+            facts = json.loads((folder / "lock").read_text())
+    assert (facts["pid"], facts["slurm_job_id"]) == (os.getpid(), "77")
+
+
+def test_a_lock_is_free_again_when_its_holder_was_killed(tmp_path: Path) -> None:
+    with held_elsewhere(tmp_path) as holder:
+        holder.kill()
+        holder.wait()
+        with hold(tmp_path):
+            pass

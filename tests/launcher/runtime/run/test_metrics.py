@@ -1,0 +1,213 @@
+"""metrics.jsonl reads as if the run had never been interrupted, and the speed is tokens over time."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.run.metrics import MetricsLog, duration, environment
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.speed import SpeedMeter
+from plumbline.model.flops import training_flops_per_token
+
+WORLD = World(rank=0, local_rank=0, size=2, device=torch.device("cpu"))
+
+
+def step_line(step: int) -> dict[str, Any]:
+    return {
+        "step": step,
+        "tokens": 10 * step,
+        "loss": 5.0 - step,
+        "lr": 0.1,
+        "grad_norm": 1.0,
+        "tokens_per_second": 7.0,
+    }
+
+
+def eval_line(step: int) -> dict[str, Any]:
+    return {"step": step, "tokens": 10 * step, "eval/text/loss": 3.0}
+
+
+def diagnostics_line(step: int) -> dict[str, Any]:
+    values = {"stream/kurt/00": 1.5, "stream/kurt/01": 2.5, "attn/sink/00": 0.5, "logits/z": 4.0}
+    return {"step": step, "tokens": 10 * step, **values}
+
+
+def write(folder: Path, *records: dict[str, Any], step: int = 0, tensorboard: bool = False) -> None:
+    log = MetricsLog(folder, step, 100, tensorboard)
+    for record in records:
+        log.write(record)
+    log.close()
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+FOUR = [step_line(1), step_line(2), eval_line(2), step_line(3), step_line(4), eval_line(4)]
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, 0), (1, 1), (2, 2), (3, 4), (4, 5), (5, 6)])
+def test_what_came_after_the_checkpoint_is_dropped(tmp_path: Path, step: int, kept: int) -> None:
+    """The evaluation at the step itself too: it comes after the checkpoint and is made again."""
+    write(tmp_path, *FOUR)
+    write(tmp_path, step=step)
+    assert read(tmp_path) == FOUR[:kept]
+
+
+@pytest.mark.parametrize(("step", "kept"), [(1, 1), (2, 3), (3, 5), (4, 7)])
+def test_diagnostics_stay_with_their_step(tmp_path: Path, step: int, kept: int) -> None:
+    """A step's diagnostics come before its checkpoint; its evaluation, even one of no corpus at all, after it."""
+    nothing_held_out = {"step": 4, "tokens": 40}
+    lines = [step_line(1), step_line(2), diagnostics_line(2), eval_line(2), step_line(3), diagnostics_line(4)]
+    lines += [{**step_line(4), "skipped": True}, nothing_held_out]
+    write(tmp_path, *lines)
+    write(tmp_path, step=step)
+    assert read(tmp_path) == lines[:kept]
+
+
+def test_every_line_is_on_disk_when_write_returns(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0, 100, tensorboard=False)
+    log.write(step_line(1))
+    assert read(tmp_path) == [step_line(1)]
+    log.close()
+
+
+@pytest.mark.parametrize("torn", ['{"step": 3, "lo', "\0\0\0\0", "{"])
+def test_a_line_cut_short_by_a_kill_is_dropped(tmp_path: Path, torn: str) -> None:
+    write(tmp_path, step_line(1), step_line(2))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(torn)
+    write(tmp_path, step_line(3), step=2)
+    assert read(tmp_path) == [step_line(1), step_line(2), step_line(3)]
+
+
+def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
+    write(tmp_path, step_line(1), step_line(2))
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(file.read_text().rstrip("\n"))
+    write(tmp_path, step_line(3), step=2)
+    assert read(tmp_path) == [step_line(1), step_line(2), step_line(3)]
+
+
+def test_progress_prints_the_first_and_the_last_step_and_little_between(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = MetricsLog(tmp_path, 0, 100, tensorboard=False)
+    for step in range(1, 101):
+        log.progress({**step_line(step), "mfu": 0.25})
+    log.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("step   1/100  loss 4.0000  lr 1.00e-01  grad 1.00  7 tokens/s  mfu 25.0%  eta ")
+    assert lines[-1].startswith("step 100/100  ")
+    assert lines[-1].endswith("eta 0:00")
+    assert len(lines) <= 5
+
+
+def test_the_time_left_goes_by_the_work_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ten small steps took ten seconds; ninety steps of eight times the work are left."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for work, eta in ((lambda step: step + 7 * max(0, step - 10), "eta 12:00"), (lambda step: step, "eta 1:30")):
+        log = MetricsLog(tmp_path, 0, 100, False, work)
+        now += 10.0
+        log.progress(step_line(10))
+        log.close()
+        assert capsys.readouterr().out.strip().endswith(eta)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.4, "0:59"), (61, "1:01"), (3600, "1:00:00"), (90061, "25:01:01")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
+    write(tmp_path, step_line(1), step_line(2), eval_line(2), tensorboard=True)
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [(event.step, event.value) for event in board.Scalars("train/loss")] == [(1, 4.0), (2, 3.0)]
+    assert [(event.step, event.value) for event in board.Scalars("eval/text/loss")] == [(2, 3.0)]
+    assert "train/step" not in board.Tags()["scalars"]
+
+
+def test_tensorboard_forgets_what_a_resumed_run_makes_again(tmp_path: Path) -> None:
+    write(tmp_path, *(step_line(step) for step in range(1, 6)), tensorboard=True)
+    write(tmp_path, {**step_line(4), "loss": 9.0}, step=3, tensorboard=True)
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [(event.step, event.value) for event in board.Scalars("train/loss")] == [
+        (1, 4.0),
+        (2, 3.0),
+        (3, 2.0),
+        (4, 9.0),
+    ]
+
+
+def test_tensorboard_draws_a_quantity_of_all_blocks_together(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path, 0, 100, tensorboard=True)
+    for step in (2, 4):
+        log.write_diagnostics(diagnostics_line(step))
+    log.close()
+    assert read(tmp_path) == [diagnostics_line(2), diagnostics_line(4)]
+    board = EventAccumulator(str(tmp_path / "tensorboard"))
+    board.Reload()
+    assert [event.value for event in board.Scalars("stream/kurt/01")] == [2.5, 2.5]
+    layout = layout_pb2.Layout.FromString(board.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
+    assert charts == {"attn/sink": ["attn/sink/"], "stream/kurt": ["stream/kurt/"]}
+
+
+def test_speed_is_tokens_over_time(tiny_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(tiny_config, ["metrics.peak_tflops=0.002"])
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    meter = SpeedMeter(config, WORLD, step=10)
+    now = 104.0
+    read = meter.read(12)
+    assert read["tokens_per_second"] == 2 * 8 * 32 / 4.0
+    flops = training_flops_per_token(config.model, 32, config.objective)
+    assert read["mfu"] == pytest.approx(128.0 * flops / (2 * 0.002e12))
+    now = 105.0
+    assert meter.read(13)["tokens_per_second"] == 256.0, "counts from the last reading"
+    now = 205.0
+    meter.restart(13)  # an evaluation or a save took the time
+    now = 206.0
+    assert meter.read(14)["tokens_per_second"] == 256.0
+
+
+def test_speed_counts_the_tokens_of_steps_that_differ_in_size(
+    tiny_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps of 2 sequences, then 8."""
+    stages = "data.batch_size_warmup=[{tokens: 33, global_batch_size: 2}]"
+    config = load_config(tiny_config, [stages, "metrics.peak_tflops=1"])
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    meter = SpeedMeter(config, WORLD, step=2)
+    now = 101.0
+    assert meter.read(5)["tokens_per_second"] == (2 * 2 + 8) * 32
+
+
+def test_a_measured_peak_is_plausible(tiny_config: Path) -> None:
+    config = load_config(tiny_config, ["metrics.peak_tflops=null"])
+    assert 1e9 < SpeedMeter(config, WORLD, 0).peak < 1e15
+
+
+def test_environment_says_what_a_result_may_depend_on() -> None:
+    facts = environment(WORLD)
+    json.dumps(facts)
+    assert facts["packages"]["torch"] == torch.__version__
+    assert facts["packages"]["deepspeed"]
+    assert facts["world_size"] == 2
+    assert facts["cpus"] >= 1
+    assert {"command", "python", "git_commit", "git_dirty", "host", "platform", "memory_bytes", "gpus"} <= facts.keys()

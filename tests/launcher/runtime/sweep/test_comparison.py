@@ -1,0 +1,174 @@
+"""A comparison of variants: each at its best point, complete ones only, as a table and as a figure."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from plumbline.launcher.runtime.sweep.comparison import ComparisonConfig, Merit, check, lines, summarize
+from plumbline.launcher.runtime.sweep.comparison_plot import PLAIN, THOUGHTS, draw
+from plumbline.launcher.runtime.sweep.kinds import KINDS
+
+SETTINGS = ComparisonConfig(variants="block")
+
+
+def cell(block: str, lr: float, seed: int, loss: float | None, **outliers: float) -> dict[str, Any]:
+    return {"labels": {"block": block, "lr": lr}, "seed": seed, "loss": loss, "outliers": outliers or None}
+
+
+RESULTS = [
+    cell("a", 0.1, 1, 2.0, kurt=5.0, mmr=3.0),
+    cell("a", 0.1, 2, 2.2, kurt=7.0),
+    cell("a", 0.2, 1, 1.0, kurt=1.0),
+    cell("a", 0.2, 2, None),  # it diverged, so this point is out, however good its other seed is
+    cell("b", 0.1, 1, 1.9, kurt=2.0),
+    cell("b", 0.1, 2, 1.9, kurt=2.0),
+    cell("b", 0.2, 1, 1.6),
+    cell("b", 0.2, 2, 1.8),
+    cell("c", 0.1, 1, None),
+]
+
+
+def test_each_variant_is_read_at_its_best_complete_point() -> None:
+    found = summarize(SETTINGS, RESULTS)["all"]
+    assert {variant: facts["best"] for variant, facts in found.items()} == {"a": "lr=0.1", "b": "lr=0.2", "c": None}
+    assert found["a"]["points"]["lr=0.1"] == {
+        "loss": [pytest.approx(2.1), pytest.approx(0.1)],
+        "kurt": [6.0, pytest.approx(1.0)],
+    }
+    assert found["a"]["points"]["lr=0.2"] is None
+    assert set(found["b"]["points"]["lr=0.2"]) == {"loss"}, "without diagnostics the loss alone"
+
+
+def test_the_best_variant_comes_first() -> None:
+    text = list(lines(summarize(SETTINGS, RESULTS)))
+    assert [line.split()[0] for line in text[1:]] == ["b", "a", "c"]
+    assert "1.7 ± 0.1" in text[1]
+    assert "6 ± 1" in text[2]
+    assert "no point is complete" in text[3]
+
+
+def test_what_is_kept_apart_gets_a_table_of_its_own() -> None:
+    def of(task: str, block: str, lr: float, loss: float, exact_match: float | None) -> dict[str, Any]:
+        labels = {"task": task, "block": block, "lr": lr}
+        return {"labels": labels, "seed": 1, "loss": loss, "exact_match": exact_match, "outliers": None}
+
+    results = [
+        of("sums", "a", 0.1, 2.0, 0.5),
+        of("sums", "a", 0.2, 3.0, 0.6),
+        of("maps", "a", 0.1, 0.9, None),
+        of("maps", "a", 0.2, 0.8, None),
+    ]
+    settings = ComparisonConfig(variants="block", within="task")
+    check(settings, results)
+    found = summarize(settings, results)
+    assert {table: variants["a"]["best"] for table, variants in found.items()} == {"sums": "lr=0.1", "maps": "lr=0.2"}
+    text = list(lines(found))
+    assert [line.split()[0] for line in text] == ["sums", "loss", "a", "maps", "loss", "a"]
+    assert "exact match" in text[1]
+    assert "0.5" in text[2].split()
+    assert "exact match" not in text[4], "nobody has it there"
+    for wrong, message in (("rule", "within = 'rule': a grid has no such axis"), ("block", "that axis is compared")):
+        with pytest.raises(ValueError, match=message):
+            check(ComparisonConfig(variants="block", within=wrong), results)
+
+
+def test_cells_without_the_axis_are_refused() -> None:
+    with pytest.raises(ValueError, match="variants = 'rule': a grid has no such axis, only block, lr"):
+        check(ComparisonConfig(variants="rule"), RESULTS)
+    with pytest.raises(ValueError, match=r"`comparison: \{variants: AXIS\}`"):
+        check(None, RESULTS)
+
+
+def matched(variant: str, lr: float, seed: int, loss: float, exact: float, thinking: float | None) -> dict[str, Any]:
+    labels = {"objective": variant, "lr": lr}
+    matches = {"exact_match": exact, "thinking_exact_match": thinking}
+    return {"labels": labels, "seed": seed, "loss": loss, **matches, "outliers": None}
+
+
+MATCHED = [
+    matched("plain", 0.1, 1, 0.3, 0.5, None),
+    matched("plain", 0.1, 2, 0.3, 0.9, None),
+    matched("plain", 0.2, 1, 0.4, 0.8, None),
+    matched("plain", 0.2, 2, 0.4, 0.8, None),
+    matched("thinker", 0.1, 1, 0.1, 0.6, 0.7),
+    matched("thinker", 0.1, 2, 0.1, 0.6, 0.7),
+    matched("thinker", 0.2, 1, 0.2, 0.2, 0.9),
+    matched("thinker", 0.2, 2, 0.2, 0.2, 1.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("by", "best"),
+    [
+        ("loss", {"thinker": "lr=0.1", "plain": "lr=0.1"}),
+        ("exact_match", {"plain": "lr=0.2", "thinker": "lr=0.1"}),
+        ("thinking_exact_match", {"thinker": "lr=0.2", "plain": "lr=0.2"}),
+    ],
+)
+def test_what_goes_by_chooses_points_and_orders_rows(by: Merit, best: dict[str, str]) -> None:
+    summary = summarize(ComparisonConfig(variants="objective", by=by), MATCHED)
+    assert [(variant, facts["best"]) for variant, facts in summary["all"].items()] == list(best.items())
+    assert [line.split()[0] for line in list(lines(summary))[1:]] == list(best)
+
+
+@pytest.mark.parametrize("by", ["exact_match", "thinking_exact_match"])
+def test_where_nothing_is_matched_the_loss_decides(by: Merit) -> None:
+    assert summarize(ComparisonConfig(variants="block", by=by), RESULTS) == summarize(SETTINGS, RESULTS)
+
+
+def marks(axes: Axes) -> dict[tuple[str, str], list[float]]:
+    """(row, colour) -> the place of the bar, then the dots."""
+    found: dict[tuple[str, str], list[float]] = {}
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    for line in sorted(axes.get_lines(), key=lambda line: str(line.get_marker()), reverse=True):
+        places, heights = (np.asarray(values, float) for values in line.get_data())
+        (height,) = set(heights.round())
+        found.setdefault((names[int(height)], str(line.get_color())), []).extend(places.tolist())
+    return found
+
+
+def test_the_figure_has_a_dot_for_each_seed_and_a_bar_at_the_mean() -> None:
+    figure = draw(summarize(ComparisonConfig(variants="objective", by="thinking_exact_match"), MATCHED))
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "exact match"
+    assert marks(axes) == {
+        ("thinker", PLAIN): [0.2, 0.2, 0.2],
+        ("thinker", THOUGHTS): [pytest.approx(0.95), 0.9, 1.0],
+        ("plain", PLAIN): [pytest.approx(0.8), 0.8, 0.8],
+    }
+    top, bottom = (tick.get_text() for tick in axes.get_yticklabels())
+    assert (top, bottom) == ("thinker", "plain")
+    assert axes.yaxis_inverted(), "the first row is the highest"
+    legend = axes.get_legend()
+    assert legend is not None
+    assert "with thoughts" in [text.get_text() for text in legend.get_texts()]
+    plt.close(figure)
+
+
+def test_without_answers_the_figure_shows_the_loss() -> None:
+    figure = draw(summarize(SETTINGS, RESULTS))
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "held-out loss (nats)"
+    assert marks(axes) == {("b", PLAIN): [pytest.approx(1.7), 1.6, 1.8], ("a", PLAIN): [pytest.approx(2.1), 2.0, 2.2]}
+    assert [text.get_text() for text in axes.texts] == ["no point is complete"]
+    assert axes.get_legend() is None
+    plt.close(figure)
+
+
+def test_each_table_has_a_panel_and_the_sweep_writes_the_figure(tmp_path: Path) -> None:
+    results = [
+        {**result, "labels": {**result["labels"], "task": task}} for task in ("sums", "maps") for result in MATCHED
+    ]
+    settings = ComparisonConfig(variants="objective", within="task")
+    summary = KINDS["comparison"].summarize(settings, results)
+    assert [axes.get_title(loc="left") for axes in draw(summary).axes] == ["sums", "maps"]
+    plt.close("all")
+    write = KINDS["comparison"].plot
+    assert write is not None
+    write(summary, tmp_path / "summary.png")
+    assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
+    assert not plt.get_fignums(), "figures are closed, or a long sweep runs out of memory"

@@ -1,0 +1,125 @@
+"""The coordinate check as a sweep: a real cell's records, slopes and gates from results, what is refused.
+
+What is measured, and that wrong multipliers are seen, is tested in tests/model/diagnostics/test_coordinate_check.py.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig, check, lines, run, summarize
+from plumbline.launcher.runtime.sweep.coordinate_check_plot import plot
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.model.diagnostics.coordinate_check import GATES
+
+SETTINGS = CoordinateCheckConfig(curves="rule")
+WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
+QUANTITIES = {gate.quantity for gates in GATES.values() for gate in gates} | {"size/residual", "size/logits"}
+
+
+def result(rule: str, width: int, depth: int, seed: int, power: float, lr: float = 0.01) -> dict[str, Any]:
+    """A cell in which every quantity goes as (width / 32)^power, or as (depth / 2)^power, with a little noise."""
+    value = (width / 32 * depth / 2) ** power * (1 + 0.01 * seed)
+    return {
+        "labels": {"rule": rule},
+        "seed": seed,
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        "base_hidden_size": 32,
+        "base_num_hidden_layers": 2,
+        "lr": lr,
+        "result": {"coordinates": {str(step): dict.fromkeys(QUANTITIES, value) for step in (0, 1, 10)}},
+    }
+
+
+def results() -> list[dict[str, Any]]:
+    """Widths at one rate, depths at another: the base occurs at both."""
+    found = []
+    for rule, power in (("flat", 0.0), ("grows", 1.0)):
+        for seed in (1, 2):
+            found += [result(rule, width, 2, seed, power) for width in (32, 64, 128)]
+            found += [result(rule, 32, depth, seed, -power, lr=0.001) for depth in (2, 8)]
+    return found
+
+
+def test_a_cell_trains_on_one_batch_and_records_what_it_saw(tiny_config: Path, tmp_path: Path) -> None:
+    config = load_config(tiny_config, [f"run.root={tmp_path}", "run.name=cell", "train.steps=4"])
+    config.run.folder.mkdir()
+    assert run(config, open_inputs(config, WORLD), WORLD, StopRequest())
+    written = json.loads((config.run.folder / "result.json").read_text())
+    assert written["step"] == 4
+    assert list(written["coordinates"]) == ["0", "1", "2", "4"]
+    first, last = (written["coordinates"][step] for step in ("0", "4"))
+    assert first.keys() >= QUANTITIES
+    assert first["change/residual"] == first["spectral_change/hidden"] == 0.0
+    assert last["change/residual"] > 0
+
+
+def test_slopes_are_fitted_over_the_sizes_of_one_family() -> None:
+    summary = summarize(SETTINGS, results())
+    assert {family: list(curves) for family, curves in summary["families"].items()} == {
+        "width": ["flat", "grows"],
+        "depth": ["flat", "grows"],
+    }
+    grows = {family: curves["grows"] for family, curves in summary["families"].items()}
+    for family, expected in (("width", 1.0), ("depth", -1.0)):
+        slope = grows[family]["slopes"]["change/residual"]["10"]
+        assert slope["slope"] == pytest.approx(expected)
+        assert slope["error"] == pytest.approx(0.0, abs=1e-9)
+    assert grows["width"]["slopes"]["size/logits"]["0"]["values"] == pytest.approx(
+        {"32": 1.015, "64": 2.03, "128": 4.06}
+    )
+
+
+def test_every_gate_is_held_against_its_slope() -> None:
+    curves = summarize(SETTINGS, results())["families"]
+    for family, gates in GATES.items():
+        for label, power in (("flat", 0.0), ("grows", 1.0 if family == "width" else -1.0)):
+            met = curves[family][label]["gates"]
+            assert [(row["quantity"], row["step"]) for row in met] == [(gate.quantity, gate.step) for gate in gates]
+            assert [row["passes"] for row in met] == [gate.low <= power <= gate.high for gate in gates]
+    text = "\n".join(lines(summarize(SETTINGS, results())))
+    assert "+1.00±0.00 x" in text
+    assert "FAILS" in text
+
+
+def test_a_run_that_blew_up_fails_its_gates() -> None:
+    broken = results()
+    for cell in broken:
+        if cell["labels"]["rule"] == "grows" and cell["hidden_size"] == 128:
+            cell["result"]["coordinates"]["10"]["size/residual"] = float("nan")
+    summary = summarize(SETTINGS, broken)
+    gate = next(row for row in summary["families"]["width"]["grows"]["gates"] if row["quantity"] == "size/residual")
+    assert (gate["slope"], gate["passes"]) == (None, False)
+    assert "blew up  x" in "\n".join(lines(summary))
+
+
+def test_what_is_not_finished_is_left_out(tmp_path: Path) -> None:
+    partly = [cell for cell in results() if cell["labels"]["rule"] == "flat"]
+    for cell in partly:
+        if cell["seed"] == 2 and cell["hidden_size"] == 64:
+            cell["result"] = None
+    summary = summarize(SETTINGS, partly)
+    assert summary["families"]["width"]["flat"]["slopes"]["size/logits"]["0"]["values"]["64"] == pytest.approx(1.01)
+    plot(summary, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    nothing = [{**cell, "result": None} for cell in partly]
+    assert summarize(SETTINGS, nothing)["families"] == {"width": {}, "depth": {}}
+    assert list(lines(summarize(SETTINGS, nothing))) == []
+
+
+def test_cells_that_one_picture_cannot_hold_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a sweep of this kind says `coordinate_check: .curves: AXIS.`"):
+        check(None, results())
+    with pytest.raises(ValueError, match=r"curves = 'size': a grid has no such axis, only rule"):
+        check(CoordinateCheckConfig(curves="size"), results())
+    other_rate = [*results(), *(result("flat", width, 2, 1, 0.0, lr=0.1) for width in (32, 64))]
+    with pytest.raises(ValueError, match=r"optimizer\.lr: 0\.01, 0\.1 for one width check; keep them in sweeps apart"):
+        check(SETTINGS, other_rate)
+    check(SETTINGS, results())

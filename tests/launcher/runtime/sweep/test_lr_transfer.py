@@ -1,0 +1,197 @@
+"""The summary of a learning-rate transfer sweep, on losses whose optimum is known."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plumbline.launcher.runtime.sweep.lr_transfer import LrTransferConfig, check, fit, lines, loss_at, summarize
+from plumbline.launcher.runtime.sweep.lr_transfer_plot import plot
+
+SETTINGS = LrTransferConfig(curves="rule")
+OCTAVES = [2.0**x for x in range(-12, -4)]
+HALVES = [2.0 ** (x / 2) for x in range(-24, -9)]
+Loss = Callable[[float, int, int, int], float | None]  # (log2 lr, width, depth, seed) -> loss; None: diverged
+
+
+def results(loss: Loss, lrs: list[float] = OCTAVES, seeds: int = 3, rule: str = "sp") -> list[dict[str, Any]]:
+    """A width family 64, 128, 256 and a depth family 2, 8 around the base 64 x 2."""
+    found = []
+    for width, depth in ((64, 2), (128, 2), (256, 2), (64, 8)):
+        for seed in range(1, seeds + 1):
+            for lr in lrs:
+                value = loss(math.log2(lr), width, depth, seed)
+                found.append(
+                    {
+                        "labels": {"rule": rule, "size": f"{width}x{depth}"},
+                        "seed": seed,
+                        "signature": f"{rule}-{width}-{depth}-{seed}-{lr}",
+                        "hidden_size": width,
+                        "num_hidden_layers": depth,
+                        "base_hidden_size": 64,
+                        "base_num_hidden_layers": 2,
+                        "lr": lr,
+                        "loss": value,
+                        "diverged": value is None,
+                        "status": "diverged" if value is None else "finished",
+                    }
+                )
+    return found
+
+
+def parabola(x: float, best: float, curvature: float = 0.05) -> float:
+    return 3.0 + curvature * (x - best) ** 2
+
+
+@pytest.mark.parametrize("lrs", [OCTAVES, HALVES], ids=["octaves", "half-octaves"])
+def test_the_optimum_of_a_parabola_is_found_between_grid_points(lrs: list[float]) -> None:
+    best, edge = fit({lr: parabola(math.log2(lr), -8.3) for lr in lrs})
+    assert best == pytest.approx(-8.3, abs=1e-9)
+    assert not edge
+
+
+def test_only_points_within_an_octave_of_the_best_one_are_fitted() -> None:
+    """A wall two octaves away does not pull the optimum."""
+    curve = {lr: parabola(math.log2(lr), -8.2) + (10.0 if math.log2(lr) > -6.9 else 0.0) for lr in HALVES}
+    assert fit(curve)[0] == pytest.approx(-8.2, abs=1e-9)
+
+
+def test_a_grid_coarser_than_octaves_uses_the_neighbours() -> None:
+    assert fit({2.0**x: parabola(x, -8.3) for x in (-12, -10, -8, -6)})[0] == pytest.approx(-8.3, abs=1e-9)
+
+
+@pytest.mark.parametrize("best", [-14.0, -2.0], ids=["below", "above"])
+def test_an_optimum_outside_of_the_grid_is_the_edge(best: float) -> None:
+    found, edge = fit({lr: parabola(math.log2(lr), best) for lr in OCTAVES})
+    assert found == pytest.approx(-12 if best < -12 else -5)
+    assert edge
+
+
+def test_a_curve_is_read_between_its_points_and_not_outside() -> None:
+    curve = {lr: parabola(math.log2(lr), -8.3) for lr in OCTAVES}
+    assert loss_at(curve, -9.7) == pytest.approx(parabola(-9.7, -8.3))
+    assert loss_at(curve, -12.0) == pytest.approx(parabola(-12.0, -8.3))
+    assert loss_at(curve, -12.1) is None
+    assert loss_at(curve, -4.9) is None
+
+
+def test_noise_moves_the_optimum_by_about_its_error_bar() -> None:
+    """Over 40 sweeps of 5 seeds each the truth is within 2.78 errors (95 % of Student's t) in most."""
+    generator = np.random.default_rng(0)
+    inside = 0
+    for _ in range(40):
+        noisy = results(lambda x, *_: parabola(x, -8.3) + float(generator.normal(0, 0.004)), seeds=5)
+        size = summarize(SETTINGS, noisy)["families"]["width"]["sp"]["sizes"]["64"]
+        assert abs(size["optimum"] + 8.3) < 0.2
+        inside += abs(size["optimum"] + 8.3) < 2.78 * size["optimum_error"]
+    assert inside >= 34
+
+
+def test_the_shift_is_from_the_base_to_the_largest_size_paired_by_seed() -> None:
+    """The optimum halves with each doubling of width and stays with depth; each seed has an offset of its own."""
+    moving = results(lambda x, width, _, seed: parabola(x, -7.0 - math.log2(width / 64) + 0.2 * seed))
+    families = summarize(SETTINGS, moving)["families"]
+    shift = families["width"]["sp"]["shift"]
+    assert (shift["from"], shift["to"], shift["edge"]) == (64, 256, False)
+    assert shift["octaves"] == pytest.approx(-2.0, abs=1e-6)
+    assert shift["octaves_error"] == pytest.approx(0.0, abs=1e-6), "the offset of a seed is in both sizes"
+    assert shift["per_doubling"] == pytest.approx(-1.0, abs=1e-6)
+    assert families["depth"]["sp"]["shift"]["octaves"] == pytest.approx(0.0, abs=1e-6)
+    of_seeds = families["width"]["sp"]["sizes"]["64"]
+    assert of_seeds["optimum"] == pytest.approx(-6.6, abs=1e-6)
+    assert of_seeds["optimum_error"] == pytest.approx(0.2 / math.sqrt(3), abs=1e-6)
+
+
+def test_the_families_share_the_base_and_nothing_else() -> None:
+    families = summarize(SETTINGS, results(lambda x, *_: parabola(x, -8.0)))["families"]
+    assert list(families["width"]["sp"]["sizes"]) == ["64", "128", "256"]
+    assert list(families["depth"]["sp"]["sizes"]) == ["2", "8"]
+
+
+def test_the_penalty_is_what_the_bases_learning_rate_costs() -> None:
+    """Two octaves off a parabola of curvature 0.05 is 0.2 nats; the seeds differ in curvature, so there is an error."""
+    moving = results(lambda x, width, _, seed: parabola(x, -7.0 - math.log2(width / 64), 0.05 * (1 + 0.1 * (seed - 2))))
+    sizes = summarize(SETTINGS, moving)["families"]["width"]["sp"]["sizes"]
+    assert sizes["64"]["penalty"] == {"nats": pytest.approx(0.0, abs=1e-9), "error": pytest.approx(0.0, abs=1e-9)}
+    assert sizes["256"]["penalty"]["nats"] == pytest.approx(0.2, abs=1e-6)
+    assert sizes["256"]["penalty"]["error"] == pytest.approx(0.02 / math.sqrt(3), abs=1e-6)
+    assert sizes["256"]["loss"] == pytest.approx(3.0, abs=1e-6)
+
+
+def test_a_diverged_seed_takes_its_learning_rate_out_of_the_mean_and_is_named() -> None:
+    unstable = results(lambda x, width, _, seed: None if width == 256 and seed == 2 and x > -6.5 else parabola(x, -8.0))
+    size = summarize(SETTINGS, unstable)["families"]["width"]["sp"]["sizes"]["256"]
+    losses = {point["lr"]: point["loss"] for point in size["points"]}
+    assert losses[2.0**-6] is None
+    assert losses[2.0**-5] is None
+    assert losses[2.0**-7] == pytest.approx(3.05)
+    assert size["diverged"] == {2.0**-6: [2], 2.0**-5: [2]}
+    assert (size["optimum"], size["edge"]) == (pytest.approx(-8.0), False)
+
+
+def test_an_optimum_beside_divergence_is_unresolved() -> None:
+    """The best learning rate is the largest that trains: there is a shift, but no penalty to compute."""
+    unstable = results(lambda x, width, *_: None if width == 256 and x > -9.5 else parabola(x, -8.0))
+    curve = summarize(SETTINGS, unstable)["families"]["width"]["sp"]
+    size = curve["sizes"]["256"]
+    assert (size["optimum"], size["edge"], size["resolved"], size["penalty"]) == (-10.0, True, False, None)
+    assert curve["shift"]["edge"]
+    assert curve["sizes"]["128"]["penalty"] is not None
+
+
+def test_one_seed_has_no_error_and_no_results_no_optimum() -> None:
+    one = summarize(SETTINGS, results(lambda x, *_: parabola(x, -8.0), seeds=1))["families"]["width"]["sp"]
+    assert (one["sizes"]["64"]["optimum_error"], one["shift"]["octaves_error"]) == (None, None)
+    pending = [{**result, "loss": None} for result in results(lambda x, *_: parabola(x, -8.0))]
+    none = summarize(SETTINGS, pending)
+    assert none["families"]["width"]["sp"]["sizes"]["64"]["optimum"] is None
+    assert none["families"]["width"]["sp"]["shift"] is None
+    assert "no finished run" in "\n".join(lines(none))
+
+
+def test_the_table_says_what_the_summary_holds() -> None:
+    both = [
+        *results(lambda x, width, *_: parabola(x, -7.0 - math.log2(width / 64))),
+        *results(lambda x, *_: parabola(x, -8.0), rule="completep"),
+    ]
+    text = "\n".join(lines(summarize(SETTINGS, both)))
+    assert "sp: -2.00 ± 0.00 octaves from 64 to 256, -1.00 ± 0.00 per doubling" in text
+    assert "completep: +0.00 ± 0.00 octaves from 64 to 256" in text
+    row = next(line for line in text.splitlines() if line.strip().startswith("256 sp"))
+    assert row.split()[2:] == ["0.00195", "-9.00", "±", "0.00", "3.0000", "±", "0.0000", "0.2000", "±", "0.0000"]
+
+
+def test_the_figure_is_drawn_whatever_is_missing(tmp_path: Path) -> None:
+    def ragged(x: float, width: int, depth: int, seed: int) -> float | None:
+        return None if x > -6.5 else parabola(x, -8.0) + (1e6 if x < -11.5 else 0.0)
+
+    for name, found in (("some", results(ragged)), ("none", results(lambda *_: None))):
+        plot(summarize(SETTINGS, found), tmp_path / f"{name}.png")
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("settings", "change", "words"),
+    [
+        (None, {}, "lr_transfer: missing"),
+        (
+            LrTransferConfig(curves="rules"),
+            {},
+            "curves = 'rules': a grid has no such axis, only rule, size",
+        ),
+        (SETTINGS, {"base_hidden_size": None}, "parameterization.base_hidden_size"),
+        (SETTINGS, {"base_num_hidden_layers": 4}, "parameterization.base_num_hidden_layers: 2, 4"),
+        (SETTINGS, {"lr": OCTAVES[1]}, "differ in more than curve, width, depth"),
+    ],
+    ids=["no-settings", "no-such-axis", "no-base", "two-bases", "another-axis"],
+)
+def test_cells_that_make_no_curves_are_refused(settings: LrTransferConfig | None, change: Any, words: str) -> None:
+    cells = results(lambda *_: None, seeds=1)
+    check(SETTINGS, cells)
+    cells[0] = {**cells[0], **change}
+    with pytest.raises(ValueError, match=r"lr_transfer|parameterization|curves") as caught:
+        check(settings, cells)
+    assert words in str(caught.value)

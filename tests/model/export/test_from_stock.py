@@ -1,0 +1,123 @@
+"""Stock models as ours: the same function under any parameterization, the same weights at its base, clear refusals."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from plumbline.model.config import ModelConfig
+from plumbline.model.decoder import CausalLM
+from plumbline.model.export.fold import Weights
+from plumbline.model.export.from_stock import from_stock, model_section
+from plumbline.model.parameterization.config import ParameterizationConfig
+from plumbline.model.parameterization.multipliers import Multipliers, multipliers
+from tests.model.conftest import STOCK_SHAPE, stock_model
+
+Enliven = Callable[..., None]
+
+TOKENS = torch.randint(53, (2, 33), generator=torch.Generator().manual_seed(0))
+GRANITE = {"attention_multiplier": 0.3, "embedding_multiplier": 1.7, "residual_multiplier": 0.6, "logits_scaling": 2.5}
+SOURCES: list[dict[str, Any]] = [
+    {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-4},
+    {"model_type": "llama", "tie_word_embeddings": True, "hidden_act": "gelu"},
+    {"model_type": "qwen3", "head_dim": 10, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
+    {"model_type": "qwen3", "head_dim": 6, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
+    {"model_type": "granite", **GRANITE, "tie_word_embeddings": True},
+    {"model_type": "granite", **GRANITE, "mlp_bias": True},
+    {"model_type": "gpt2"},
+    {"model_type": "gpt2", "n_inner": 40, "tie_word_embeddings": False, "activation_function": "gelu"},
+]
+SCALED = {
+    "rule": "completep",
+    "base_hidden_size": 8,
+    "base_num_hidden_layers": 1,
+    "base_head_dim": 2,
+    "embedding_multiplier": 1.3,
+    "output_multiplier": 2.3,
+    "gamma_0": 0.7,
+}
+
+
+def taken_over(stock: Any, rule: dict[str, Any]) -> tuple[CausalLM, Weights]:
+    """Our model of the weights, and the weights."""
+    entries = stock.config.to_dict()
+    config = ModelConfig.model_validate(model_section(entries))
+    applied = multipliers(config, ParameterizationConfig.model_validate(rule))
+    model = CausalLM(config, applied).eval()
+    weights = from_stock(entries, stock.state_dict(), config, applied)
+    parameters = dict(model.named_parameters())
+    assert parameters.keys() == weights.keys()
+    assert config.tie_word_embeddings == stock.config.tie_word_embeddings
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    return model, weights
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source["model_type"])
+@pytest.mark.parametrize("rule", [SCALED, {"rule": "sp"}], ids=lambda rule: rule["rule"])
+@torch.no_grad()
+def test_our_model_computes_what_the_stock_class_computes(
+    enliven: Enliven, source: dict[str, Any], rule: dict[str, Any]
+) -> None:
+    stock = stock_model(source, enliven)
+    model, _ = taken_over(stock, rule)
+    expected: Tensor = stock(input_ids=TOKENS).logits
+    found = model(TOKENS)
+    assert ((found - expected).abs().max() / expected.abs().max()).item() <= 1e-5
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+def test_at_the_base_the_weights_are_the_stock_ones(enliven: Enliven, model_type: str) -> None:
+    stock = stock_model({"model_type": model_type, "head_dim": 6}, enliven)
+    base = {"rule": "completep", "base_hidden_size": 24, "base_num_hidden_layers": 2}
+    theirs = stock.state_dict()
+    _, weights = taken_over(stock, base)
+    assert all(torch.equal(weight, theirs[name]) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "constants"),
+    [
+        ("gpt2", {"h.0.attn.bias": torch.ones(1, 1, 40, 40), "h.1.attn.masked_bias": torch.tensor(-1e4)}),
+        ("llama", {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(3)}),
+    ],
+)
+def test_older_files_store_constants_and_those_of_gpt2_have_no_prefix(
+    enliven: Enliven, model_type: str, constants: Weights
+) -> None:
+    stock = stock_model({"model_type": model_type}, enliven)
+    entries = stock.config.to_dict()
+    config = ModelConfig.model_validate(model_section(entries))
+    usual = Multipliers(attention=config.head_dim**-0.5)
+    old = {name.removeprefix("transformer."): weight for name, weight in stock.state_dict().items()}
+    found, expected = (
+        from_stock(entries, {**old, **constants}, config, usual),
+        from_stock(entries, stock.state_dict(), config, usual),
+    )
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+
+
+ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"model_type": "mistral"}, "model_type = mistral: only llama, qwen3, gpt2, granite can be taken over"),
+        ({"model_type": "llama", "rope_parameters": ROPE}, "rope_type = linear: this decoder has plain rotary"),
+        ({"model_type": "llama", "hidden_act": "relu"}, "hidden_act = relu: only silu, gelu"),
+        ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1}, "layer_types: this decoder has"),
+        ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function = relu: only gelu, gelu_new"),
+        ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: only"),
+    ],
+)
+def test_what_our_decoder_lacks_is_refused(source: dict[str, Any], message: str) -> None:
+    entries = AutoConfig.for_model(**copy.deepcopy({**STOCK_SHAPE, **source})).to_dict()
+    with pytest.raises(ValueError, match=message):
+        model_section(entries)
