@@ -18,7 +18,7 @@ from tests.conftest import REPOSITORY, environment
 HOLDER = """
 import sys, time
 from pathlib import Path
-from launcher.runtime.lock import hold
+from plumbline.launcher.runtime.run.lock import hold
 with hold(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(900)
