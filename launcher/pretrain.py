@@ -8,7 +8,8 @@
 A cooldown from a checkpoint of another run is schedule.branch (docs/schedules.md).
 The same command again resumes from the newest whole checkpoint, or says that the run is complete.
 Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (gradient, loss or weights
-not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C), checkpoint written: start the same command again.
+not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died), checkpoint written: start the same
+command again.
 """
 
 import argparse
@@ -72,7 +73,8 @@ def main() -> int:
     startup.stop()
     if world.is_main:
         folder = config.run.folder
-        print(f"{folder} is complete" if complete else f"stopped on request; the same command resumes {folder}")
+        reason = "because its launcher is gone" if STOP.is_orphaned else "on request"
+        print(f"{folder} is complete" if complete else f"stopped {reason}; the same command resumes {folder}")
     return 0 if complete else REQUEUE
 
 
