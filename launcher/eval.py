@@ -11,7 +11,6 @@ python launcher/eval.py --model runs/quickstart --tasks held_out --task-folder c
 
 import argparse
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -97,8 +96,7 @@ def score_held_out(arguments: argparse.Namespace) -> None:
     length = window_length(model, arguments.sequence_length)
     split = held_out(corpus, arguments.shuffle_questions)
     batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches)
-    score = partial(model.score, thinking=arguments.thinking)
-    scores = held_out_loss(score, tqdm(batches, unit="batch", disable=None), split)
+    scores = held_out_loss(model, tqdm(batches, unit="batch", disable=None), split, arguments.thinking)
     assert scores is not None, "only a training run interrupts an evaluation"
     report(arguments, model, corpus, length, scores)
 

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
+from plumbline.model.attention.pruned import set_alpha
 from plumbline.model.decoder import CausalLM
 from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings
 
@@ -39,6 +40,10 @@ class NextToken(Objective):
     def __init__(self, config: NextTokenConfig) -> None:
         super().__init__()
         self.config = config
+
+    def on_step(self, model: CausalLM, step: int) -> None:
+        """Sharpen the votes of layers that prune their context."""
+        set_alpha(model, self.config.pruning_alpha(step))
 
     def targets(self, batch: Batch) -> Tensor:
         """Valid labels."""

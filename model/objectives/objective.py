@@ -62,6 +62,14 @@ class Objective(nn.Module):
     thinks: bool = False
     """Whether there is another way to predict than that of the plain model: `thinking_states`."""
 
+    def on_step(self, model: CausalLM, step: int) -> None:
+        """Set what changes with training in the model, before the first forward pass of a step.
+
+        Args:
+            model: the whole one.
+            step: completed optimizer steps.
+        """
+
     @abstractmethod
     def targets(self, batch: Batch) -> Tensor:
         """[terms]: how many targets each term sums over in this batch, by the batch alone."""

@@ -39,7 +39,7 @@ def main() -> None:
     batches = ValidationBatches(split, length, arguments.rows, max_batches=16)
     facts: dict[str, object] = {"sequence_length": length}
     for name, model in models.items():
-        scores = held_out_loss(model.score, batches, split)
+        scores = held_out_loss(model, batches, split)
         assert scores is not None, "nothing interrupts it"
         facts[f"{name}_loss"] = round(scores.loss, 4)
     decoders = {name: model.module for name, model in models.items()}

@@ -25,18 +25,19 @@ from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.deepspeed import Batch, Engine
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.interface import Batch, Engine
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.world import World, read_world
-from plumbline.launcher.runtime.train.diagnostics import step_record, watch_step
+from plumbline.launcher.runtime.train.diagnostics import StepObserver
 
 VOCABULARY = 4096
 
 
 def measure(config: Config, world: World, folder: Path, rounds: int) -> dict[str, float]:
     """Median seconds of a step of each kind."""
-    batches, engine = TrainBatches(config.data, 1, world.rank, world.size), Engine(config, world)
+    batches, engine = TrainBatches(config.data, 1, world.rank, world.size), DeepSpeedEngine(config, world)
     log = MetricsLog(folder, 0, 1000, tensorboard=True) if world.is_main else None
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * rounds + 4):  # the first two of each kind warm up
@@ -55,10 +56,10 @@ def step(
     engine: Engine, micro_batches: Sequence[Batch], number: int, config: Config, log: MetricsLog | None, observed: bool
 ) -> None:
     """One training step, as the loop makes it."""
-    watch = watch_step(engine, micro_batches[0], config.metrics.diagnostics_tokens) if observed else None
-    engine.train_step(micro_batches, number, 1e-3, watch).loss.item()
-    if watch is not None:
-        record = {"step": number, "tokens": number, **step_record(watch)}
+    observer = StepObserver(engine, micro_batches[0], config.metrics.diagnostics_tokens) if observed else None
+    engine.train_step(micro_batches, number, 1e-3, observer).loss.item()
+    if observer is not None:
+        record = {"step": number, "tokens": number, **observer.record()}
         if log is not None:
             log.write_diagnostics(record)
 

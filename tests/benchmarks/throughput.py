@@ -26,7 +26,7 @@ from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import parse_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.model.decoder import CausalLM
@@ -98,7 +98,7 @@ def measure(
     """Median seconds per step of both loops, in alternating rounds."""
     config = make_config(arguments, corpus, precision, zero_stage, world)
     batches = TrainBatches(config.data, 1, world.rank, world.size)
-    engine, plain = Engine(config, world), plain_loop(config, world, precision)
+    engine, plain = DeepSpeedEngine(config, world), plain_loop(config, world, precision)
     ours: list[float] = []
     theirs: list[float] = []
     number = 0

@@ -16,13 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from plumbline.launcher.runtime.optim.muon import (
-    ShardedMuon,
-    assign_owners,
-    in_rounds,
-    pieces_by_group,
-    pieces_by_tensor,
-)
+from plumbline.launcher.runtime.engine.zero_shards import pieces_by_group, pieces_by_tensor
+from plumbline.launcher.runtime.optim.muon import ShardedMuon
+from plumbline.launcher.runtime.system.world import World
 
 SHAPES = [(24, 7), (5, 11), (1, 3), (16, 16), (2, 40), (9, 4)]  # 638 elements: no size divides by the ranks
 SETTINGS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.3, "momentum": 0.8}
@@ -48,9 +44,8 @@ def compare(layout: str, rank: int, ranks: int) -> dict[str, object]:
     shards = cut(layout, [weight.detach() for weight in whole], ranks)
     shard = nn.Parameter(shards[rank])
     pieces = pieces_by_tensor(SHAPES, ranks) if layout == "by_tensor" else pieces_by_group(SHAPES, shard, ranks)
-    matrices = assign_owners(SHAPES, pieces)
     muon = ShardedMuon([{"params": [shard], **SETTINGS}])
-    muon.rank, muon.rounds = rank, {shard: in_rounds(matrices, ranks)}
+    muon.attach({shard: list(pieces)}, World(rank, rank, ranks, torch.device("cpu")))
     for _ in range(3):
         for weight in whole:
             weight.grad = torch.randn(weight.shape)
@@ -62,6 +57,7 @@ def compare(layout: str, rank: int, ranks: int) -> dict[str, object]:
     difference = (shard.detach() - expected).abs().max()
     dist.all_reduce(difference, op=dist.ReduceOp.MAX)
     change = max((weight.detach() - old).abs().max().item() for weight, old in zip(whole, before, strict=True))
+    matrices = [matrix for matrices in muon.rounds[shard] for matrix in matrices]
     owned = [sum(matrix.owner == other for matrix in matrices) for other in range(ranks)]
     return {"difference": difference.item(), "change": change, "owned": owned}
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.scores import held_out_loss
@@ -94,7 +95,7 @@ def test_the_held_out_loss_is_that_of_the_average(
     assert json.loads((run.folder / "result.json").read_text())["eval/email/ema_loss"] == losses[4]
     dtype, tolerance = (torch.float32, 1e-6) if name.startswith("fp32") else (torch.bfloat16, 2e-4)
     model = load_model(run.folder / "checkpoints" / "step_00000004", torch.device("cpu"), dtype, average="ema")
-    scores = held_out_loss(model.score, batches, split)
+    scores = held_out_loss(model, batches, split)
     assert scores is not None
     assert losses[4] == pytest.approx(scores.loss, rel=tolerance)
     assert losses[4] != pytest.approx(run.column("eval/email/loss")[4], rel=20 * tolerance), "the weights' own"
@@ -152,7 +153,7 @@ def test_a_skipped_update_does_not_enter(
     config: Config, inputs: Inputs, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even the first: the average is then still to begin."""
-    engine = Engine(config, world)
+    engine = DeepSpeedEngine(config, world)
     assert engine.ema is not None
     initial = weights_of(engine)
     assert equal(average_of(engine), initial)

@@ -23,7 +23,7 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, TrainState
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system.signals import REQUEUE
@@ -55,8 +55,8 @@ def inputs(config: Config, world: World) -> Inputs:
 
 
 @pytest.fixture(scope="module")
-def engine(config: Config, world: World) -> Engine:
-    return Engine(config, world)
+def engine(config: Config, world: World) -> DeepSpeedEngine:
+    return DeepSpeedEngine(config, world)
 
 
 def state(step: int, inputs: Inputs) -> TrainState:
@@ -65,7 +65,7 @@ def state(step: int, inputs: Inputs) -> TrainState:
 
 @pytest.fixture(scope="module")
 def original(
-    engine: Engine, config: Config, inputs: Inputs, world: World, tmp_path_factory: pytest.TempPathFactory
+    engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """Checkpoints of steps 1, 2 and 3."""
     root = tmp_path_factory.mktemp("original") / "checkpoints"
@@ -191,7 +191,7 @@ def test_no_whole_checkpoint_is_refused(root: Path, world: World, capsys: pytest
 
 
 def test_leftover_staging_folders_are_ignored_and_cleaned(
-    root: Path, engine: Engine, config: Config, inputs: Inputs, world: World
+    root: Path, engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World
 ) -> None:
     for step in (3, 4, 9):
         shutil.copytree(root / "step_00000002", root / f".step_{step:08d}.staging")
@@ -203,7 +203,7 @@ def test_leftover_staging_folders_are_ignored_and_cleaned(
     assert checkpoint.find(root, world) == root / "step_00000004"
 
 
-def test_retention(root: Path, tiny_config: Path, engine: Engine, inputs: Inputs, world: World) -> None:
+def test_retention(root: Path, tiny_config: Path, engine: DeepSpeedEngine, inputs: Inputs, world: World) -> None:
     config = load_config(tiny_config, ["checkpoint.keep_last=2", "checkpoint.keep_every=2"])
     for step in (4, 5, 6, 7):
         checkpoint.save(engine, config, state(step, inputs), root, world)
@@ -212,7 +212,7 @@ def test_retention(root: Path, tiny_config: Path, engine: Engine, inputs: Inputs
 
 
 def test_damaged_checkpoints_do_not_crowd_out_whole_ones(
-    root: Path, tiny_config: Path, engine: Engine, inputs: Inputs, world: World
+    root: Path, tiny_config: Path, engine: DeepSpeedEngine, inputs: Inputs, world: World
 ) -> None:
     """A run that fell back, and saves again before it reaches the damaged step, keeps what it saves."""
     config = load_config(tiny_config, ["checkpoint.keep_last=1"])
@@ -225,7 +225,7 @@ def test_damaged_checkpoints_do_not_crowd_out_whole_ones(
 
 
 def test_a_damaged_checkpoint_is_replaced(
-    root: Path, engine: Engine, config: Config, inputs: Inputs, world: World
+    root: Path, engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World
 ) -> None:
     flip(root / "step_00000003" / KINDS["optimizer shard"], 5000)
     checkpoint.save(engine, config, state(3, inputs), root, world)
@@ -233,7 +233,7 @@ def test_a_damaged_checkpoint_is_replaced(
 
 
 def test_load_restores_weights_and_position(
-    root: Path, engine: Engine, config: Config, inputs: Inputs, world: World
+    root: Path, engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World
 ) -> None:
     expected = load_file(root / "step_00000002" / KINDS["weights"])
     assert checkpoint.load(engine, root / "step_00000002") == state(2, inputs)
@@ -291,7 +291,7 @@ def test_what_does_not_shape_the_run_may_change(
 
 
 def test_a_full_disk_is_one_error_and_earlier_checkpoints_stay(
-    original: Path, tmp_path: Path, engine: Engine, config: Config, inputs: Inputs, world: World
+    original: Path, tmp_path: Path, engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World
 ) -> None:
     """A file system with room for one checkpoint; without the right to mount one, a limit on the size of files."""
     root = tmp_path / "small"

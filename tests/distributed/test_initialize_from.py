@@ -15,7 +15,7 @@ from torch import Tensor
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.models.open import load_model
@@ -85,7 +85,7 @@ def test_a_run_starts_as_the_function_of_the_folder(
     config = load_config(without_model, [*options, f"deepspeed.zero_stage={stage}"])
     assert (config.model.hidden_size, config.model.num_key_value_heads, config.model.family) == (64, 1, "qwen3")
     initial_weights.check(config)
-    engine = Engine(config, world, initial_weights.initial_weights(config))
+    engine = DeepSpeedEngine(config, world, initial_weights.initial_weights(config))
     assert difference(dict(engine.fp32_weights()), config, folder) <= 1e-5
 
 
@@ -94,7 +94,7 @@ def test_pruning_may_be_learned_on_top(folder: Path, without_model: Path, world:
     typed = [f"train.initialize_from={folder}", "model.attention=pruned", "model.pruning_rank=8"]
     config = load_config(without_model, typed)
     initial_weights.check(config)
-    engine = Engine(config, world, initial_weights.initial_weights(config))
+    engine = DeepSpeedEngine(config, world, initial_weights.initial_weights(config))
     weights = dict(engine.fp32_weights())
     assert weights["model.layers.0.self_attn.ask_proj.weight"].abs().max() > 0
     assert difference(weights, config, folder) <= 1e-5

@@ -19,7 +19,7 @@ from torch import nn
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.optim.soap import SOAP
 from plumbline.model.objectives.next_token import NextToken, NextTokenConfig
 from plumbline.model.parameterization.rows import ParameterRow
@@ -111,7 +111,7 @@ def test_one_rank_equals_the_plain_loop_to_the_last_bit(
         return NextToken(config.objective)(model, batch, 0)[0].sum() * (1 / (batch["labels"] >= 0).sum().float())
 
     reference = plain_loop(config, by_hand(config), loss)
-    engine, batches = Engine(config, world), TrainBatches(config.data, config.run.seed)
+    engine, batches = DeepSpeedEngine(config, world), TrainBatches(config.data, config.run.seed)
     norms = []
     for step in range(config.total_steps):
         lr = config.base_settings.lr * config.learning_rate.factor(step * config.tokens_per_step)

@@ -18,7 +18,7 @@ from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.model.quantization import float8
@@ -90,14 +90,14 @@ def test_stages_checkpointing_and_micro_batches_agree(runs: Callable[[str], Run]
 
 def two_steps(config: Config, world: World) -> list[float]:
     """Loss and gradient norm of the first steps of a run by one rank."""
-    engine, batches = Engine(config, world), TrainBatches(config.data, config.run.seed)
+    engine, batches = DeepSpeedEngine(config, world), TrainBatches(config.data, config.run.seed)
     made = [engine.train_step(batches.micro_batches(step), step, 1e-3) for step in range(2)]
     return [value for step in made for value in (step.loss.item(), step.grad_norm)]
 
 
 def test_one_rank_trains_as_two_do(runs: Callable[[str], Run], tiny_config: Path, world: World) -> None:
     config = load_config(tiny_config, SETTINGS["stage_1"])
-    engine, batches = Engine(config, world), TrainBatches(config.data, config.run.seed)
+    engine, batches = DeepSpeedEngine(config, world), TrainBatches(config.data, config.run.seed)
     rates, expected = (runs("stage_1").column(key) for key in ("lr", "loss"))
     for step in range(2):
         result = engine.train_step(batches.micro_batches(step), step, rates[step + 1])
@@ -177,9 +177,9 @@ def test_a_branch_may_round_what_its_parent_did_not(
     config, opened = load_config(tiny_config, typed[:-2]), load_model(parent, torch.device("cpu"))
     batches = TrainBatches(config.data, config.run.seed).micro_batches(4)
     module: Any = opened.module
-    plain = sum(opened.score(batch)[0].item() for batch in batches) / (8 * 32)
+    plain = sum(opened.evaluate(batch).nats for batch in batches) / (8 * 32)
     apply_precision(module.model.layers, config.precision)
-    rounded = sum(opened.score(batch)[0].item() for batch in batches) / (8 * 32)
+    rounded = sum(opened.evaluate(batch).nats for batch in batches) / (8 * 32)
     assert losses[5] == pytest.approx(rounded, rel=1e-6)
     assert abs(rounded - plain) > 1e-5
 
@@ -202,7 +202,7 @@ def test_float8_trains_alike_when_it_is_sharded(tiny_config: Path, world: World,
     layers: Any = torch.nn.Sequential(torch.nn.Linear(16, 16))
     float8.compute_in_float8(layers, config.precision)
     assert layers[0].config.emulate, "a CPU may well have these products, and other devices not"
-    names = [name for name, _ in Engine(config, world).fp32_weights()]
+    names = [name for name, _ in DeepSpeedEngine(config, world).fp32_weights()]
     assert names == [row.name for row in config.parameter_rows]
 
 
@@ -211,14 +211,14 @@ def test_float8_without_its_units_or_its_library_is_one_clear_error(
 ) -> None:
     config = load_config(tiny_config, ["precision.float8=rowwise"])
     with pytest.raises(ConfigError, match=r"needs a GPU of capability 8.9 or more, and this is a CPU: leave it out"):
-        Engine(config, world)
+        DeepSpeedEngine(config, world)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "A100")
     gpu = type(world)(0, 0, 1, torch.device("cuda", 0))
     with pytest.raises(ConfigError, match=r"8\.9 or more, and this is A100 with 8\.0"):
-        Engine(config, gpu)
+        DeepSpeedEngine(config, gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 9))
     assert float8.refusal(config.precision, gpu.device) is None
     monkeypatch.setattr("plumbline.model.quantization.float8.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"needs torchao, which is missing: pip install -e '.\[float8\]'"):
-        Engine(config, gpu)
+        DeepSpeedEngine(config, gpu)

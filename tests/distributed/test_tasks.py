@@ -22,7 +22,7 @@ from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_r
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.held_out import own_task
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import open_inputs
@@ -93,7 +93,7 @@ def scored_by_hand(model: CausalLM, batches: list[dict[str, Any]]) -> dict[str, 
 def test_exact_match_is_what_a_plain_argmax_says(tiny_config: Path, world: World, stage: int) -> None:
     """After a few steps a model knows that answers are values, so that some examples are right and some are not."""
     config = load_config(tiny_config, [*ON_TASK, f"deepspeed.zero_stage={stage}", "optimizer.lr=0.05"])
-    engine = Engine(config, world)
+    engine = DeepSpeedEngine(config, world)
     train = TrainBatches(config.data, config.run.seed)
     for step in range(8):
         micro_batches: list[Any] = train.micro_batches(step)
@@ -102,7 +102,7 @@ def test_exact_match_is_what_a_plain_argmax_says(tiny_config: Path, world: World
     batches: list[Any] = list(ValidationBatches(split, 12, 7, max_batches=3))
     for label in (batches[0]["labels"], batches[1]["labels"]):
         label[0] = -100  # a row that only pads its batch
-    scores = held_out_loss(engine.evaluate, batches, split)
+    scores = held_out_loss(engine, batches, split)
     assert scores is not None
 
     model = CausalLM(config.model, multipliers(config.model, config.parameterization)).eval()

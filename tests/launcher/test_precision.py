@@ -149,7 +149,7 @@ def test_every_way_to_open_a_run_rounds(joint: Run, tiny_config: Path) -> None:
         load_model(joint.folder, CPU, average="last:2"),
         load_model(joint.folder, CPU, with_objective=True),
     ]
-    scores = [model.score(batch)[0].item() for model in opened]
+    scores = [model.evaluate(batch).nats for model in opened]
     assert scores[0] == scores[3]
     assert len(set(scores)) == 3
     for model, score in zip(opened, scores, strict=True):

@@ -31,7 +31,7 @@ from plumbline.data.workspace import apply_umask, sync
 from plumbline.launcher.runtime.checkpoint.weights import write_weights
 from plumbline.launcher.runtime.config.load import differences, save_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.deepspeed import Engine
+from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.optim.schedule import ScheduleConfig
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World

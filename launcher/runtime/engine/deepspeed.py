@@ -1,69 +1,36 @@
-"""The training engine: DeepSpeed behind a small interface, with nothing left to DeepSpeed's defaults.
+"""The engine that trains: DeepSpeed, with nothing left to its defaults.
 
 DeepSpeed accepts unknown keys in silence and its defaults move between releases. So its configuration is generated
 here with every key that matters, what took effect is read back after `initialize`, and a mismatch refuses to train.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.updates import UpdateWatch
-from plumbline.launcher.runtime.optim.moving_average import MovingAverage
+from plumbline.launcher.runtime.engine import zero_shards
+from plumbline.launcher.runtime.engine.build import build_for_training
+from plumbline.launcher.runtime.engine.interface import Batch, Engine
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
     CombinedOptimizer,
     group_settings,
     make_optimizer,
     restore_settings,
-    set_learning_rates,
     verify_settings,
 )
-from plumbline.launcher.runtime.run.scores import answer_sums
-from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.launcher.runtime.system.startup import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
-from plumbline.model.attention.block_sparse import permit_graphs
-from plumbline.model.attention.pruned import set_alpha
-from plumbline.model.blocks import KINDS
-from plumbline.model.diagnostics.observer import observing
-from plumbline.model.objectives import make_objective
-from plumbline.model.objectives.next_token import NextTokenConfig
-from plumbline.model.objectives.objective import TrainedLM
-from plumbline.model.parameterization.initialization import initialize
-from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.quantization import float8
-from plumbline.model.quantization.layers import quantized_linears
-from plumbline.model.quantization.precision import apply_precision
-from plumbline.model.quantization.quantizer import Quantizer
-
-Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
 
 TAG = "deepspeed"  # sub-folder of a checkpoint with DeepSpeed's own files
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one optimizer step reports; the same on every rank."""
-
-    loss: Tensor
-    """Mean cross-entropy over the valid tokens of the global batch: a scalar on the device, nats."""
-    grad_norm: float
-    """Global gradient norm before clipping."""
-    applied: bool
-    """False when DeepSpeed skipped the update because of a non-finite gradient."""
-    reports: Tensor
-    """[reports, 2]: sums and counts of what the objective reports beside the loss."""
 
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
@@ -110,8 +77,8 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     }
 
 
-class Engine:
-    """A CausalLM with its objective and optimizer, sharded by DeepSpeed.
+class DeepSpeedEngine(Engine):
+    """Train a model that DeepSpeed shards at any ZeRO stage.
 
     Args:
         config: the run.
@@ -125,60 +92,25 @@ class Engine:
     def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
         import deepspeed  # after the accelerator is chosen in startup.start
 
-        reason = float8.refusal(config.precision, world.device)
-        if reason is not None:
-            raise ConfigError(reason)
-        self.config = config
-        self.world = world
-        rows = config.parameter_rows
-        self.settings = group_settings(rows, config.optimizer, config.base_settings.betas)
-        self.requested = requested = deepspeed_config(config, world)
-
-        sharded = config.deepspeed.zero_stage == 3
-        with deepspeed.zero.Init(config_dict_or_path=requested, enabled=sharded):
-            forward = multipliers(config.model, config.parameterization)
-            self.objective = make_objective(config.objective, config.model, forward, config.run.seed)
-            model = TrainedLM(config.model, forward, self.objective)
-
-        def gather(parameter: nn.Parameter) -> AbstractContextManager[object]:
-            context: AbstractContextManager[object] = deepspeed.zero.GatheredParameters(parameter, modifier_rank=0)
-            return context if sharded else nullcontext()
-
-        initialize(model, rows, config.run.seed, gather)
-        if weights is not None:
-            parameters = dict(model.named_parameters())
-            for name, weight in weights.items():
-                with torch.no_grad(), gather(parameters[name]):
-                    parameters[name].copy_(weight)
-        apply_precision(model.model.layers, config.precision)
-        float8.compute_in_float8(model.model.layers, config.precision)
-        model.model.activation_checkpointing = config.train.activation_checkpointing
-        if config.train.compile:
-            permit_graphs()
-            for block in (module for module in model.modules() if isinstance(module, tuple(KINDS.values()))):
-                block.compile()
-        if not sharded:
-            model.to(world.device)
-        optimizer = make_optimizer(model, self.settings, config.deepspeed.zero_stage)
+        self.stage = config.deepspeed.zero_stage
+        self.settings = group_settings(config.parameter_rows, config.optimizer, config.base_settings.betas)
+        self.requested = deepspeed_config(config, world)
+        if self.stage == 3:
+            construction = deepspeed.zero.Init(config_dict_or_path=self.requested)
+            gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
+            model = build_for_training(config, world.device, weights, construction, gather)
+        else:
+            model = build_for_training(config, world.device, weights).to(world.device)
+        optimizer = make_optimizer(model, self.settings, self.stage)
         with quiet_stdout():
             self._engine, *_ = deepspeed.initialize(
-                model=model, optimizer=optimizer, config=requested, dist_init_required=False
+                model=model, optimizer=optimizer, config=self.requested, dist_init_required=False
             )
-        self._verify(requested)
-        half_life = config.train.ema_half_life_tokens
-        self.ema = None if half_life is None else MovingAverage(self._engine, self.groups, half_life)
+        super().__init__(config, world, model)
+        self._verify(self.requested)
         muon = optimizer.parts.get("muon") if isinstance(optimizer, CombinedOptimizer) else None
         if isinstance(muon, ShardedMuon):
-            muon.attach(self._engine.optimizer, config.deepspeed.zero_stage, world)
-
-    def _adopt_batch_size(self, accumulation: int) -> None:
-        """Tell DeepSpeed how many micro-batches make a step, where that changes (data.batch_size_warmup)."""
-        if accumulation == self._engine.gradient_accumulation_steps():
-            return
-        batch_size = accumulation * self.config.data.micro_batch(self.world.size) * self.world.size
-        self._engine.set_train_batch_size(batch_size)
-        self.requested |= {"train_batch_size": batch_size, "gradient_accumulation_steps": accumulation}
-        self._verify(self.requested)
+            muon.attach(zero_shards.locate_matrices(muon, self._engine.optimizer, self.stage, world), world)
 
     def _verify(self, requested: dict[str, Any]) -> None:
         """Compare what took effect in DeepSpeed with what was asked for."""
@@ -203,120 +135,68 @@ class Engine:
             raise RuntimeError(f"DeepSpeed did not adopt its configuration: {'; '.join(wrong)}")
         verify_settings(self.groups, self.settings)
 
+    def _expect_micro_batches(self, count: int) -> None:
+        """Tell DeepSpeed how many micro-batches make a step, where that changes (data.batch_size_warmup)."""
+        if count == self._engine.gradient_accumulation_steps():
+            return
+        batch_size = count * self.config.data.micro_batch(self.world.size) * self.world.size
+        self._engine.set_train_batch_size(batch_size)
+        self.requested |= {"train_batch_size": batch_size, "gradient_accumulation_steps": count}
+        self._verify(self.requested)
+
+    def _accumulate(self, batch: Batch, step: int, weights: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+        # By itself DeepSpeed counts micro-batches since the process started, which is out of step with ours when their
+        # number changes (data.batch_size_warmup) after a resume
+        self._engine.set_gradient_accumulation_boundary(last)
+        losses, cross_entropy, reports = self._engine(batch, step=step)
+        self._engine.backward((losses * weights).sum(), scale_wrt_gas=False)
+        if not last:
+            self._engine.step()  # only counts
+        elif self.stage == 0:
+            clip = self.config.optimizer.grad_clip or math.inf
+            self._clipped_norm = clip_grad_norm_(self.model.parameters(), clip)
+        return cross_entropy, reports
+
+    def _update(self) -> tuple[float, bool]:
+        self._engine.step()
+        grad_norm = self._clipped_norm if self.stage == 0 else self._engine.get_global_grad_norm()
+        return float(grad_norm), bool(self._engine.was_step_applied())
+
+    def _forward(self, *inputs: Any, **named: Any) -> Any:
+        return self._engine(*inputs, **named)
+
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The optimizer's parameter groups, as the running optimizer sees them."""
+        """Return the optimizer's parameter groups, as the running optimizer sees them."""
         optimizer = self._engine.optimizer
         groups: list[dict[str, Any]] = getattr(optimizer, "optimizer", optimizer).param_groups
         return groups
 
-    def to_device(self, batch: Batch) -> Batch:
-        """The batch on this rank's device."""
-        return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in batch.items()}
+    def master_weights(self) -> list[Tensor]:
+        """Return this rank's flat shards; at stage 0 the parameters."""
+        return zero_shards.master_weights(self._engine, self.groups)
 
-    def train_step(
-        self, micro_batches: Sequence[Batch], step: int, lr: float, watch: UpdateWatch | None = None
-    ) -> StepResult:
-        """One optimizer step: forward and backward over this rank's micro-batches, then the update.
+    def refresh_weights(self) -> None:
+        """Round and gather the master weights as DeepSpeed does after an update. Collective."""
+        zero_shards.refresh_weights(self._engine)
 
-        Args:
-            micro_batches: all of this rank's in this step.
-            step: completed steps so far; keys the random numbers of dropout, so nothing random needs saving.
-            lr: base learning rate of this step.
-            watch: looks at the gradients and at what the update does; it changes nothing.
-        """
-        self._engine.train()
-        torch.manual_seed(hash((self.config.run.seed, step, self.world.rank)))
-        set_learning_rates(self.groups, lr)
-        if self.config.model.attention == "pruned":
-            assert isinstance(self.config.objective, NextTokenConfig), "the configuration checks that"
-            set_alpha(self._engine.module, self.config.objective.pruning_alpha(step))
-        batches = [self.to_device(batch) for batch in micro_batches]
-        # Each term of the loss is normalised by its targets in the whole global batch: an ignored label weighs nothing,
-        # and accumulation or world size change nothing. DeepSpeed averages gradients over ranks, hence the world size.
-        targets = sum_over_ranks(torch.stack([self.objective.targets(batch) for batch in batches]).sum(0).float())
-        if step == 0:
-            self._check_targets(targets)
-        weights = self.world.size / targets.clamp_min(1)
-        total = torch.zeros((), device=self.world.device)
-        reports = torch.zeros(len(self.objective.reports), 2, device=self.world.device)
-        self._adopt_batch_size(len(batches))
-        for number, batch in enumerate(batches, start=1):
-            # By itself DeepSpeed counts micro-batches since the process started, which is out of step with ours when
-            # their number changes (data.batch_size_warmup) after a resume
-            self._engine.set_gradient_accumulation_boundary(number == len(batches))
-            losses, cross_entropy, found = self._engine(batch, step=step)
-            self._engine.backward((losses * weights).sum(), scale_wrt_gas=False)
-            if self.config.deepspeed.zero_stage == 0 and number == len(batches):
-                grad_norm = clip_grad_norm_(
-                    self._engine.module.parameters(), self.config.optimizer.grad_clip or math.inf
-                )
-            if watch is not None and number == len(batches):
-                watch.before()
-            self._engine.step()
-            total += cross_entropy
-            reports += found
-        if watch is not None:
-            watch.after()
-        if self.config.deepspeed.zero_stage > 0:
-            grad_norm = self._engine.get_global_grad_norm()
-        applied = bool(self._engine.was_step_applied())
-        if self.ema is not None and applied:
-            self.ema.update(self.world.size * sum(batch["input_ids"].numel() for batch in batches))
-        return StepResult(sum_over_ranks(total) / targets[0], float(grad_norm), applied, sum_over_ranks(reports))
+    def master_pieces(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and this rank's flat piece of the master weight of every trained tensor."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                yield name, zero_shards.master_piece(parameter, self.stage, self.world)
 
-    def _check_targets(self, targets: Tensor) -> None:
-        """Refuse a term of the loss, beside the text's, that no token of a whole batch trains; `targets` [terms]."""
-        for term, found in zip(self.objective.terms[1:], targets[1:].tolist(), strict=True):
-            if not found:
-                raise ConfigError(
-                    f"objective.name = {self.config.objective.name}: no token of the first batch has a target for the "
-                    f"loss of {term}: lower objective.horizon to the length of an answer or a document, or set another "
-                    "objective.anchor_policy"
-                )
-
-    @torch.no_grad()
-    def evaluate(self, batch: Batch, answers: bool = False, thinking: bool = False) -> Tensor:
-        """Summed cross-entropy (nats) and number of valid tokens of this rank's batch: [2], fp32.
-
-        With `answers`, the sums of `answer_sums` instead: [5], from logits [B, T, vocab_size] that are held at once;
-        with `thinking`, by the predictions of an objective that thinks.
-        """
-        self._engine.eval()
-        batch = self.to_device(batch)
-        context = {name: batch[name] for name in ("document_ids", "positions")}
-        run = partial(self._engine, batch["input_ids"], **context)
-        if thinking:
-            run = partial(self._engine, batch, thinking=True)
-        if answers:
-            return answer_sums(run(), batch["labels"])
-        _, cross_entropy = run(labels=batch["labels"])
-        return torch.stack((cross_entropy, (batch["labels"] >= 0).sum().float()))
-
-    @torch.no_grad()
-    def watch(self, batch: Batch, attention_stride: int) -> UpdateWatch:
-        """Observe a forward of this rank's batch; the watch is for the step that follows. All ranks must call."""
-        self._engine.eval()
-        batch = self.to_device(batch)
-        with observing(self._engine.module, attention_stride) as observation:
-            self._engine(batch["input_ids"], document_ids=batch["document_ids"], positions=batch["positions"])
-        return UpdateWatch(self._engine, observation, self.world)
-
-    def quantized(self, bits: int) -> AbstractContextManager[None]:
-        """The blocks' matrix products with weights and inputs rounded to so many bits, meanwhile."""
-        per_tensor = Quantizer(format=f"int{bits}")
-        return quantized_linears(self._engine.module.model.layers, per_tensor, per_tensor)
+    def gradient(self, name: str) -> Tensor:
+        """Return the whole gradient of a tensor; at stage 0 it is clipped. Collective."""
+        return zero_shards.whole_gradient(self.model.get_parameter(name))
 
     def fp32_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and full fp32 weight of every parameter, one at a time on the CPU; all ranks must iterate together."""
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        for name, parameter in self._engine.module.named_parameters():
-            weight = safe_get_full_fp32_param(parameter)
-            yield name, (parameter.data if weight is None else weight).detach().float().cpu()
+        """Yield name and whole fp32 weight of every tensor, one at a time, on the CPU. Collective."""
+        for name, parameter in self.model.named_parameters():
+            yield name, zero_shards.whole_weight(parameter).float().cpu()
 
     def save(self, folder: Path) -> None:
-        """Write this rank's shards into folder/deepspeed and folder/ema; all ranks must call.
+        """Write this rank's shards into folder/deepspeed and folder/ema. Collective.
 
         Raises:
             OSError, RuntimeError: this rank could not write; the other ranks return all the same.

@@ -20,19 +20,17 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.models.averages import open_weights
-from plumbline.launcher.runtime.run.scores import answer_sums
+from plumbline.launcher.runtime.run.scores import AnswerSums, LossSums, answer_sums, loss_sums
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker
 from plumbline.model.export.native import MODEL_TYPE
 from plumbline.model.generation import generate
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
-from plumbline.model.objectives import make_objective
 from plumbline.model.objectives.latent_lookahead import LatentLookahead
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.objectives.silent_thoughts import SilentThoughts
-from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.quantization.precision import apply_precision
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -79,20 +77,19 @@ class LoadedModel:
         return self._run(batch, thinking)()  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def score(self, batch: Mapping[str, Any], answers: bool = False, thinking: bool = False) -> Tensor:
-        """Summed cross-entropy (nats) and number of valid tokens of a batch, [2]; with `answers`, `answer_sums` [5].
-
-        With `thinking`, by what it predicts with thoughts, if it `thinks`.
-        """
+    def evaluate(self, batch: Mapping[str, Any], thinking: bool = False) -> LossSums:
+        """Return the sums of the loss on a batch; with `thinking`, of what it predicts with thoughts."""
         labels = batch["labels"].to(self.device)
-        if answers:
-            return answer_sums(self.logits(batch, thinking), labels)
         if isinstance(self.module, CausalLM):
             _, nats = self._run(batch, thinking)(labels=labels)
         else:
             logits = self.logits(batch).flatten(0, 1)
             nats = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
-        return torch.stack((nats.double(), (labels >= 0).sum().double()))
+        return loss_sums(nats, labels)
+
+    def evaluate_answers(self, batch: Mapping[str, Any], thinking: bool = False) -> AnswerSums:
+        """Return the sums of loss and right answers on a batch of a task."""
+        return answer_sums(self.logits(batch, thinking), batch["labels"].to(self.device))
 
     def _run(self, batch: Mapping[str, Any], thinking: bool) -> Callable[..., Any]:
         """The module on a batch: logits, or with labels the two sums of a CausalLM."""
@@ -230,19 +227,13 @@ def _load_checkpoint(
 ) -> LoadedModel:
     opened = open_weights(folder, average)
     config, weights, manifest = opened.config, opened.weights, checkpoint.read_manifest(opened.folder)
-    with torch.device("meta"):
-        forward = multipliers(config.model, config.parameterization)
-        if with_objective:
-            objective = make_objective(config.objective, config.model, forward, config.run.seed)
-            module: CausalLM = TrainedLM(config.model, forward, objective)
-        else:
-            module = CausalLM(config.model, forward)
-            weights = {name: weight for name, weight in weights.items() if not name.startswith("objective.")}
+    module = build_model(config if with_objective else without_objective(config), torch.device("meta"))
+    if not with_objective:
+        weights = {name: weight for name, weight in weights.items() if not name.startswith("objective.")}
     if config.model.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     module.load_state_dict(weights, assign=True)
     module.tie_weights()
-    apply_precision(module.model.layers, config.precision)
     tokenizer = opened.folder.resolve().parent.parent / "tokenizer"
     return LoadedModel(
         module=module.to(device, dtype).eval(),

@@ -10,10 +10,9 @@ it. Measured in tokens, the same average is asked for under any batch size. Only
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,21 +24,20 @@ CHUNK = 2**24  # elements exchanged at a time; bounds the memory that it takes
 
 
 class MovingAverage:
-    """The average of one engine's fp32 master weights, in fp32, on the device where they are.
+    """Average an engine's fp32 master weights, in fp32, on the device where they are.
 
     Args:
-        engine: the DeepSpeed engine.
-        groups: its optimizer's parameter groups.
+        masters: this rank's share of the master weights.
+        refresh: makes the engine compute with what has been written into `masters`; all ranks call it together.
         half_life: tokens after which the share of a state of the weights has halved.
     """
 
-    def __init__(self, engine: Any, groups: list[dict[str, Any]], half_life: int) -> None:
+    def __init__(self, masters: Sequence[Tensor], refresh: Callable[[], None], half_life: int) -> None:
         self.half_life = half_life
         self.tokens = 0
         """Tokens of the updates in the average; 0: it is a copy of the weights."""
-        self._engine = engine
-        self._masters = _master_weights(engine, groups)
-        self._shards = [master.detach().clone() for master in self._masters]
+        self._masters, self._refresh = masters, refresh
+        self._shards = [master.detach().clone() for master in masters]
 
     @torch.no_grad()
     def update(self, tokens: int) -> None:
@@ -97,27 +95,8 @@ class MovingAverage:
                 kept = theirs.clone()
                 theirs.copy_(ours)
                 ours.copy_(kept)
-        _refresh(self._engine)
+        self._refresh()
 
 
 def _file(folder: Path, rank: int) -> Path:
     return folder / FOLDER / f"rank_{rank:05d}.safetensors"
-
-
-def _master_weights(engine: Any, groups: list[dict[str, Any]]) -> list[Tensor]:
-    """What the optimizer updates on this rank: its shard of the fp32 master weights; at stage 0 the parameters."""
-    if engine.zero_optimization_stage() == 3:  # its groups are empty between updates
-        return list(engine.optimizer.fp32_partitioned_groups_flat)
-    return [master for group in groups for master in group["params"]]
-
-
-def _refresh(engine: Any) -> None:
-    """Copy the master weights into what forward passes read, rounded and gathered as DeepSpeed does after an update."""
-    stage, optimizer = engine.zero_optimization_stage(), engine.optimizer
-    if stage in (1, 2):
-        optimizer.update_lp_params()
-    elif stage == 3:
-        optimizer.checkpoint_event_prologue()  # releases what is gathered
-        for index in range(len(optimizer.fp32_partitioned_groups_flat)):
-            optimizer._reassign_or_swap_out_partitioned_parameters(index)
-        optimizer.checkpoint_event_epilogue()  # gathers what DeepSpeed keeps gathered

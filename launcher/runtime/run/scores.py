@@ -2,14 +2,71 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from plumbline.data.streams import WindowStream
+
+Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
+Reduce = Callable[[list[float]], list[float]]  # numbers of one rank -> their sums over all ranks
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Hold what a mean loss is made of; the sums of several batches or ranks are added before anything is divided."""
+
+    nats: float = 0.0
+    """Summed cross-entropy."""
+    tokens: float = 0.0
+    """Number of valid labels."""
+
+    def __add__(self, other: "LossSums") -> "LossSums":
+        """Return the sums over the batches of both."""
+        return type(self)(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
+
+    def total(self, reduce: Reduce) -> "LossSums":
+        """Return the sums over all ranks."""
+        return type(self)(*reduce(list(astuple(self))))
+
+    def result(self, split: WindowStream) -> "HeldOutLoss":
+        """Return the means over the batches of a split."""
+        loss = self.nats / self.tokens
+        return HeldOutLoss(loss, math.exp(min(loss, 700.0)), split.bits_per_byte(loss), round(self.tokens))
+
+
+@dataclass(frozen=True)
+class AnswerSums(LossSums):
+    """Hold what exact match on a task is made of, beside the loss."""
+
+    right_tokens: float = 0.0
+    """Number of answer tokens with the largest logit of their position."""
+    examples: float = 0.0
+    """Number of rows with an answer."""
+    right_examples: float = 0.0
+    """Number of rows whose every answer token has the largest logit."""
+
+    def result(self, split: WindowStream) -> "HeldOutLoss":
+        """Return the means over the examples of a split."""
+        return replace(
+            super().result(split),
+            examples=round(self.examples),
+            exact_match=self.right_examples / self.examples,
+            accuracy=self.right_tokens / self.tokens,
+        )
+
+
+class Scorer(Protocol):
+    """Describe what can be scored: a training engine or an opened model."""
+
+    def evaluate(self, batch: Batch, thinking: bool = False) -> LossSums:
+        """Return the sums of the loss on a batch; with `thinking`, by the predictions of an objective that thinks."""
+
+    def evaluate_answers(self, batch: Batch, thinking: bool = False) -> AnswerSums:
+        """Return the same on a batch of a task, and how many answers are right."""
 
 
 @dataclass(frozen=True)
@@ -53,37 +110,33 @@ class HeldOutLoss:
 
 
 def held_out_loss(
-    score: Callable[[Mapping[str, Any], bool], Tensor],
-    batches: Iterable[Mapping[str, Any]],
+    scorer: Scorer,
+    batches: Iterable[Batch],
     split: WindowStream,
-    total: Callable[[Tensor], Tensor] = lambda sums: sums,
+    thinking: bool = False,
+    reduce: Reduce = lambda sums: sums,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> HeldOutLoss | None:
     """Score batches of a split.
 
     Args:
-        score: (batch, answers) -> summed cross-entropy (nats) and number of valid tokens of the batch, [2]; with
-            answers, what `answer_sums` returns, [5].
+        scorer: what is scored.
         batches: this rank's share of the split.
         split: where they come from: text of known length, or a task with answers.
-        total: sums over ranks.
+        thinking: score the predictions of an objective that thinks.
+        reduce: returns the sums over ranks.
         interrupted: asked before each batch, with the same answer on all ranks.
 
     Returns:
         The loss over all ranks, or None when interrupted.
     """
-    sums = torch.zeros(5 if split.has_answers else 2, dtype=torch.float64)
+    sums: LossSums = AnswerSums() if split.has_answers else LossSums()
+    score: Callable[[Batch, bool], LossSums] = scorer.evaluate_answers if split.has_answers else scorer.evaluate
     for batch in batches:
         if interrupted():
             return None
-        sums += score(batch, split.has_answers).double().cpu()
-    nats, tokens, *answers = total(sums).tolist()
-    loss = nats / tokens
-    scores = HeldOutLoss(loss, math.exp(min(loss, 700.0)), split.bits_per_byte(loss), round(tokens))
-    if not answers:
-        return scores
-    right, examples, exact = answers
-    return replace(scores, examples=round(examples), exact_match=exact / examples, accuracy=right / tokens)
+        sums += score(batch, thinking)
+    return sums.total(reduce).result(split)
 
 
 def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
@@ -98,8 +151,13 @@ def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + penalty)), min(1.0, (middle + half) / (1 + penalty))
 
 
-def answer_sums(logits: Tensor, labels: Tensor) -> Tensor:
-    """What exact match is made of, [5]: summed cross-entropy (nats), answer tokens, right ones, examples, right ones.
+def loss_sums(nats: Tensor, labels: Tensor) -> LossSums:
+    """Return the sums of a batch from its summed cross-entropy, a scalar in nats, and its labels [B, T]."""
+    return LossSums(*torch.stack((nats.double(), (labels >= 0).sum().double())).tolist())
+
+
+def answer_sums(logits: Tensor, labels: Tensor) -> AnswerSums:
+    """Return the sums of a batch of a task.
 
     An example is a row with an answer; it is right when every one of its answer tokens has the largest logit.
 
@@ -112,4 +170,4 @@ def answer_sums(logits: Tensor, labels: Tensor) -> Tensor:
     wrong = asked & (logits.argmax(-1) != labels)
     examples = asked.any(-1)
     counts = [asked.sum(), (asked & ~wrong).sum(), examples.sum(), (examples & ~wrong.any(-1)).sum()]
-    return torch.stack([nats.double(), *(count.double() for count in counts)])
+    return AnswerSums(*torch.stack([nats.double(), *(count.double() for count in counts)]).tolist())

@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel
 
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs
@@ -22,12 +23,8 @@ from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from plumbline.model.decoder import CausalLM
 from plumbline.model.diagnostics.coordinate_check import GATES, Record, coordinate_check, slope
 from plumbline.model.parameterization.initialization import initialize
-from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.parameterization.table import parameter_table
-from plumbline.model.quantization.precision import apply_precision
 
 Result = dict[str, Any]
 RECORD_AT = (0, 1, 2, 4, 10)  # steps; those beyond train.steps are left out
@@ -46,12 +43,11 @@ def run(config: Config, inputs: Inputs, world: World, _stop: StopRequest) -> boo
     input_ids, labels = (
         torch.cat([batch[key] for batch in batches]).to(world.device) for key in ("input_ids", "labels")
     )
-    settings = config.base_settings
-    rows = parameter_table(config.model, config.parameterization, settings)
-    model = CausalLM(config.model, multipliers(config.model, config.parameterization)).to(world.device)
+    config = without_objective(config)
+    rows = config.parameter_rows
+    model = build_model(config).to(world.device)
     initialize(model, rows, config.run.seed)
-    apply_precision(model.model.layers, config.precision)
-    groups = group_settings(rows, config.optimizer, settings.betas)
+    groups = group_settings(rows, config.optimizer, config.base_settings.betas)
     optimizer = make_optimizer(model, groups, zero_stage=0)
     steps = [step for step in RECORD_AT if step <= config.total_steps]
     result = {"step": config.total_steps, "coordinates": coordinate_check(model, optimizer, input_ids, labels, steps)}

@@ -5,36 +5,87 @@ on how samples lie over ranks. Training is not touched: the numbers of a run are
 bit. docs/diagnostics.md has the keys.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plumbline.launcher.runtime.engine.deepspeed import Engine
-from plumbline.launcher.runtime.engine.updates import UpdateWatch
+from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
+from plumbline.model.diagnostics.observer import Observation, layer_name, observing
+from plumbline.model.diagnostics.statistics import gain_sums, gradient_sums, update_sums
 
 QUERIES = 1024  # of a full sample, per rank: attention is measured for one in tokens / 1024
 DIGITS = 6  # significant ones in a record
 
 
-def watch_step(engine: Engine, batch: Mapping[str, Tensor], max_tokens: int) -> UpdateWatch:
-    """Observe a forward of this rank's batch [B, T], cut to max_tokens, and go on with the update; all ranks must call.
+class StepObserver:
+    """Observe one training step: a forward pass before it, its gradients and what its update does to the weights.
 
-    Hand the watch to `Engine.train_step`, then read `step_record`.
+    Weights are looked at in pieces, each rank its own: nothing is gathered but, matrix by matrix, the gradients of
+    queries, keys and values. From before the update until after it a copy of this rank's pieces of the matrices is
+    held. Activations are gone by then, so this is not where memory peaks.
+
+    Args:
+        engine: what is observed.
+        batch: this rank's first micro-batch [B, T] of the step; its forward pass is observed here. Collective.
+        max_tokens: how much of the batch is looked at.
     """
-    length = min(batch["input_ids"].size(1), max_tokens)
-    rows = max(1, max_tokens // length)
-    sample = {name: batch[name][:rows, :length] for name in ("input_ids", "document_ids", "positions")}
-    stride = -(-max_tokens // QUERIES)  # by the cap, not by what this batch has: it must not depend on the world size
-    return engine.watch(sample, stride)
 
+    def __init__(self, engine: Engine, batch: Mapping[str, Tensor], max_tokens: int) -> None:
+        length = min(batch["input_ids"].size(1), max_tokens)
+        rows = max(1, max_tokens // length)
+        sample = {name: batch[name][:rows, :length] for name in ("input_ids", "document_ids", "positions")}
+        stride = -(-max_tokens // QUERIES)  # by the cap, not by what this batch has: it must not depend on world size
+        self.observation: Observation
+        with observing(engine.model, stride) as self.observation:
+            engine.logits(sample)
+        self._engine = engine
+        self._before: dict[str, Tensor] = {}
+        self._learned = {row.name: row for row in engine.config.parameter_rows if row.trainable}
+        self._layers = len(engine.model.model.layers)
 
-def step_record(watch: UpdateWatch) -> dict[str, Any]:
-    """Key -> value over all ranks, for metrics.jsonl; all ranks must call."""
-    watch.observation.total(sum_over_ranks, _largest)
-    return {key: float(f"{value:.{DIGITS}g}") for key, value in watch.observation.record().items()}
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Measure the gradients of queries, keys and values, and keep the matrices. Collective."""
+        for number in range(self._layers):
+            names = [f"model.layers.{number}.self_attn.{letter}_proj.weight" for letter in "qkv"]
+            if all(name in self._learned for name in names):
+                query, key, value = (self._engine.gradient(name) for name in names)
+                place = layer_name(number, self._layers)
+                self.observation.add("grad", f"/{place}", gradient_sums(query, key, value))
+        for name, piece in self._engine.master_pieces():
+            if len(self._learned[name].shape) > 1:
+                self._before[name] = piece.clone()
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Measure how far each matrix has moved, and the gains."""
+        for name, piece in self._engine.master_pieces():
+            if name in self._before:
+                self._add("update", name, update_sums(self._before.pop(name), piece))
+            elif not name.endswith("bias"):
+                self._add("gain", name, gain_sums(piece))
+
+    def record(self) -> dict[str, Any]:
+        """Return key -> value over all ranks, for metrics.jsonl. Collective."""
+        self.observation.total(sum_over_ranks, _largest)
+        return {key: float(f"{value:.{DIGITS}g}") for key, value in self.observation.record().items()}
+
+    def _add(self, kind: str, name: str, sums: Mapping[str, Tensor]) -> None:
+        device = self._engine.world.device  # not where the masters are, if they are offloaded
+        self.observation.add(kind, self._place(name), {key: value.to(device) for key, value in sums.items()})
+
+    def _place(self, name: str) -> str:
+        """Return self_attn.q_proj/03 for model.layers.3.self_attn.q_proj.weight, lm_head/ for lm_head.weight."""
+        name = name.removesuffix(".weight")
+        inside = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+        if inside is None:
+            return f"{name.removeprefix('model.')}/"
+        return f"{inside[2]}/{layer_name(int(inside[1]), self._layers)}"
 
 
 def _largest(values: Tensor) -> Tensor:

@@ -9,22 +9,22 @@ numbers, to the last bit, as one that was never interrupted.
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.deepspeed import Batch, Engine, StepResult
-from plumbline.launcher.runtime.engine.updates import UpdateWatch
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.interface import Batch, Engine, StepResult
 from plumbline.launcher.runtime.models.from_stock import initial_weights
 from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs
@@ -34,11 +34,14 @@ from plumbline.launcher.runtime.system.collectives import any_rank, sum_over_ran
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.train.diagnostics import step_record, watch_step
+from plumbline.launcher.runtime.train.diagnostics import StepObserver
 from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
+from plumbline.model.quantization.layers import quantized_linears
+from plumbline.model.quantization.quantizer import Quantizer
 
 MAX_SKIPPED = 10  # consecutive updates with a non-finite gradient before the run is called broken
+INT8 = Quantizer(format="int8")
 INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too
 REMEDY = "Lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step"
 
@@ -84,7 +87,7 @@ class Trainer:
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
-        self.engine = Engine(config, world, weights)
+        self.engine: Engine = DeepSpeedEngine(config, world, weights)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
         self.skipped = 0  # consecutive updates that were not applied
@@ -117,13 +120,13 @@ class Trainer:
 
                 lr = config.base_settings.lr * schedule.factor(self.state.tokens)
                 micro_batches = next(batches)
-                watch = self._watch(micro_batches[0])
-                result = self.engine.train_step(micro_batches, self.state.step, lr, watch)
+                observer = self._observer(micro_batches[0])
+                result = self.engine.train_step(micro_batches, self.state.step, lr, observer)
                 self._advance(result)
                 if self.state.step % config.train.log_interval == 0 or self.state.step == total:
                     self._log_step(result, lr, meter)
-                if watch is not None:
-                    self._log_diagnostics(watch)
+                if observer is not None:
+                    self._log_diagnostics(observer)
 
                 stopping = any_rank(bool(self.stop), self.world)
                 if stopping or self._checkpoint_due():
@@ -179,18 +182,18 @@ class Trainer:
 
     def _reports(self, result: StepResult) -> dict[str, float]:
         """Means of what the objective reports; what had no target is left out."""
-        rows = zip(self.engine.objective.reports, result.reports.tolist(), strict=True)
+        rows = zip(self.engine.model.objective.reports, result.reports.tolist(), strict=True)
         return {name: total / count for name, (total, count) in rows if count}
 
-    def _watch(self, batch: Batch) -> UpdateWatch | None:
+    def _observer(self, batch: Batch) -> StepObserver | None:
         """Observe the step that comes, with its first micro-batch, if that is due."""
         settings = self.config.metrics
         if settings.diagnostics_interval is None or (self.state.step + 1) % settings.diagnostics_interval:
             return None
-        return watch_step(self.engine, batch, settings.diagnostics_tokens)
+        return StepObserver(self.engine, batch, settings.diagnostics_tokens)
 
-    def _log_diagnostics(self, watch: UpdateWatch) -> None:
-        record = {"step": self.state.step, "tokens": self.state.tokens, **step_record(watch)}
+    def _log_diagnostics(self, observer: StepObserver) -> None:
+        record = {"step": self.state.step, "tokens": self.state.tokens, **observer.record()}
         if self.log is not None:
             self.log.write_diagnostics(record)
 
@@ -207,8 +210,8 @@ class Trainer:
                 return False
             record |= scores.metrics(name)
             self._say(f"step {self.state.step}: held-out loss of {name} {scores.describe()}")
-            if self.engine.objective.thinks:
-                scores = self._score(name, evaluate=partial(self.engine.evaluate, thinking=True))
+            if self.engine.model.objective.thinks:
+                scores = self._score(name, thinking=True)
                 if scores is None:
                     return False
                 found = {key: getattr(scores, key) for key in ("loss", "exact_match", "accuracy")}
@@ -248,23 +251,26 @@ class Trainer:
 
     def _int8_delta(self, name: str) -> float | None:
         """What int8 weights and activations in the blocks add to the loss; None when asked to stop meanwhile."""
-        exact = self._score(name, INT8_BATCHES)
-        with self.engine.quantized(bits=8):
-            rounded = self._score(name, INT8_BATCHES)
+        exact = self._score(name, limit=INT8_BATCHES)
+        with quantized_linears(self.engine.model.model.layers, INT8, INT8):
+            rounded = self._score(name, limit=INT8_BATCHES)
         return None if exact is None or rounded is None else rounded.loss - exact.loss
 
-    def _score(
-        self, name: str, limit: int | None = None, evaluate: Callable[[Batch, bool], Tensor] | None = None
-    ) -> HeldOutLoss | None:
+    def _score(self, name: str, thinking: bool = False, limit: int | None = None) -> HeldOutLoss | None:
         """What the engine scores on the held-out part of one source; None when asked to stop meanwhile."""
         split, batches = self.inputs.validation[name]
         return held_out_loss(
-            evaluate or self.engine.evaluate,
+            self.engine,
             islice(batches, limit),
             split,
-            total=lambda sums: sum_over_ranks(sums.to(self.world.device)).cpu(),
+            thinking,
+            reduce=self._sum_over_ranks,
             interrupted=lambda: any_rank(bool(self.stop), self.world),
         )
+
+    def _sum_over_ranks(self, sums: list[float]) -> list[float]:
+        total: list[float] = sum_over_ranks(torch.tensor(sums, dtype=torch.float64, device=self.world.device)).tolist()
+        return total
 
     def _finish(self, record: dict[str, Any]) -> None:
         """Write the samples, then the result that marks the run as complete."""

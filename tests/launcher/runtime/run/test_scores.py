@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from plumbline.data.loader import ValidationBatches
 from plumbline.data.tasks.kinds import AnyTaskConfig
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.tasks.star_graph import StarGraphConfig
-from plumbline.launcher.runtime.run.scores import HeldOutLoss, answer_sums, held_out_loss, wilson_interval
+from plumbline.launcher.runtime.run.scores import AnswerSums, HeldOutLoss, answer_sums, held_out_loss, wilson_interval
 
 STAR = StarGraphConfig(arms=2, path_length=3, nodes=8)
 
@@ -64,8 +64,7 @@ def walk(tokens: list[int], goal: int) -> list[int]:
 def scores_of(stream_changes: dict[str, Any], task: AnyTaskConfig, reads_the_goal: bool) -> HeldOutLoss:
     """Of a model that walks to the goal it reads, or else to the end of the arm that is listed first."""
 
-    def score(batch: Mapping[str, Any], answers: bool) -> Tensor:
-        assert answers
+    def score(batch: Mapping[str, Any], _thinking: bool = False) -> AnswerSums:
         logits = torch.zeros(*batch["labels"].shape, task.vocab_size)
         for row, tokens in enumerate(batch["input_ids"].tolist()):
             parents, children = (set(tokens[start:12:3]) for start in (0, 1))
@@ -75,7 +74,8 @@ def scores_of(stream_changes: dict[str, Any], task: AnyTaskConfig, reads_the_goa
         return answer_sums(logits, batch["labels"])
 
     split = replace(TaskSource(task).splits["validation"], **stream_changes)
-    scores = held_out_loss(score, ValidationBatches(split, task.longest, 32, 16), split)
+    scorer: Any = SimpleNamespace(evaluate_answers=score)
+    scores = held_out_loss(scorer, ValidationBatches(split, task.longest, 32, 16), split)
     assert scores is not None
     return scores
 

@@ -1,0 +1,87 @@
+"""Put a model together: parameterization, objective, precision; the only place that does.
+
+Training, loading and the coordinate check build the same skeleton, `build_model`, and fill it each in its own way.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.model.attention.block_sparse import permit_graphs
+from plumbline.model.blocks import KINDS
+from plumbline.model.objectives import make_objective
+from plumbline.model.objectives.next_token import NextTokenConfig
+from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.quantization import float8
+from plumbline.model.quantization.precision import apply_precision
+
+Gather = Callable[[nn.Parameter], AbstractContextManager[object]]
+
+
+def whole(_parameter: nn.Parameter) -> AbstractContextManager[object]:
+    """Gather nothing: the parameter is not sharded."""
+    return nullcontext()
+
+
+def build_model(config: Config, construction: AbstractContextManager[object] | None = None) -> TrainedLM:
+    """Return the model of a run with its objective, which rounds as `precision` says; its parameters hold no values.
+
+    Args:
+        config: the run.
+        construction: is entered while modules are made: torch.device("meta"), or what shards parameters as they appear.
+    """
+    with construction or nullcontext():
+        forward = multipliers(config.model, config.parameterization)
+        objective = make_objective(config.objective, config.model, forward, config.run.seed)
+        model = TrainedLM(config.model, forward, objective)
+    apply_precision(model.model.layers, config.precision)
+    return model
+
+
+def without_objective(config: Config) -> Config:
+    """Return the configuration of the plain model: trained for the next token, which takes no tensors of its own."""
+    return config.model_copy(update={"objective": NextTokenConfig()})
+
+
+def build_for_training(
+    config: Config,
+    device: torch.device,
+    weights: Mapping[str, Tensor] | None = None,
+    construction: AbstractContextManager[object] | None = None,
+    gather: Gather = whole,
+) -> TrainedLM:
+    """Return the model of a run as it starts, ready to be trained on `device`, but not yet moved there.
+
+    Args:
+        config: the run.
+        device: where it will be trained.
+        weights: by name, instead of those that the seed draws.
+        construction: see `build_model`.
+        gather: makes a parameter whole for the time of writing to it, where `construction` has sharded it.
+
+    Raises:
+        ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed.
+    """
+    reason = float8.refusal(config.precision, device)
+    if reason is not None:
+        raise ConfigError(reason)
+    model = build_model(config, construction)
+    initialize(model, config.parameter_rows, config.run.seed, gather)
+    if weights is not None:
+        parameters = dict(model.named_parameters())
+        for name, weight in weights.items():
+            with torch.no_grad(), gather(parameters[name]):
+                parameters[name].copy_(weight)
+    float8.compute_in_float8(model.model.layers, config.precision)
+    model.model.activation_checkpointing = config.train.activation_checkpointing
+    if config.train.compile:
+        permit_graphs()
+        for block in (module for module in model.modules() if isinstance(module, tuple(KINDS.values()))):
+            block.compile()
+    return model

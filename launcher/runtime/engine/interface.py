@@ -1,0 +1,233 @@
+"""What training asks of an engine, and the optimizer step that every engine takes.
+
+`deepspeed.py` implements it for ZeRO stages 0 to 3, `plain.py` in plain PyTorch for one process. Whoever trains,
+evaluates, averages, observes or saves talks to `Engine` alone and knows nothing of how weights lie over ranks.
+
+A method that is marked as collective exchanges something between ranks: all of them must call it, in the same order.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.optim.moving_average import MovingAverage
+from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
+from plumbline.launcher.runtime.run.scores import AnswerSums, LossSums, answer_sums, loss_sums
+from plumbline.launcher.runtime.system.collectives import sum_over_ranks
+from plumbline.launcher.runtime.system.world import World
+from plumbline.model.objectives.objective import TrainedLM
+
+Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Hold what one optimizer step reports; the same on every rank."""
+
+    loss: Tensor
+    """Mean cross-entropy over the valid tokens of the global batch: a scalar on the device, nats."""
+    grad_norm: float
+    """Global gradient norm before clipping."""
+    applied: bool
+    """False when the update was skipped because of a non-finite gradient."""
+    reports: Tensor
+    """[reports, 2]: sums and counts of what the objective reports beside the loss."""
+
+
+class UpdateObserver(Protocol):
+    """Look at an optimizer update without changing it; all ranks observe the same steps."""
+
+    def before_update(self) -> None:
+        """Look at gradients, which are summed over ranks, and at weights; collective calls are allowed."""
+
+    def after_update(self) -> None:
+        """Look at the weights once the update is applied or skipped; collective calls are allowed."""
+
+
+class Engine(ABC):
+    """Train and evaluate a model with its objective and optimizer, however they lie over ranks.
+
+    Args:
+        config: the run.
+        world: this process among all; the process group must be up.
+        model: the model with its objective. Its parameters may be sharded, so only the engine calls it.
+    """
+
+    def __init__(self, config: Config, world: World, model: TrainedLM) -> None:
+        self.config, self.world, self.model = config, world, model
+        half_life = config.train.ema_half_life_tokens
+        self.ema = None if half_life is None else MovingAverage(self.master_weights(), self.refresh_weights, half_life)
+        """Moving average of the weights, if the run keeps one."""
+
+    # -- training and evaluation ---------------------------------------------------------------------------------------
+
+    def train_step(
+        self, micro_batches: Sequence[Batch], step: int, lr: float, observer: UpdateObserver | None = None
+    ) -> StepResult:
+        """Take one optimizer step: forward and backward over this rank's micro-batches, then the update. Collective.
+
+        Args:
+            micro_batches: all of this rank's in this step.
+            step: completed steps so far; keys the random numbers of dropout, so nothing random needs saving.
+            lr: base learning rate of this step, which each parameter group multiplies.
+            observer: is called right before and right after the update.
+
+        Raises:
+            ConfigError: in the first step a term of the loss has no target.
+        """
+        model, objective = self.model, self.model.objective
+        model.train()
+        torch.manual_seed(hash((self.config.run.seed, step, self.world.rank)))
+        set_learning_rates(self.groups, lr)
+        objective.on_step(model, step)
+        batches = [self._to_device(batch) for batch in micro_batches]
+        # Each term of the loss is normalised by its targets in the whole global batch: an ignored label weighs nothing,
+        # and accumulation or world size change nothing. Gradients are averaged over ranks, hence the world size.
+        targets = sum_over_ranks(torch.stack([objective.targets(batch) for batch in batches]).sum(0).float())  # (terms)
+        if step == 0:
+            self._check_targets(targets)
+        weights = self.world.size / targets.clamp_min(1)
+        total = torch.zeros((), device=self.world.device)
+        reports = torch.zeros(len(objective.reports), 2, device=self.world.device)
+        self._expect_micro_batches(len(batches))
+        for number, batch in enumerate(batches, start=1):
+            cross_entropy, reported = self._accumulate(batch, step, weights, last=number == len(batches))
+            total += cross_entropy
+            reports += reported
+        if observer is not None:
+            observer.before_update()
+        grad_norm, applied = self._update()
+        if observer is not None:
+            observer.after_update()
+        if self.ema is not None and applied:
+            self.ema.update(self.world.size * sum(batch["input_ids"].numel() for batch in batches))
+        return StepResult(sum_over_ranks(total) / targets[0], grad_norm, applied, sum_over_ranks(reports))
+
+    def _check_targets(self, targets: Tensor) -> None:
+        """Refuse a term of the loss, beside the text's, that no token of a whole batch trains; `targets` [terms]."""
+        for term, found in zip(self.model.objective.terms[1:], targets[1:].tolist(), strict=True):
+            if not found:
+                raise ConfigError(
+                    f"objective.name = {self.config.objective.name}: no token of the first batch has a target for the "
+                    f"loss of {term}: lower objective.horizon to the length of an answer or a document, or set another "
+                    "objective.anchor_policy"
+                )
+
+    def evaluate(self, batch: Batch, thinking: bool = False) -> LossSums:
+        """Return the sums of the loss on this rank's batch. Collective.
+
+        Args:
+            batch: one micro-batch.
+            thinking: predict as an objective that thinks does, instead of by the plain model.
+        """
+        batch = self._to_device(batch)
+        _, cross_entropy = self._predict(batch, thinking, labels=batch["labels"])
+        return loss_sums(cross_entropy, batch["labels"])
+
+    def evaluate_answers(self, batch: Batch, thinking: bool = False) -> AnswerSums:
+        """Return the sums of loss and right answers on this rank's batch of a task. Collective.
+
+        All logits of the batch are held at once. The arguments are those of `evaluate`.
+        """
+        batch = self._to_device(batch)
+        return answer_sums(self._predict(batch, thinking), batch["labels"])
+
+    def logits(self, batch: Batch, thinking: bool = False) -> Tensor:
+        """Return what is predicted after each token of this rank's batch: [B, T, V], fp32. Collective."""
+        logits: Tensor = self._predict(self._to_device(batch), thinking)
+        return logits
+
+    @torch.no_grad()
+    def _predict(self, batch: Batch, thinking: bool, **named: Tensor) -> Any:
+        """Return what the model makes of a batch on the device: logits, or with `labels` loss and cross-entropy."""
+        self.model.eval()
+        if thinking:
+            return self._forward(batch, thinking=True, **named)
+        context = {name: batch[name] for name in ("document_ids", "positions")}
+        return self._forward(batch["input_ids"], **context, **named)
+
+    def _to_device(self, batch: Batch) -> Batch:
+        """Return the batch on this rank's device."""
+        return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in batch.items()}
+
+    # What an engine must have for it
+
+    @abstractmethod
+    def _expect_micro_batches(self, count: int) -> None:
+        """Prepare for a step of so many calls of `_accumulate`, then one of `_update`."""
+
+    @abstractmethod
+    def _accumulate(self, batch: Batch, step: int, weights: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+        """Add the gradient of `(losses * weights).sum()` on one micro-batch to that of the step.
+
+        After the last one it is the mean over ranks. Returns the cross-entropy and the reports of `Objective.forward`.
+        """
+
+    @abstractmethod
+    def _update(self) -> tuple[float, bool]:
+        """Clip the gradient and let the optimizer use it. Returns its norm before, and whether it was used."""
+
+    @abstractmethod
+    def _forward(self, *inputs: Any, **named: Any) -> Any:
+        """Call the model."""
+
+    # -- weights -------------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the optimizer's parameter groups, as the running optimizer sees them."""
+
+    @abstractmethod
+    def master_weights(self) -> list[Tensor]:
+        """Return this rank's share of the fp32 master weights: what the optimizer updates, of any shape.
+
+        They are not copies. Who writes to them calls `refresh_weights` afterwards.
+        """
+
+    @abstractmethod
+    def refresh_weights(self) -> None:
+        """Make the model compute with the master weights as they are now, rounded and gathered. Collective."""
+
+    @abstractmethod
+    def master_pieces(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and master weight of every trained tensor, as far as this rank is to look at it.
+
+        Each is flat, perhaps empty, and no copy; the pieces of all ranks, one behind the other, are the tensor.
+        """
+
+    @abstractmethod
+    def gradient(self, name: str) -> Tensor:
+        """Return the whole gradient of a tensor, averaged over ranks. Collective; between backward and update only.
+
+        An engine may have clipped it already.
+        """
+
+    @abstractmethod
+    def fp32_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and whole fp32 weight of every tensor, one at a time, on the CPU. Collective: all iterate."""
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write this rank's state into a folder. Collective.
+
+        Raises:
+            OSError, RuntimeError: this rank could not write; the other ranks return all the same.
+        """
+
+    @abstractmethod
+    def load(self, folder: Path) -> None:
+        """Read this rank's state that `save` wrote; the configuration's hyperparameters win over the saved ones.
+
+        Raises:
+            RuntimeError: there is nothing to load.
+        """

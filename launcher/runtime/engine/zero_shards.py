@@ -1,0 +1,140 @@
+"""Where DeepSpeed's ZeRO keeps weights and gradients: with `deepspeed.py` all that knows it.
+
+    stage 0     every rank has all parameters, and they are the master weights
+    stage 1, 2  the tensors of a parameter group lie one behind the other in a flat fp32 buffer, which is cut into one
+                shard of equal length for each rank; the model computes with whole tensors
+    stage 3     each tensor is cut into one part of equal length for each rank, the last ones padded; a rank's parts of
+                a sub-group lie one behind the other in a flat fp32 shard
+
+deepspeed is imported inside functions, because it chooses its accelerator when it is imported, which startup prepares.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plumbline.launcher.runtime.optim.muon import MatrixPieces, ShardedMuon
+from plumbline.launcher.runtime.system.world import World
+
+
+def master_weights(engine: Any, groups: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """Return this rank's shards of the fp32 master weights; at stage 0 the parameters.
+
+    Args:
+        engine: the DeepSpeed engine.
+        groups: its optimizer's parameter groups.
+    """
+    if engine.zero_optimization_stage() == 3:  # its groups are empty between updates
+        return list(engine.optimizer.fp32_partitioned_groups_flat)
+    return [master for group in groups for master in group["params"]]
+
+
+def refresh_weights(engine: Any) -> None:
+    """Copy the master weights into what forward passes read, rounded and gathered as DeepSpeed does after an update."""
+    stage, optimizer = engine.zero_optimization_stage(), engine.optimizer
+    if stage in (1, 2):
+        optimizer.update_lp_params()
+    elif stage == 3:
+        optimizer.checkpoint_event_prologue()  # releases what is gathered
+        for index in range(len(optimizer.fp32_partitioned_groups_flat)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        optimizer.checkpoint_event_epilogue()  # gathers what DeepSpeed keeps gathered
+
+
+def master_piece(parameter: nn.Parameter, stage: int, world: World) -> Tensor:
+    """Return this rank's part of a tensor's master weight, flat; at stage 0, where everyone has all, an even share."""
+    from deepspeed.utils import safe_get_local_fp32_param
+
+    if stage == 0:
+        return parameter.detach().flatten().tensor_split(world.size)[world.rank]
+    if stage == 3:
+        padded: Tensor = safe_get_local_fp32_param(parameter)
+        return padded[: max(0, parameter.ds_numel - world.rank * padded.numel())]  # type: ignore[attr-defined]
+    mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+    return torch.empty(0) if mapping is None else mapping.get_hp_fragment()
+
+
+def whole_gradient(parameter: nn.Parameter) -> Tensor:
+    """Return the whole reduced gradient of a tensor, between backward and update; all ranks must call."""
+    from deepspeed.utils import safe_get_full_grad
+
+    gradient: Tensor = safe_get_full_grad(parameter)
+    return gradient
+
+
+def whole_weight(parameter: nn.Parameter) -> Tensor:
+    """Return the whole fp32 master weight of a tensor; all ranks must call."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    weight: Tensor | None = safe_get_full_fp32_param(parameter)
+    return (parameter.data if weight is None else weight).detach()
+
+
+def locate_matrices(muon: ShardedMuon, zero: Any, stage: int, world: World) -> dict[Tensor, list[MatrixPieces]]:
+    """Find the matrices of Muon in the flat shards that DeepSpeed made of its groups.
+
+    Args:
+        muon: made before DeepSpeed was, and given its groups since.
+        zero: DeepSpeed's ZeRO optimizer.
+        stage: of ZeRO, 1 to 3.
+        world: this process among all.
+
+    Returns:
+        This rank's flat shards, and the matrices in each.
+
+    Raises:
+        RuntimeError: a shard does not hold what it should.
+    """
+    shards: list[tuple[Tensor, list[nn.Parameter]]]
+    if stage == 3:
+        ours = {id(parameter) for matrices in muon.matrices for parameter in matrices}
+        sub_groups = zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True)
+        shards = [(shard, parameters) for shard, parameters in sub_groups if id(parameters[0]) in ours]
+    else:
+        groups = zip(muon.param_groups, muon.matrices, strict=True)
+        shards = [(group["params"][0], parameters) for group, parameters in groups]
+    located = {}
+    for shard, parameters in shards:
+        shapes = [tuple(getattr(parameter, "ds_shape", parameter.shape)) for parameter in parameters]
+        pieces = pieces_by_tensor(shapes, world.size) if stage == 3 else pieces_by_group(shapes, shard, world.size)
+        located[shard] = list(pieces)
+        for parameter, matrix in zip(parameters, located[shard], strict=True):
+            _verify(shard, parameter, matrix, world.rank)
+    return located
+
+
+def pieces_by_group(shapes: Sequence[tuple[int, ...]], shard: Tensor, ranks: int) -> Iterator[MatrixPieces]:
+    """Yield where stages 1 and 2 keep the matrices of a group, whose shards are as long as `shard`."""
+    offset, size = 0, shard.numel()
+    for shape in shapes:
+        bounds = [min(max(edge * size, offset), offset + math.prod(shape)) for edge in range(ranks + 1)]
+        starts = tuple(before - rank * size for rank, before in enumerate(bounds[:-1]))
+        yield MatrixPieces(shape, starts, tuple(after - before for before, after in pairwise(bounds)))
+        offset += math.prod(shape)
+
+
+def pieces_by_tensor(shapes: Sequence[tuple[int, ...]], ranks: int) -> Iterator[MatrixPieces]:
+    """Yield where stage 3 keeps the matrices of a sub-group."""
+    offset = 0
+    for shape in shapes:
+        count = math.prod(shape)
+        size = -(-count // ranks)
+        lengths = tuple(min(max(count - rank * size, 0), size) for rank in range(ranks))
+        yield MatrixPieces(shape, (offset,) * ranks, lengths)
+        offset += size
+
+
+def _verify(shard: Tensor, parameter: nn.Parameter, matrix: MatrixPieces, rank: int) -> None:
+    """Compare this rank's piece of the fp32 shard with the weights of the model."""
+    start, length = matrix.starts[rank], matrix.lengths[rank]
+    if hasattr(parameter, "ds_tensor"):
+        expected = parameter.ds_tensor.detach()[:length]
+    else:
+        before = sum(matrix.lengths[:rank])
+        expected = parameter.detach().flatten()[before : before + length]
+    if not torch.equal(shard.detach()[start : start + length].to(expected.dtype), expected):
+        raise RuntimeError(f"DeepSpeed laid out a {matrix.shape} matrix in another way over its shards than expected")
