@@ -125,6 +125,21 @@ def test_the_lower_rooms_do_not_know_how_they_are_run(room: str) -> None:
     assert not tops & {"argparse", "deepspeed", "omegaconf", "tensorboard"}
 
 
+def test_deepspeed_is_known_to_the_engine_and_to_start_up_alone() -> None:
+    runtime = LAUNCHER / "runtime"
+    users = {path for path in MODULES if any(name.partition(".")[0] == "deepspeed" for name in imported(path))}
+    ours = {path for path in users if room_of(module_name(path)) != "tests"}
+    assert ours == {
+        runtime / "engine" / "deepspeed.py",
+        runtime / "engine" / "zero_shards.py",
+        runtime / "system" / "startup.py",
+    }
+    # Its attributes, which work without an import
+    internal = re.compile(r"ds_\w*(tensor|shape|numel|id)\b|_hp_mapping|fp32_partitioned_groups_flat|update_lp_params")
+    engine = {path for path in MODULES if path.is_relative_to(LAUNCHER) and internal.search(path.read_text())}
+    assert engine == {runtime / "engine" / "zero_shards.py"}
+
+
 def test_no_name_beside_an_entry_point_hides_a_library() -> None:
     """`python launcher/x.py` puts launcher/ first on the path, where evaluate.py would be `import evaluate` to all."""
     libraries = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}

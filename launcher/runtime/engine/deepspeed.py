@@ -137,6 +137,7 @@ class DeepSpeedEngine(Engine):
 
     def _expect_micro_batches(self, count: int) -> None:
         """Tell DeepSpeed how many micro-batches make a step, where that changes (data.batch_size_warmup)."""
+        self._awaited = count
         if count == self._engine.gradient_accumulation_steps():
             return
         batch_size = count * self.config.data.micro_batch(self.world.size) * self.world.size
@@ -144,7 +145,9 @@ class DeepSpeedEngine(Engine):
         self.requested |= {"train_batch_size": batch_size, "gradient_accumulation_steps": count}
         self._verify(self.requested)
 
-    def _accumulate(self, batch: Batch, step: int, weights: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, batch: Batch, step: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+        self._awaited -= 1
+        last = self._awaited == 0
         # By itself DeepSpeed counts micro-batches since the process started, which is out of step with ours when their
         # number changes (data.batch_size_warmup) after a resume
         self._engine.set_gradient_accumulation_boundary(last)

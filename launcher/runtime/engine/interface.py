@@ -97,8 +97,8 @@ class Engine(ABC):
         total = torch.zeros((), device=self.world.device)
         reports = torch.zeros(len(objective.reports), 2, device=self.world.device)
         self._expect_micro_batches(len(batches))
-        for number, batch in enumerate(batches, start=1):
-            cross_entropy, reported = self._accumulate(batch, step, weights, last=number == len(batches))
+        for batch in batches:
+            cross_entropy, reported = self._accumulate(batch, step, weights)
             total += cross_entropy
             reports += reported
         if observer is not None:
@@ -164,7 +164,7 @@ class Engine(ABC):
         """Prepare for a step of so many calls of `_accumulate`, then one of `_update`."""
 
     @abstractmethod
-    def _accumulate(self, batch: Batch, step: int, weights: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, batch: Batch, step: int, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Add the gradient of `(losses * weights).sum()` on one micro-batch to that of the step.
 
         After the last one it is the mean over ranks. Returns the cross-entropy and the reports of `Objective.forward`.

@@ -9,7 +9,7 @@ numbers, to the last bit, as one that was never interrupted.
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -85,9 +85,10 @@ class Trainer:
         world: World,
         stop: StopRequest,
         weights: Mapping[str, Tensor] | None = None,
+        make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine] = DeepSpeedEngine,
     ) -> None:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
-        self.engine: Engine = DeepSpeedEngine(config, world, weights)
+        self.engine = make_engine(config, world, weights)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
         self.skipped = 0  # consecutive updates that were not applied

@@ -1,0 +1,116 @@
+"""An engine in plain PyTorch for one process: what every other engine must compute.
+
+In fp32 DeepSpeed agrees up to the order of summation; with bf16 this is autocast over fp32 weights, as ZeRO stage 0 is.
+`train/loop.py` trains by either; tests do, users train by DeepSpeed.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.build import build_for_training
+from plumbline.launcher.runtime.engine.interface import Batch, Engine
+from plumbline.launcher.runtime.optim.optimizer import (
+    group_settings,
+    make_optimizer,
+    restore_settings,
+    verify_settings,
+)
+from plumbline.launcher.runtime.system.world import World
+
+FILE = "plain.pt"  # of a checkpoint: weights and optimizer
+
+
+class PlainEngine(Engine):
+    """Train a whole model in this process.
+
+    Args:
+        config: the run; its deepspeed section says only the precision.
+        world: this process, alone; a process group of one must be up.
+        weights: by name, instead of those that the seed draws.
+
+    Raises:
+        ValueError: there are other processes.
+        ConfigError: see `build_for_training`.
+    """
+
+    def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
+        if world.size > 1:
+            raise ValueError(f"the plain engine trains in one process, and this run has {world.size}")
+        self.settings = group_settings(config.parameter_rows, config.optimizer, config.base_settings.betas)
+        model = build_for_training(config, world.device, weights).to(world.device)
+        self._optimizer = make_optimizer(model, self.settings, zero_stage=0)
+        super().__init__(config, world, model)
+        verify_settings(self.groups, self.settings)
+
+    def _expect_micro_batches(self, _count: int) -> None:
+        self._optimizer.zero_grad()
+
+    def _accumulate(self, batch: Batch, step: int, weights: Tensor) -> tuple[Tensor, Tensor]:
+        losses, cross_entropy, reports = self._forward(batch, step=step)
+        (losses * weights).sum().backward()
+        return cross_entropy, reports
+
+    def _update(self) -> tuple[float, bool]:
+        norm = clip_grad_norm_(self.model.parameters(), self.config.optimizer.grad_clip or math.inf).item()
+        if math.isfinite(norm):
+            self._optimizer.step()
+        return norm, math.isfinite(norm)
+
+    def _forward(self, *inputs: Any, **named: Any) -> Any:
+        autocast: AbstractContextManager[object] = nullcontext()
+        if self.config.deepspeed.precision == "bf16":
+            autocast = torch.autocast(self.world.device.type, torch.bfloat16)
+        with autocast:
+            return self.model(*inputs, **named)
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the optimizer's parameter groups."""
+        return self._optimizer.param_groups
+
+    def master_weights(self) -> list[Tensor]:
+        """Return the trained parameters."""
+        return [parameter for group in self.groups for parameter in group["params"]]
+
+    def refresh_weights(self) -> None:
+        """Do nothing: the model computes with the master weights themselves."""
+
+    def master_pieces(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and flat weight of every trained tensor."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                yield name, parameter.detach().flatten()
+
+    def gradient(self, name: str) -> Tensor:
+        """Return the gradient of a tensor, not clipped yet."""
+        gradient = self.model.get_parameter(name).grad
+        assert gradient is not None, "gradients are there between backward and update"
+        return gradient
+
+    def fp32_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and weight of every tensor, on the CPU."""
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach().float().cpu()
+
+    def save(self, folder: Path) -> None:
+        """Write weights, optimizer and moving average into a folder."""
+        torch.save({"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}, folder / FILE)
+        if self.ema is not None:
+            self.ema.save(folder, self.world.rank)
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote; the configuration's hyperparameters win over the saved ones."""
+        state = torch.load(folder / FILE, map_location=self.world.device)
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        restore_settings(self.groups, self.settings)
+        if self.ema is not None:
+            self.ema.load(folder, self.world.rank)

@@ -1,0 +1,109 @@
+"""The training loop on the plain engine and on DeepSpeed: whoever implements the interface, the run is the same.
+
+One rank, with everything that asks an engine for something: evaluation, the moving average, diagnostics, checkpoints.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.plain import PlainEngine
+from plumbline.launcher.runtime.run.folder import prepare_run_folder
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.loop import Trainer
+from tests.conftest import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+EVERYTHING = [
+    "model.dropout=0.1",
+    "train.steps=4",
+    "train.eval_interval=2",
+    "train.ema_half_life_tokens=600",
+    "checkpoint.interval=2",
+    "checkpoint.keep_last=9",
+    "metrics.diagnostics_interval=2",
+]
+MakeEngine = Callable[[Config, World, Mapping[str, Tensor] | None], Engine]
+SPEED = ("tokens_per_second", "mfu")
+GRADIENTS = "grad/"  # stage 0 shows them clipped already, which changes last bits
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def train(engine: MakeEngine, name: str, overrides: list[str], tiny_config: Path, world: World) -> Run:
+    """Train from the start, or on from the newest checkpoint of the run."""
+    root = tiny_config.parent / "engines"
+    config = load_config(tiny_config, [*EVERYTHING, f"run.root={root}", f"run.name={name}", *overrides])
+    inputs = open_inputs(config, world)
+    found = checkpoint.find(config.run.folder / "checkpoints", world)
+    prepare_run_folder(config, inputs, world)
+    trainer = Trainer(config, inputs, world, StopRequest(), make_engine=engine)
+    if found is not None:
+        trainer.resume(found)
+    assert trainer.run()
+    trainer.close()
+    return Run(config.run.folder)
+
+
+def lines(run: Run) -> list[dict[str, Any]]:
+    return [{k: v for k, v in record.items() if k not in SPEED} for record in run.records]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_config: Path, world: World) -> Run:
+    return train(PlainEngine, "plain", [], tiny_config, world)
+
+
+def test_there_is_something_to_compare(plain: Run) -> None:
+    keys = {key for record in lines(plain) for key in record}
+    assert {"loss", "grad_norm", "eval/email/loss", "eval/email/ema_loss", "eval/email/w8a8_delta"} <= keys
+    assert any(key.startswith("grad/") for key in keys)
+    assert any(key.startswith("update/") for key in keys)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_run_is_that_of_the_plain_engine(plain: Run, tiny_config: Path, world: World, stage: int) -> None:
+    """At stage 0 to the last bit; the others update flat shards, which rounds alike in almost every element."""
+    run = train(DeepSpeedEngine, f"zero_{stage}", [f"deepspeed.zero_stage={stage}"], tiny_config, world)
+    assert len(lines(run)) == len(lines(plain))
+    for found, expected in zip(lines(run), lines(plain), strict=True):
+        assert found.keys() == expected.keys()
+        if stage:
+            assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        else:
+            assert found == pytest.approx(expected, rel=1e-5)
+            assert not [key for key in found if found[key] != expected[key] and not key.startswith(GRADIENTS)]
+    for name, weight in plain.weights(4).items():
+        rtol, atol = (1e-5, 1e-6) if stage else (0.0, 0.0)
+        torch.testing.assert_close(run.weights(4)[name], weight, rtol=rtol, atol=atol, msg=name)
+
+
+def test_a_resumed_run_of_the_plain_engine_is_the_same(plain: Run, tiny_config: Path, world: World) -> None:
+    half = plain.folder.with_name("half")
+    shutil.copytree(plain.folder, half)
+    shutil.rmtree(half / "checkpoints" / "step_00000004")
+    resumed = train(PlainEngine, "half", [], tiny_config, world)
+    assert lines(resumed) == lines(plain)
+    assert all(torch.equal(weight, resumed.weights(4)[name]) for name, weight in plain.weights(4).items())
