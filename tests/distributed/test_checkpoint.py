@@ -321,7 +321,7 @@ def test_a_full_disk_is_one_error_and_earlier_checkpoints_stay(
 def test_a_checkpoint_that_cannot_be_deleted_is_tried_again(
     root: Path,
     config: Config,
-    engine: Engine,
+    engine: DeepSpeedEngine,
     inputs: Inputs,
     world: World,
     monkeypatch: pytest.MonkeyPatch,
