@@ -11,101 +11,15 @@ python launcher/eval.py --model runs/quickstart --tasks held_out --task-folder c
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import ValidationError
-from tqdm import tqdm
-from yaml import YAMLError
-
-from plumbline.data.config import SourceConfig
-from plumbline.data.loader import ValidationBatches, open_source
-from plumbline.data.streams import SampleSource, WindowStream
-from plumbline.data.tasks.source import TaskStream
-from plumbline.launcher.runtime.config.errors import ConfigError, explain
-from plumbline.launcher.runtime.harness import tasks as harness_tasks
-from plumbline.launcher.runtime.models import averages
-from plumbline.launcher.runtime.models.held_out import check_tokenizer, own_task, window_length
-from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, load_model, load_tokenizer
-from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
 from plumbline.launcher.runtime.system import cli
-
-OF_TASKS = ("task_folder", "num_fewshot", "limit", "bootstrap")
-"""Options that go with --tasks only."""
-NOT_OF_TASKS = ("thinking", "shuffle_questions", "sequence_length", "max_batches")
-"""Options that do not go with --tasks."""
-
-
-def main() -> None:
-    """Score on what was asked for."""
-    arguments = parse_arguments()
-    check_options(arguments)
-    if arguments.tasks:
-        score_tasks(arguments)
-    else:
-        score_held_out(arguments)
-
-
-def score_tasks(arguments: argparse.Namespace) -> None:
-    """Find lm_eval's tasks, load the model, score, print."""
-    tasks = harness_tasks.find_tasks(arguments.tasks.split(","), arguments.task_folder or [])
-    model = load_model(arguments.model, arguments.device, DTYPES[arguments.dtype], arguments.average)
-    if model.tokenizer_path is None:
-        raise ValueError(f"{model.source}: has no tokenizer, so the text of --tasks cannot be turned into tokens")
-    scores = harness_tasks.score_tasks(
-        model,
-        load_tokenizer(model.tokenizer_path),
-        tasks,
-        num_fewshot=arguments.num_fewshot,
-        limit=arguments.limit,
-        batch_size=arguments.batch_size,
-        bootstrap=arguments.bootstrap or 0,
-    )
-    facts = {"model": str(model.source), "average": model.average, "limit": arguments.limit, **scores}
-    if arguments.json:
-        cli.print_json(facts)
-        return
-    average = f", {model.average}" if model.average else ""
-    print(f"{model.source}{average}, lm_eval {scores['lm_eval']}")
-    for line in harness_tasks.lines(scores):
-        print(line)
-    if not arguments.bootstrap:
-        print("no standard errors: ask for them with --bootstrap 1000")
-
-
-def score_held_out(arguments: argparse.Namespace) -> None:
-    """Load, check that model and corpus fit, score, print."""
-    asked = read_task(arguments.task) if arguments.task else SourceConfig(path=arguments.data)
-    corpus = None if asked is None else open_source(asked)
-    model = load_model(
-        arguments.model,
-        arguments.device,
-        DTYPES[arguments.dtype],
-        arguments.average,
-        with_objective=arguments.thinking,
-    )
-    if corpus is None:
-        corpus = open_source(own_task(model, arguments.task))
-    if arguments.thinking and not model.thinks:
-        raise ValueError(
-            f"--thinking: {model.source} is no run whose objective thinks (latent_lookahead, pause, coconut); of an "
-            "exported folder, give the run that it comes from"
-        )
-    check_tokenizer(model, corpus)
-    length = window_length(model, arguments.sequence_length)
-    split = held_out(corpus, arguments.shuffle_questions)
-    batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches)
-    scores = held_out_loss(model, tqdm(batches, unit="batch", disable=None), split, arguments.thinking)
-    assert scores is not None, "only a training run interrupts an evaluation"
-    report(arguments, model, corpus, length, scores)
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="run, checkpoint or Hugging Face folder")
-    parser.add_argument("--average", help=averages.HELP)
+    parser.add_argument("--model", type=cli.existing, required=True, help="run, checkpoint or Hugging Face folder")
+    parser.add_argument("--average", help=cli.AVERAGE)
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--data", help="corpus; its held-out split is scored")
     data.add_argument(
@@ -120,7 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--task-folder",
-        type=Path,
+        type=cli.existing,
         action="append",
         metavar="DIR",
         help="of --tasks: a folder with tasks of your own as YAML files, and the code they name; may be repeated",
@@ -150,10 +64,99 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-batches", type=cli.positive, help="score an evenly spread part only (default: everything)"
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="arithmetic")
-    parser.add_argument("--device", type=cli.device, default=cli.default_device(), help="cpu, cuda, cuda:1, ...")
+    cli.add_arithmetic_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     return parser.parse_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from tqdm import tqdm
+from yaml import YAMLError
+
+from plumbline.data.config import SourceConfig
+from plumbline.data.loader import ValidationBatches, open_source
+from plumbline.data.streams import SampleSource, WindowStream
+from plumbline.data.tasks.source import TaskStream
+from plumbline.launcher.runtime.config.errors import ConfigError, explain
+from plumbline.launcher.runtime.harness import tasks as harness_tasks
+from plumbline.launcher.runtime.models.held_out import check_tokenizer, own_task, window_length
+from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model, load_tokenizer
+from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
+
+OF_TASKS = ("task_folder", "num_fewshot", "limit", "bootstrap")
+"""Options that go with --tasks only."""
+NOT_OF_TASKS = ("thinking", "shuffle_questions", "sequence_length", "max_batches")
+"""Options that do not go with --tasks."""
+
+
+def main() -> None:
+    """Score on what was asked for."""
+    arguments = parse_arguments()
+    check_options(arguments)
+    if arguments.tasks:
+        score_tasks(arguments)
+    else:
+        score_held_out(arguments)
+
+
+def score_tasks(arguments: argparse.Namespace) -> None:
+    """Find lm_eval's tasks, load the model, score, print."""
+    tasks = harness_tasks.find_tasks(arguments.tasks.split(","), arguments.task_folder or [])
+    model = load_model(arguments.model, device_named(arguments.device), DTYPES[arguments.dtype], arguments.average)
+    if model.tokenizer_path is None:
+        raise ValueError(f"{model.source}: has no tokenizer, so the text of --tasks cannot be turned into tokens")
+    scores = harness_tasks.score_tasks(
+        model,
+        load_tokenizer(model.tokenizer_path),
+        tasks,
+        num_fewshot=arguments.num_fewshot,
+        limit=arguments.limit,
+        batch_size=arguments.batch_size,
+        bootstrap=arguments.bootstrap or 0,
+    )
+    facts = {"model": str(model.source), "average": model.average, "limit": arguments.limit, **scores}
+    if arguments.json:
+        cli.print_json(facts)
+        return
+    average = f", {model.average}" if model.average else ""
+    print(f"{model.source}{average}, lm_eval {scores['lm_eval']}")
+    for line in harness_tasks.lines(scores):
+        print(line)
+    if not arguments.bootstrap:
+        print("no standard errors: ask for them with --bootstrap 1000")
+
+
+def score_held_out(arguments: argparse.Namespace) -> None:
+    """Load, check that model and corpus fit, score, print."""
+    asked = read_task(arguments.task) if arguments.task else SourceConfig(path=arguments.data)
+    corpus = None if asked is None else open_source(asked)
+    model = load_model(
+        arguments.model,
+        device_named(arguments.device),
+        DTYPES[arguments.dtype],
+        arguments.average,
+        with_objective=arguments.thinking,
+    )
+    if corpus is None:
+        corpus = open_source(own_task(model, arguments.task))
+    if arguments.thinking and not model.thinks:
+        raise ValueError(
+            f"--thinking: {model.source} is no run whose objective thinks (latent_lookahead, pause, coconut); of an "
+            "exported folder, give the run that it comes from"
+        )
+    check_tokenizer(model, corpus)
+    length = window_length(model, arguments.sequence_length)
+    split = held_out(corpus, arguments.shuffle_questions)
+    batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches)
+    scores = held_out_loss(model, tqdm(batches, unit="batch", disable=None), split, arguments.thinking)
+    assert scores is not None, "only a training run interrupts an evaluation"
+    report(arguments, model, corpus, length, scores)
 
 
 def check_options(arguments: argparse.Namespace) -> None:

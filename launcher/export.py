@@ -10,25 +10,34 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
+from plumbline.launcher.runtime.system import cli
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=cli.existing, required=True, help="run (its newest checkpoint) or checkpoint")
+    parser.add_argument("--average", help=cli.AVERAGE)
+    parser.add_argument("--output", type=Path, required=True, help="folder to make")
+    parser.add_argument("--target", default="auto", help="auto (stock class, else native) or a class of docs/export.md")
+    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it is an export")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
 import torch
 
 from plumbline.launcher.runtime.export.hugging_face import export
-from plumbline.launcher.runtime.models import averages
 from plumbline.launcher.runtime.models.open import load_model
-from plumbline.launcher.runtime.system import cli
-from plumbline.model.export.targets import TARGETS
 
 
 def main() -> None:
     """Load in fp32, export, print how the reloaded folder compares."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="run (its newest checkpoint) or checkpoint")
-    parser.add_argument("--average", help=averages.HELP)
-    parser.add_argument("--output", type=Path, required=True, help="folder to make")
-    parser.add_argument("--target", default="auto", help=f"auto (stock class, else native), {', '.join(TARGETS)}")
-    parser.add_argument("--overwrite", action="store_true", help="replace the folder if it is an export")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args()
+    arguments = parse_arguments()
     model = load_model(arguments.model, torch.device("cpu"), average=arguments.average, with_objective=True)
     report = export(model, arguments.output, arguments.target, arguments.overwrite)
     if arguments.json:

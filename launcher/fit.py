@@ -14,16 +14,39 @@ import json
 from pathlib import Path
 from typing import Any
 
+from plumbline.launcher.runtime.system import cli
+from plumbline.model.scaling_laws.forms import FORMS, form_named
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "results", type=cli.existing, nargs="+", metavar="RESULTS", help="JSON Lines, or a folder that has them"
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for law.json and the figures")
+    parser.add_argument("--form", default="precision", help=f"one of {', '.join(FORMS)} (default: precision)")
+    parser.add_argument("--hold-out", metavar="HOW", help="share of the runs, largest-parameters or largest-tokens")
+    parser.add_argument(
+        "--bootstrap", type=cli.natural, default=100, metavar="N", help="fits to redrawn runs; 0: no bands"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of starts, hold-out and redrawing")
+    parser.add_argument("--json", action="store_true", help="print law.json instead of the tables")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
 from tqdm import tqdm
 
 from plumbline.data.workspace import check_replaceable_file
 from plumbline.launcher.runtime.laws.document import describe, plain
 from plumbline.launcher.runtime.laws.plots import plot_fit
 from plumbline.launcher.runtime.laws.rows import read_rows
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.model.scaling_laws.fit import fit
-from plumbline.model.scaling_laws.forms import FORMS, form_named
 
 LAW = "law.json"
 LAW_START = '{\n  "form": '
@@ -50,23 +73,6 @@ def main() -> None:
         return
     print_fit(facts)
     print(f"\n{arguments.output / LAW} and {', '.join(figure.name for figure in figures)}")
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "results", type=Path, nargs="+", metavar="RESULTS", help="JSON Lines, or a folder that has them"
-    )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder for law.json and the figures")
-    parser.add_argument("--form", default="precision", help=f"one of {', '.join(FORMS)} (default: precision)")
-    parser.add_argument("--hold-out", metavar="HOW", help="share of the runs, largest-parameters or largest-tokens")
-    parser.add_argument(
-        "--bootstrap", type=cli.natural, default=100, metavar="N", help="fits to redrawn runs; 0: no bands"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of starts, hold-out and redrawing")
-    parser.add_argument("--json", action="store_true", help="print law.json instead of the tables")
-    return parser.parse_args()
 
 
 def print_fit(facts: dict[str, Any]) -> None:

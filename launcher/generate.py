@@ -9,11 +9,38 @@ import argparse
 import re
 from dataclasses import asdict
 from itertools import chain, islice
-from pathlib import Path
 
-from plumbline.launcher.runtime.models import averages
-from plumbline.launcher.runtime.models.open import DTYPES, load_model, load_tokenizer
 from plumbline.launcher.runtime.system import cli
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=cli.existing, required=True, help="run, checkpoint or Hugging Face folder")
+    parser.add_argument("--average", help=cli.AVERAGE)
+    parser.add_argument("--prompt", default="", help="text to continue (default: start a new document)")
+    parser.add_argument("--max-new-tokens", type=cli.positive, default=100, help="length of the continuation")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
+    parser.add_argument("--top-k", type=cli.positive, help="draw from the k likeliest tokens only")
+    parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
+    parser.add_argument(
+        "--think",
+        default="never",
+        help="of a model trained with latent lookahead, when to think: never, first, every:TOKENS, probability:P, "
+        "entropy:NATS; verify: greedy, with drafts of thoughts that the model checks",
+    )
+    parser.add_argument("--samples", type=cli.positive, default=1, help="number of continuations")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same text")
+    cli.add_arithmetic_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
+from plumbline.launcher.runtime.models.open import DTYPES, device_named, load_model, load_tokenizer
 from plumbline.model.lookahead.generation import Drafts, Trigger
 
 
@@ -25,7 +52,7 @@ def main() -> None:
     think = read_think(arguments.think, arguments.temperature)
     model = load_model(
         arguments.model,
-        arguments.device,
+        device_named(arguments.device),
         DTYPES[arguments.dtype],
         arguments.average,
         with_objective=think is not None,
@@ -104,30 +131,6 @@ def read_think(text: str, temperature: float) -> Trigger | Drafts | None:
         f"--think {text}: it is never, first, every:TOKENS (a whole number from 1), probability:P (0 to 1), "
         "entropy:NATS (from 0) or verify"
     )
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="run, checkpoint or Hugging Face folder")
-    parser.add_argument("--average", help=averages.HELP)
-    parser.add_argument("--prompt", default="", help="text to continue (default: start a new document)")
-    parser.add_argument("--max-new-tokens", type=cli.positive, default=100, help="length of the continuation")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
-    parser.add_argument("--top-k", type=cli.positive, help="draw from the k likeliest tokens only")
-    parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
-    parser.add_argument(
-        "--think",
-        default="never",
-        help="of a model trained with latent lookahead, when to think: never, first, every:TOKENS, probability:P, "
-        "entropy:NATS; verify: greedy, with drafts of thoughts that the model checks",
-    )
-    parser.add_argument("--samples", type=cli.positive, default=1, help="number of continuations")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same text")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="arithmetic")
-    parser.add_argument("--device", type=cli.device, default=cli.default_device(), help="cpu, cuda, cuda:1, ...")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,30 @@ python launcher/plan.py --config configs/ladder/7b.yaml --law laws/mine/law.json
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
+
+from plumbline.launcher.runtime.system import cli
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=cli.existing, required=True, help="YAML file of the run")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
+    parser.add_argument("--parameters", action="store_true", help="one row for each tensor, peak values")
+    parser.add_argument("--devices", type=cli.positive, default=1, help="GPUs (or CPU processes) to plan for")
+    parser.add_argument("--peak-tflops", type=float, default=989.0, help="peak of one device (default: H100, bf16)")
+    parser.add_argument("--mfu", type=float, default=0.4, help="assumed model FLOPs utilisation")
+    parser.add_argument(
+        "--law", metavar="LAW", help="law.json of launcher/fit.py, or a published law such as kumar2411"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    return parser.parse_intermixed_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
 
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.config.budget import GIB, compute, device_memory, totals
@@ -18,7 +40,6 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.laws import prediction
 from plumbline.launcher.runtime.optim.optimizer import ZERO_STAGES
-from plumbline.launcher.runtime.system import cli
 from plumbline.model.combinations import cautions
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.multipliers import multipliers
@@ -36,22 +57,6 @@ def main() -> None:
         print_parameters(facts)
     else:
         print_plan(config, facts, arguments)
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True, help="YAML file of the run")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
-    parser.add_argument("--parameters", action="store_true", help="one row for each tensor, peak values")
-    parser.add_argument("--devices", type=cli.positive, default=1, help="GPUs (or CPU processes) to plan for")
-    parser.add_argument("--peak-tflops", type=float, default=989.0, help="peak of one device (default: H100, bf16)")
-    parser.add_argument("--mfu", type=float, default=0.4, help="assumed model FLOPs utilisation")
-    parser.add_argument(
-        "--law", metavar="LAW", help="law.json of launcher/fit.py, or a published law such as kumar2411"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser.parse_intermixed_args()
 
 
 def plan(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:

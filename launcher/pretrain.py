@@ -23,6 +23,20 @@ from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
 
 STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
 
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line; the DeepSpeed launcher adds `--local_rank`, which the environment says as well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, required=True, help="YAML file of the run (see configs/)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser.parse_intermixed_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.describe import describe_settings
@@ -76,15 +90,6 @@ def main() -> int:
         reason = "because its launcher is gone" if STOP.is_orphaned else "on request"
         print(f"{folder} is complete" if complete else f"stopped {reason}; the same command resumes {folder}")
     return 0 if complete else REQUEUE
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Command line; `--local_rank` is what the DeepSpeed launcher adds, and the environment says it already."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True, help="YAML file of the run (see configs/)")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
-    return parser.parse_intermixed_args()
 
 
 def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:

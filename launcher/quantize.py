@@ -15,6 +15,40 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from plumbline.launcher.runtime.system import cli
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print the recipes and stop")
+    parser.add_argument("--model", type=cli.existing, nargs="+", help="runs, checkpoints or Hugging Face folders")
+    parser.add_argument("--average", help=cli.AVERAGE)
+    parser.add_argument("--data", help="corpus: its held-out split is scored, its training split calibrates")
+    parser.add_argument("--recipes", nargs="+", help="recipes, sets of them (--list), or YAML files of recipes")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--output", type=Path, help="folder of rows and report")
+    where.add_argument("--save", type=Path, help="write the quantized model there instead, for transformers")
+    parser.add_argument("--law", help="law.json of fit.py, or a published law: measured against predicted")
+    parser.add_argument("--calibration-sequences", type=cli.positive, default=128, help="for GPTQ, AWQ, static ranges")
+    parser.add_argument("--sequence-length", type=cli.positive, help="tokens per window (default: as in training)")
+    parser.add_argument("--batch-size", type=cli.positive, default=8, help="windows per forward pass")
+    parser.add_argument("--max-batches", type=cli.positive, help="score an evenly spread part only (default: all)")
+    cli.add_device_option(parser)
+    parser.add_argument("--json", action="store_true", help="print the rows as one JSON document")
+    arguments = parser.parse_args()
+    if not arguments.list:
+        missing = [name for name in ("model", "data", "recipes") if getattr(arguments, name) is None]
+        missing += ["output (or --save)"] if arguments.output is None and arguments.save is None else []
+        if missing:
+            parser.error(f"missing: {', '.join(f'--{name}' for name in missing)}; --list shows the recipes")
+    return arguments
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
@@ -26,13 +60,11 @@ from plumbline.data.streams import SampleSource
 from plumbline.data.workspace import check_replaceable_file
 from plumbline.launcher.runtime.config.errors import explain
 from plumbline.launcher.runtime.laws.document import open_law
-from plumbline.launcher.runtime.models import averages
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
-from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, load_model
+from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model
 from plumbline.launcher.runtime.quantize.report import REPORT, TITLE, write_report
 from plumbline.launcher.runtime.quantize.rows import LAYERS, ROW_START, ROWS, RowFile, Text, measure_missing
 from plumbline.launcher.runtime.quantize.save import save_quantized
-from plumbline.launcher.runtime.system import cli
 from plumbline.model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
 
 
@@ -62,37 +94,6 @@ def main() -> None:
     else:
         print(report.read_text(encoding="utf-8"), end="")
         print(f"\n{report}, {len(rows.rows)} rows in {arguments.output}")
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Command line.
-
-    Raises:
-        ValueError: options that do not go together.
-    """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="print the recipes and stop")
-    parser.add_argument("--model", type=Path, nargs="+", help="runs, checkpoints or Hugging Face folders")
-    parser.add_argument("--average", help=averages.HELP)
-    parser.add_argument("--data", help="corpus: its held-out split is scored, its training split calibrates")
-    parser.add_argument("--recipes", nargs="+", help="recipes, sets of them (--list), or YAML files of recipes")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--output", type=Path, help="folder of rows and report")
-    where.add_argument("--save", type=Path, help="write the quantized model there instead, for transformers")
-    parser.add_argument("--law", help="law.json of fit.py, or a published law: measured against predicted")
-    parser.add_argument("--calibration-sequences", type=cli.positive, default=128, help="for GPTQ, AWQ, static ranges")
-    parser.add_argument("--sequence-length", type=cli.positive, help="tokens per window (default: as in training)")
-    parser.add_argument("--batch-size", type=cli.positive, default=8, help="windows per forward pass")
-    parser.add_argument("--max-batches", type=cli.positive, help="score an evenly spread part only (default: all)")
-    parser.add_argument("--device", type=cli.device, default=cli.default_device(), help="cpu, cuda, cuda:1, ...")
-    parser.add_argument("--json", action="store_true", help="print the rows as one JSON document")
-    arguments = parser.parse_args()
-    if not arguments.list:
-        missing = [name for name in ("model", "data", "recipes") if getattr(arguments, name) is None]
-        missing += ["output (or --save)"] if arguments.output is None and arguments.save is None else []
-        if missing:
-            raise ValueError(f"missing: {', '.join(f'--{name}' for name in missing)}; --list shows the recipes")
-    return arguments
 
 
 def print_recipes() -> None:
@@ -126,7 +127,7 @@ def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
 
 def open_model(path: Path, arguments: argparse.Namespace, source: SampleSource) -> LoadedModel:
     """A model in fp32, checked against the text."""
-    model = load_model(path, arguments.device, DTYPES["fp32"], arguments.average)
+    model = load_model(path, device_named(arguments.device), DTYPES["fp32"], arguments.average)
     check_tokenizer(model, source)
     return model
 

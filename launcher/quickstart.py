@@ -14,6 +14,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+
+def parse_arguments() -> None:
+    """Answer --help; there are no other options."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
 import torch
 from omegaconf import OmegaConf
 
@@ -26,7 +36,7 @@ PROMPT = "def read_config(path):\n"
 
 def main() -> int:
     """Run the stages; the exit code is that of the first stage that fails."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parse_arguments()
     # The DeepSpeed launcher takes every GPU, and counts NUMA nodes where there are none
     gpus = torch.cuda.device_count()
     count = rank_count(gpus or len(os.sched_getaffinity(0)))

@@ -11,12 +11,27 @@ is shown with examples that it solves and fails.
 import argparse
 from pathlib import Path
 
+from plumbline.launcher.runtime.system import cli
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=cli.existing, metavar="RUN", help="run folder")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="the page (default: RUN/report.html)")
+    parser.add_argument("--json", action="store_true", help="also print one JSON document")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
 from plumbline.data.workspace import check_replaceable_file
 from plumbline.launcher.runtime.report.alerts import find_alerts
 from plumbline.launcher.runtime.report.examples import solved_and_failed
 from plumbline.launcher.runtime.report.history import read_history
 from plumbline.launcher.runtime.report.page import START, page, summary
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.files import write_whole
 
 
@@ -37,15 +52,6 @@ def main() -> None:
     for alert in alerts:
         print(alert)
     print(f"{output}: {len(alerts)} alert(s)")
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="the page (default: RUN/report.html)")
-    parser.add_argument("--json", action="store_true", help="also print one JSON document")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

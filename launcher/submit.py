@@ -1,31 +1,20 @@
 """Check a configuration and queue its pretraining on a Slurm cluster.
 
+python launcher/submit.py --config configs/NAME.yaml --nodes 4 --gpus-per-node 8 --time 24:00:00 train.steps=20000
+
 The configuration is read, checked and stored in the run folder together with the sbatch command (see
 launcher/runtime/train/submission.py); slurm/pretrain.sbatch is what then runs on the nodes.
 """
 
 import argparse
-from pathlib import Path
 
-from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
-from plumbline.launcher.runtime.train.submission import check, write_submission
-
-EXAMPLE = """\
-example, 4 nodes of 8 GPUs:
-  python launcher/submit.py --config configs/NAME.yaml --nodes 4 --gpus-per-node 8 --time 24:00:00 train.steps=20000
-"""
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(
-        description="Queue a pretraining run on a Slurm cluster.",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--config", type=Path, required=True, help="YAML file of the run")
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=cli.existing, required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replaces a value of the file")
     parser.add_argument("--nodes", type=cli.positive, default=1, help="number of nodes (default: 1)")
     ranks = parser.add_mutually_exclusive_group(required=True)
@@ -35,6 +24,15 @@ def parse_arguments() -> argparse.Namespace:
     cli.add_job_options(parser, "one job")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     return parser.parse_intermixed_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
+from plumbline.launcher.runtime.train.submission import check, write_submission
 
 
 def main() -> None:

@@ -16,11 +16,64 @@ SIGTERM, Ctrl-C), cells in progress saved: start the same command again.
 
 import argparse
 from contextlib import closing
-from pathlib import Path
 
+from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
 
 STOP = StopRequest()  # ahead of the imports below, which take seconds; each worker's process passes here, too
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=cli.existing, help="YAML file of the sweep (see configs/sweeps/)")
+    source.add_argument("--plan", type=cli.existing, help="a plan that --slurm saved, in place of --config")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="values for all cells")
+    parser.add_argument("--workers", type=cli.positive, help="processes (default: one for each GPU, or for each core)")
+    parser.add_argument(
+        "--share", type=one_of_several, default=(0, 1), help="I/N: only every N-th run from the I-th on"
+    )
+    parser.add_argument("--seeds", type=integers, help="1,2,...: only these of the sweep's seeds")
+    parser.add_argument("--summarize", action="store_true", help="train nothing, summarize what is finished")
+    parser.add_argument(
+        "--json", action="store_true", help="print the summary, or the submission, as one JSON document"
+    )
+    slurm = parser.add_argument_group("as a Slurm job array")
+    slurm.add_argument("--slurm", action="store_true", help="queue the unfinished runs")
+    slurm.add_argument(
+        "--tasks", type=cli.positive, default=1, help="tasks of the array, which share the runs (default: 1)"
+    )
+    slurm.add_argument("--gpus-per-task", type=cli.positive, help="GPUs, and so workers, of each task")
+    slurm.add_argument("--cpus-per-task", type=cli.positive, help="cores of each task; without GPUs, its workers")
+    cli.add_job_options(slurm, "one task")
+    arguments = parser.parse_intermixed_args()
+    for name in () if arguments.slurm else ("gpus_per_task", "cpus_per_task", "time", "partition", "account"):
+        if getattr(arguments, name) is not None:
+            parser.error(f"--{name.replace('_', '-')} is for a Slurm job: add --slurm, or leave it out")
+    if arguments.plan and arguments.overrides:
+        parser.error(f"{arguments.overrides[0]}: a plan is fixed; give values with --config")
+    if arguments.plan and arguments.seeds:
+        parser.error("--seeds: a plan is fixed; give seeds with --config")
+    return arguments
+
+
+def integers(text: str) -> list[int]:
+    """Read 1,2,..., for argparse."""
+    return [int(part) for part in text.split(",")]
+
+
+def one_of_several(text: str) -> tuple[int, int]:
+    """Read I/N with 0 <= I < N, for argparse."""
+    first, _, step = text.partition("/")
+    if not (first.isdigit() and step.isdigit() and int(first) < int(step)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N with 0 <= I < N, for example 0/4")
+    return int(first), int(step)
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
 
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan, unfinished
@@ -29,7 +82,6 @@ from plumbline.launcher.runtime.sweep.progress import Progress
 from plumbline.launcher.runtime.sweep.results import check_same_cells, write_results
 from plumbline.launcher.runtime.sweep.slurm import Request, write_submission
 from plumbline.launcher.runtime.sweep.worker import ERROR, outcome_of
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.slurm import describe_submission, require_sbatch, submit
 
 FAILED = 1  # exit code
@@ -61,41 +113,6 @@ def main() -> int:
         cli.say(f"stopped on request; the same command goes on with {plan.sweep.folder}")
         return REQUEUE
     return FAILED if report_failed(share(plan, arguments)) else 0
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, help="YAML file of the sweep (see configs/sweeps/)")
-    source.add_argument("--plan", type=Path, help="a plan that --slurm saved, in place of --config")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="values for all cells")
-    parser.add_argument("--workers", type=cli.positive, help="processes (default: one for each GPU, or for each core)")
-    parser.add_argument(
-        "--share", type=one_of_several, default=(0, 1), help="I/N: only every N-th run from the I-th on"
-    )
-    parser.add_argument("--seeds", type=integers, help="1,2,...: only these of the sweep's seeds")
-    parser.add_argument("--summarize", action="store_true", help="train nothing, summarize what is finished")
-    parser.add_argument(
-        "--json", action="store_true", help="print the summary, or the submission, as one JSON document"
-    )
-    slurm = parser.add_argument_group("as a Slurm job array")
-    slurm.add_argument("--slurm", action="store_true", help="queue the unfinished runs")
-    slurm.add_argument(
-        "--tasks", type=cli.positive, default=1, help="tasks of the array, which share the runs (default: 1)"
-    )
-    slurm.add_argument("--gpus-per-task", type=cli.positive, help="GPUs, and so workers, of each task")
-    slurm.add_argument("--cpus-per-task", type=cli.positive, help="cores of each task; without GPUs, its workers")
-    cli.add_job_options(slurm, "one task")
-    arguments = parser.parse_intermixed_args()
-    for name in () if arguments.slurm else ("gpus_per_task", "cpus_per_task", "time", "partition", "account"):
-        if getattr(arguments, name) is not None:
-            parser.error(f"--{name.replace('_', '-')} is for a Slurm job: add --slurm, or leave it out")
-    if arguments.plan and arguments.overrides:
-        parser.error(f"{arguments.overrides[0]}: a plan is fixed; give values with --config")
-    if arguments.plan and arguments.seeds:
-        parser.error("--seeds: a plan is fixed; give seeds with --config")
-    return arguments
 
 
 def train(plan: Plan, arguments: argparse.Namespace) -> None:
@@ -153,19 +170,6 @@ def queue(plan: Plan, arguments: argparse.Namespace) -> int:
         what = f"{len(todo.runs)} runs of {plan.sweep.name} in {arguments.tasks} task(s)"
         print(describe_submission(script, job_id, what, f"{script.parent}/job-{job_id}_0.log"))
     return 0
-
-
-def integers(text: str) -> list[int]:
-    """1,2,..., for argparse."""
-    return [int(part) for part in text.split(",")]
-
-
-def one_of_several(text: str) -> tuple[int, int]:
-    """I/N with 0 <= I < N, for argparse."""
-    first, _, step = text.partition("/")
-    if not (first.isdigit() and step.isdigit() and int(first) < int(step)):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N with 0 <= I < N, for example 0/4")
-    return int(first), int(step)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from plumbline.launcher.runtime.system.cli import default_device
+from plumbline.launcher.runtime.models.open import device_named
 from plumbline.model.config import ModelConfig
 from plumbline.model.objectives import ObjectiveConfig, make_objective
 from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
@@ -60,13 +60,13 @@ def main() -> None:
         }
         for name in ways
     }
-    facts = {**vars(arguments), "device": default_device().type, "threads": torch.get_num_threads()}
+    facts = {**vars(arguments), "device": device_named(None).type, "threads": torch.get_num_threads()}
     print(json.dumps({**facts, "plain_seconds": round(seconds["plain"], 4), "ways": rows}))
 
 
 def measure(arguments: argparse.Namespace, objectives: dict[str, ObjectiveConfig]) -> dict[str, float]:
     """Median seconds of a forward and a backward of each."""
-    device = default_device()
+    device = device_named(None)
     shape = ModelConfig(  # type: ignore[call-arg]  # the rest is filled in
         vocab_size=arguments.vocabulary,
         hidden_size=arguments.width,

@@ -304,10 +304,3 @@ def test_offloaded_optimizer_states_leave_the_device(tiny_config: Path) -> None:
 def test_a_plan_for_devices_that_cannot_share_the_batch_is_refused(command: Command, tiny_config: Path) -> None:
     error = the_error(command("plan", "--config", tiny_config, "--devices", "3"))
     assert "data.global_batch_size 8 is not a multiple of the world size 3" in error
-
-
-@pytest.mark.parametrize("verb", ["prepare", "pretrain", "submit", "eval", "generate", "export", "plan"])
-def test_help_shows_an_example(command: Command, verb: str) -> None:
-    done = command(verb, "--help")
-    assert done.returncode == 0, done.stderr
-    assert f"launcher/{verb}.py --" in done.stdout

@@ -19,8 +19,6 @@ from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_wei
 from plumbline.launcher.runtime.config.load import differences, load_config
 from plumbline.launcher.runtime.config.schema import Config
 
-HELP = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
-
 
 @dataclass(frozen=True)
 class OpenedWeights:

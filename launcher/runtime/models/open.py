@@ -35,6 +35,20 @@ from plumbline.model.objectives.silent_thoughts import SilentThoughts
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
+def device_named(name: str | None) -> torch.device:
+    """Return the device that `--device` names; without a name the first GPU, or the CPU where there is none.
+
+    Raises:
+        ValueError: there is no such device here.
+    """
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # no such kind; torch without CUDA; no such GPU
+        raise ValueError(f"--device {name}: is not here: {str(error).splitlines()[0]}; give another") from error
+    return device
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model in evaluation mode with what is needed to feed it."""

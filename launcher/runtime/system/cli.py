@@ -4,10 +4,11 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
+AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
+"""Help of `--average`, which `models.averages` reads."""
 UNUSABLE = 2  # exit code: the request cannot be met as it stands
 
 
@@ -50,14 +51,26 @@ def natural(text: str) -> int:
     return value
 
 
-def device(text: str) -> torch.device:
-    """A device that is there, for argparse."""
-    try:
-        found = torch.device(text)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:  # no such kind; torch without CUDA; no such GPU
-        raise argparse.ArgumentTypeError(f"{text} is not here: {str(error).splitlines()[0]}") from error
-    return found
+def existing(text: str) -> Path:
+    """Return the path of a file or folder that is there, for argparse."""
+    path = Path(text)
+    if not path.exists():
+        beside = sorted(other.name for other in path.parent.glob(f"*{path.suffix}"))
+        raise argparse.ArgumentTypeError(
+            f"{text}: no such file or folder; {path.parent} holds {', '.join(beside[:10]) or 'nothing like it'}"
+        )
+    return path
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--device`, a name for `models.open.device_named`."""
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: the first GPU if there is one)")
+
+
+def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--dtype`, a key of `models.open.DTYPES`, and `--device`."""
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="arithmetic")
+    add_device_option(parser)
 
 
 def add_job_options(parser: argparse._ActionsContainer, what: str) -> None:
@@ -66,8 +79,3 @@ def add_job_options(parser: argparse._ActionsContainer, what: str) -> None:
     parser.add_argument("--partition", help="default: slurm/cluster.env, else the cluster's")
     parser.add_argument("--account", help="default: slurm/cluster.env, else the cluster's")
     parser.add_argument("--dry-run", action="store_true", help="write and print the submit script, submit nothing")
-
-
-def default_device() -> torch.device:
-    """The first GPU if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
