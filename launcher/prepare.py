@@ -14,41 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plumbline.data.prepare import Request, Result, prepare
-from plumbline.data.sources import Sources
 
-
-def main() -> int:
-    """Run the command; 0 if the corpus is there, 2 if the request cannot be met."""
-    arguments = _parse()
-    separator = arguments.document_separator
-    if separator is not None:
-        separator = separator.replace("\\n", "\n").replace("\\t", "\t")
-    try:
-        if separator == "":
-            raise ValueError("--document-separator is empty; leave it out to make each file one document")
-        request = Request(
-            sources=Sources(tuple(arguments.source), arguments.text_key, separator),
-            tokenizer=arguments.tokenizer,
-            output=arguments.output,
-            validation_fraction=arguments.validation_fraction,
-            seed=arguments.seed,
-            workers=arguments.workers,
-            overwrite=arguments.overwrite,
-        )
-        result = prepare(request, _log)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("error: interrupted; nothing was kept", file=sys.stderr)
-        return 130
-    summary = _summary(result)
-    print(json.dumps(summary, indent=2) if arguments.json else _readable(summary))
-    return 0
-
-
-def _parse() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--source",
@@ -89,6 +57,44 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
     return parser.parse_args()
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
+from plumbline.data.prepare import Request, Result, prepare
+from plumbline.data.sources import Sources
+
+
+def main() -> int:
+    """Run the command; 0 if the corpus is there, 2 if the request cannot be met."""
+    arguments = parse_arguments()
+    separator = arguments.document_separator
+    if separator is not None:
+        separator = separator.replace("\\n", "\n").replace("\\t", "\t")
+    try:
+        if separator == "":
+            raise ValueError("--document-separator is empty; leave it out to make each file one document")
+        request = Request(
+            sources=Sources(tuple(arguments.source), arguments.text_key, separator),
+            tokenizer=arguments.tokenizer,
+            output=arguments.output,
+            validation_fraction=arguments.validation_fraction,
+            seed=arguments.seed,
+            workers=arguments.workers,
+            overwrite=arguments.overwrite,
+        )
+        result = prepare(request, _log)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing was kept", file=sys.stderr)
+        return 130
+    summary = _summary(result)
+    print(json.dumps(summary, indent=2) if arguments.json else _readable(summary))
+    return 0
 
 
 def _log(line: str) -> None:
