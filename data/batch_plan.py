@@ -61,6 +61,11 @@ class BatchPlan:
             step, sample = step + (end - sample) // stage.global_batch_size, end
         return (*stages, Stage(step, sample, self.batch_size))
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step of the full batch."""
+        return self.batch_size * self.sequence_length
+
     def batch_size_at(self, step: int) -> int:
         """Sequences of step `step` (from 0)."""
         return self._stage_of(step).batch_size

@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
+from plumbline.launcher.runtime.optim.duration import Duration
+
 
 class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Where a run lives and what makes it repeatable."""
@@ -50,9 +52,13 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 
     @validator(mode="after")
     def _check(self) -> "TrainConfig":
-        if (self.steps is None) == (self.tokens is None):
-            raise ValueError(f"steps = {self.steps}, tokens = {self.tokens}: give exactly one of the two")
+        _ = self.length
         return self
+
+    @property
+    def length(self) -> Duration:
+        """Length of training, in steps or in tokens; of a branch, its parent's."""
+        return Duration.one_of(steps=self.steps, tokens=self.tokens)
 
 
 class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

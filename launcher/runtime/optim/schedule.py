@@ -5,13 +5,14 @@ schedulers are not used: several of them write one absolute rate into all groups
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, Field, PositiveInt
 from pydantic import model_validator as validator
 
 from plumbline.data.batch_plan import BatchPlan
+from plumbline.launcher.runtime.optim.duration import UNITS, Duration, DurationKey
 
 SHAPES: dict[str, Callable[[float], float]] = {
     "linear": lambda x: 1 - x,
@@ -21,9 +22,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
 }
 """What is left of the way from the peak to the end value at x in [0, 1] of a decay. exponential is no such blend."""
 
-WARMUP = ("warmup_steps", "warmup_tokens", "warmup_fraction")
-DECAY = ("decay_steps", "decay_tokens", "decay_fraction")
-BRANCH = ("steps", "tokens", "fraction")
+PHASES = ("warmup", "decay")
 
 
 class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -46,10 +45,13 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
 
     @validator(mode="after")
     def _check(self) -> "BranchConfig":
-        _one_of(self, BRANCH)
-        if all(getattr(self, key) is None for key in BRANCH):
-            raise ValueError("how long is the cooldown? give steps, tokens or fraction")
+        _ = self.length
         return self
+
+    @property
+    def length(self) -> Duration:
+        """Length of the cooldown."""
+        return Duration.one_of(steps=self.steps, tokens=self.tokens, fraction=self.fraction)
 
     @property
     def first_step(self) -> int:
@@ -57,31 +59,22 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
         assert self.from_step is not None, "branch.resolve finds it out"
         return self.from_step
 
-    def last_step(self, plan: BatchPlan) -> int:
-        """Step at which the cooldown ends."""
-        if self.steps is not None:
-            return self.first_step + self.steps
-        start = plan.tokens_before(self.first_step)
-        return plan.steps_for(start + (self.tokens or max(1, round((self.fraction or 0.0) * start))))
+    def last_step(self, batches: BatchPlan) -> int:
+        """Return the step at which the cooldown ends."""
+        return self.length.end_step(batches, self.first_step)
 
 
 class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Linear warm-up, then one of four shapes."""
+    """Raise the rate linearly, then let it follow one of four shapes."""
 
     name: Literal["wsd", "cosine", "linear", "constant"] = "wsd"
     """Warmup-stable-decay; half a cosine or a straight line from the warm-up to the end; or constant."""
-    warmup_steps: NonNegativeInt | None = None
-    """Steps over which the rate rises linearly from peak / warmup_steps to the peak. 0 when no warmup_ key is given."""
-    warmup_tokens: NonNegativeInt | None = None
-    """The same in tokens."""
-    warmup_fraction: float | None = Field(default=None, ge=0.0, le=1.0)
-    """The same as a fraction of all tokens, rounded to whole steps."""
-    decay_steps: PositiveInt | None = None
-    """wsd: the last steps, over which the rate falls."""
-    decay_tokens: PositiveInt | None = None
-    """The same in tokens."""
-    decay_fraction: float | None = Field(default=None, gt=0.0, le=1.0)
-    """The same as a fraction of all tokens, rounded to whole steps. 0.2 when no decay_ key is given."""
+    warmup: DurationKey = Duration(0, "steps")
+    """How long the rate rises linearly to the peak: 40 steps, 1e9 tokens or 2% of all tokens, rounded to whole steps.
+    Older spelling: warmup_steps, warmup_tokens or warmup_fraction."""
+    decay: DurationKey = Duration(0.2, "fraction")
+    """wsd: how long the rate falls at the end, in the same units. Older spelling: decay_steps, decay_tokens or
+    decay_fraction."""
     cooldown: Literal["linear", "one_minus_sqrt", "cosine", "square", "exponential"] = "linear"
     """Shape of the decay of wsd and of a branch. one_minus_sqrt is better than linear in arXiv 2405.18392."""
     final_lr_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -94,21 +87,16 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
 
     @validator(mode="before")
     @classmethod
-    def _fill(cls, values: Any) -> Any:
-        """Write down the defaults that depend on what else is given, so that the resolved configuration shows them."""
+    def _read_older_keys(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        defaults: dict[str, Any] = {}
-        if all(values.get(key) is None for key in WARMUP):
-            defaults["warmup_steps"] = 0
-        if all(values.get(key) is None for key in DECAY):
-            defaults["decay_fraction"] = 0.2
-        return {**values, **defaults}
+        values = with_one_key_each(values)
+        return {key: value for key, value in values.items() if key not in PHASES or value is not None}
 
     @validator(mode="after")
     def _check(self) -> "ScheduleConfig":
-        _one_of(self, WARMUP)
-        _one_of(self, DECAY)
+        if self.decay.amount == 0:
+            raise ValueError(f"decay = {self.decay}: must be longer; name: constant never decays")
         if self.cooldown == "exponential" and self.final_lr_fraction == 0:
             raise ValueError(
                 "final_lr_fraction = 0.0: an exponential cooldown never gets there; set it above 0 (0.01, say) or take "
@@ -117,11 +105,25 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
         return self
 
 
-def _one_of(config: BaseModel, keys: tuple[str, ...]) -> None:
-    """Refuse a duration that is given in two units."""
-    given = [f"{key} = {getattr(config, key)}" for key in keys if getattr(config, key) is not None]
-    if len(given) > 1:
-        raise ValueError(f"{', '.join(given)}: give one of them; KEY=null takes another away")
+def with_one_key_each(section: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a schedule section in which each duration has one key: `warmup_steps: 40` becomes `warmup: 40 steps`.
+
+    An older key that is null takes away what a file below says, as it did when there was one key for each unit.
+
+    Raises:
+        ValueError: a duration is given twice.
+    """
+    section = dict(section)
+    for phase in PHASES:
+        older = {f"{phase}_{unit}": unit for unit in UNITS if f"{phase}_{unit}" in section}
+        given = {key: section.pop(key, None) for key in (*older, phase) if key in section}
+        known = {key: value for key, value in given.items() if value is not None}
+        if len(known) > 1:
+            raise ValueError(f"{', '.join(f'{key} = {value}' for key, value in known.items())}: give one of them")
+        if given:
+            key, value = next(iter(known.items()), (phase, None))
+            section[phase] = f"{value} {older[key]}" if key in older else value
+    return section
 
 
 class Schedule:
@@ -136,34 +138,13 @@ class Schedule:
     def __init__(self, config: ScheduleConfig, plan: BatchPlan, total_steps: int) -> None:
         self.config, self.plan = config, plan
         self.end = plan.tokens_before(total_steps)
-        if config.warmup_tokens is not None:
-            self.warmup_end = config.warmup_tokens
-        elif config.warmup_fraction is not None:
-            self.warmup_end = self._fraction(config.warmup_fraction)
-        else:
-            self.warmup_end = plan.tokens_before(config.warmup_steps or 0)
+        self.warmup_end = config.warmup.from_start(plan, self.end)
         if config.branch is not None:
             self.decay_start = plan.tokens_before(config.branch.first_step)
             self.warmup_end = min(self.warmup_end, self.decay_start)  # a fraction is of another end than the parent's
         else:
-            self.decay_start = max(self.warmup_end, self._decay_start(total_steps))
-
-    def _decay_start(self, total_steps: int) -> int:
-        """Where the decay would begin without a warm-up."""
-        config = self.config
-        if config.name != "wsd":
-            return self.end if config.name == "constant" else 0
-        if config.decay_steps is not None:
-            return self.plan.tokens_before(max(0, total_steps - config.decay_steps))
-        if config.decay_tokens is not None:
-            return self.end - config.decay_tokens
-        assert config.decay_fraction is not None, "ScheduleConfig fills it in"
-        return self.end - self._fraction(config.decay_fraction)
-
-    def _fraction(self, fraction: float) -> int:
-        """A fraction of all tokens, rounded to whole steps of the full batch."""
-        step = self.plan.batch_size * self.plan.sequence_length
-        return round(fraction * (self.end / step)) * step
+            decays_from = {"wsd": self.end - config.decay.before_end(plan, total_steps), "constant": self.end}
+            self.decay_start = max(self.warmup_end, decays_from.get(config.name, 0))
 
     def factor(self, tokens: int) -> float:
         """Factor on every group's peak learning rate for the update that is made after `tokens` tokens.
