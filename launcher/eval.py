@@ -73,17 +73,15 @@ if __name__ == "__main__":
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
 
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 from tqdm import tqdm
-from yaml import YAMLError
 
 from plumbline.data.config import SourceConfig
 from plumbline.data.loader import ValidationBatches, open_source
 from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskStream
 from plumbline.launcher.runtime.config.errors import ConfigError, explain
+from plumbline.launcher.runtime.config.yaml_files import parse_yaml
 from plumbline.launcher.runtime.harness import tasks as harness_tasks
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, own_task, window_length
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model, load_tokenizer
@@ -183,11 +181,9 @@ def read_task(text: str) -> SourceConfig | None:
     if ":" not in text:
         return None
     try:
-        return SourceConfig.model_validate({"task": OmegaConf.to_container(OmegaConf.create(text))})
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"--task {text}: cannot be read as YAML: {error}") from error
+        return SourceConfig.model_validate({"task": parse_yaml(text, f"--task {text}")})
     except ValidationError as error:
-        raise ConfigError(f"--task: {'; '.join(explain(error, SourceConfig))}") from error
+        raise ConfigError(f"--task: {'; '.join(explain(error.errors(), SourceConfig))}") from error
 
 
 def held_out(corpus: SampleSource, shuffle_questions: bool) -> WindowStream:

@@ -35,8 +35,8 @@ if __name__ == "__main__":
 
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.config.budget import GIB, compute, device_memory, totals
-from plumbline.launcher.runtime.config.describe import describe_settings
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.laws import prediction
 from plumbline.launcher.runtime.optim.optimizer import ZERO_STAGES
@@ -50,42 +50,42 @@ def main() -> None:
     """Compute and print."""
     arguments = parse_arguments()
     config = branch.resolve(load_config(arguments.config, arguments.overrides))
-    facts = plan(config, arguments)
+    plan = plan_run(config)
+    facts = collect_facts(config, plan, arguments)
     if arguments.json:
         cli.print_json(facts)
     elif arguments.parameters:
         print_parameters(facts)
     else:
-        print_plan(config, facts, arguments)
+        print_plan(config, plan, facts, arguments)
 
 
-def plan(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every number, as plain values."""
+def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return every number of the plan as plain values."""
     for name in ("devices", "peak_tflops", "mfu"):
         if getattr(arguments, name) <= 0:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be positive")
-    rows = config.parameter_rows
-    count = totals(rows)
+    count = totals(plan.rows)
     stages = ZERO_STAGES[config.optimizer.name]
     memory = {stage: device_memory(config, count["total"], stage, arguments.devices) for stage in stages}
     facts = {
         "parameter_count": count,
         "precision": config.precision.model_dump(),
-        "optimizer": asdict(config.base_settings),
+        "optimizer": asdict(plan.settings),
         "sizes": asdict(sizes(config.model, config.parameterization)),
         "multipliers": asdict(multipliers(config.model, config.parameterization)),
-        "parameters": [asdict(row) for row in rows],
+        "parameters": [asdict(row) for row in plan.rows],
         "flops_per_token": training_flops_per_token(config.model, config.data.sequence_length, config.objective),
         "memory_bytes": {str(stage): {**asdict(m), "total": m.total} for stage, m in memory.items()},
-        "batch": config.data.batch_plan.describe(),
+        "batch": plan.batches.describe(),
         "micro_batch": config.data.micro_batch(arguments.devices),
         "accumulation_steps": config.data.accumulation_steps(arguments.devices),
-        "schedule": config.learning_rate.describe(),
-        "compute": asdict(compute(config, arguments.devices, arguments.peak_tflops, arguments.mfu)),
+        "schedule": plan.schedule.describe(),
+        "compute": asdict(compute(config, plan, arguments.devices, arguments.peak_tflops, arguments.mfu)),
     }
     if arguments.law is not None:
         bits = config.precision.training_bits
-        facts["law"] = prediction.predict(arguments.law, count["non_embedding"], config.total_tokens, bits)
+        facts["law"] = prediction.predict(arguments.law, count["non_embedding"], plan.total_tokens, bits)
     return facts
 
 
@@ -104,7 +104,7 @@ def print_parameters(facts: dict[str, Any]) -> None:
     print("\nforward multipliers: " + ", ".join(f"{name} {value:.6g}" for name, value in facts["multipliers"].items()))
 
 
-def print_plan(config: Config, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
+def print_plan(config: Config, plan: RunPlan, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
     """The plan in one screen."""
     model, count, size, work = config.model, facts["parameter_count"], facts["sizes"], facts["compute"]
     print(
@@ -122,7 +122,7 @@ def print_plan(config: Config, facts: dict[str, Any], arguments: argparse.Namesp
         print(f"warning     {caution}")
     if config.objective.name != "next_token":
         print(f"objective   {config.objective}")
-    print(f"optimizer   {describe_settings(config)}")
+    print(f"optimizer   {describe_settings(config, plan)}")
     print(
         f"data        {work['tokens']:,} tokens in {work['steps']:,} steps, "
         f"{work['tokens'] / count['total']:.1f} tokens per parameter"

@@ -39,9 +39,9 @@ if __name__ == "__main__":
 
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
-from plumbline.launcher.runtime.config.describe import describe_settings
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.run.folder import check_complete, read_result
@@ -63,6 +63,7 @@ def main() -> int:
     try:
         world = read_world()
         config = branch.resolve(load_config(arguments.config, arguments.overrides), warn=world.is_main)
+        plan = plan_run(config)
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints, world)
         initial_weights.check(config)
@@ -73,7 +74,7 @@ def main() -> int:
                 print(f"{config.run.folder} is complete: step {result['step']}, nothing to do")
             return 0
         if world.is_main:
-            print("\n".join(describe(config, inputs, world)), flush=True)
+            print("\n".join(describe(config, plan, inputs, world)), flush=True)
         startup.start(world, config.deepspeed.timeout_minutes)
     except (ValueError, OSError) as error:
         return fail(error, UNUSABLE)
@@ -92,12 +93,10 @@ def main() -> int:
     return 0 if complete else REQUEUE
 
 
-def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:
+def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Iterator[str]:
     """What is about to happen, in a few lines; every derived number before it is used."""
     model, data, rule = config.model, config.data, config.parameterization
-    rows = config.parameter_rows
-    size = sizes(model, rule)
-    total = config.total_steps
+    rows, total, size = plan.rows, plan.total_steps, sizes(model, rule)
     yield f"run      {config.run.folder}, seed {config.run.seed}"
     yield (
         f"model    {model.family}, width {model.hidden_size} x depth {model.num_hidden_layers}, vocabulary "
@@ -112,25 +111,25 @@ def describe(config: Config, inputs: Inputs, world: World) -> Iterator[str]:
     if config.objective.name != "next_token":
         blocks = config.objective.work(data.sequence_length).blocks
         yield f"trains   {config.objective}; {blocks:.4g} tokens and slots for each token of text"
-    yield f"tuned    {describe_settings(config)}"
+    yield f"tuned    {describe_settings(config, plan)}"
     yield (
         f"scaling  {rule.rule}, m_N {size.width:g}, m_L {size.depth:g}: hidden matrices take lr "
         f"{next(row.lr for row in rows if row.role == 'hidden_matrix'):g}"
     )
     epochs = ", ".join(f"{name} {share:.2f} epochs" for name, share in inputs.train.epochs(total).items())
-    yield f"data     {config.total_tokens:,} tokens in {total:,} steps: {epochs}"
+    yield f"data     {plan.total_tokens:,} tokens in {total:,} steps: {epochs}"
     yield (
         f"batch    {data.global_batch_size} x {data.sequence_length} tokens = {world.size} rank(s) x "
         f"{inputs.train.micro_batch} sequences x {inputs.train.accumulation_steps} accumulation steps"
     )
     if config.train.ema_half_life_tokens is not None:
-        steps = config.train.ema_half_life_tokens / config.tokens_per_step
+        steps = config.train.ema_half_life_tokens / plan.batches.tokens_per_step
         yield f"average  moving, half-life {config.train.ema_half_life_tokens:,} tokens = {steps:.1f} steps"
     if data.batch_size_warmup:
-        yield f"warm-up  batch of {data.batch_plan.describe()}; learning rate scaling {config.schedule.lr_scaling}"
-    yield f"schedule {config.learning_rate.describe()}"
+        yield f"warm-up  batch of {plan.batches.describe()}; learning rate scaling {config.schedule.lr_scaling}"
+    yield f"schedule {plan.schedule.describe()}"
     if config.schedule.branch is not None:
-        yield f"branch   from {config.schedule.branch.checkpoint}, {total - config.first_step:,} steps of cooldown"
+        yield f"branch   from {config.schedule.branch.checkpoint}, {total - plan.first_step:,} steps of cooldown"
     yield f"engine   DeepSpeed ZeRO-{config.deepspeed.zero_stage}, {config.deepspeed.precision}, on {world.device.type}"
 
 

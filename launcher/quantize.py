@@ -49,16 +49,14 @@ if __name__ == "__main__":
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
 
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
-from yaml import YAMLError
 
 from plumbline.data.config import SourceConfig
 from plumbline.data.loader import ValidationBatches, calibration_batches, open_source
 from plumbline.data.streams import SampleSource
 from plumbline.data.workspace import check_replaceable_file
 from plumbline.launcher.runtime.config.errors import explain
+from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.laws.document import open_law
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model
@@ -114,15 +112,12 @@ def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
         if not each.endswith((".yaml", ".yml")):
             named.append(each)
             continue
-        try:
-            content = OmegaConf.to_container(OmegaConf.load(each))
-        except (YAMLError, OmegaConfBaseException) as error:
-            raise ValueError(f"--recipes {each}: cannot be read as YAML: {error}") from error
+        content = plain_values(read_yaml(Path(each)), f"--recipes {each}")
         named += content if isinstance(content, list) else [content]
     try:
         return recipes(named)
     except ValidationError as error:
-        raise ValueError(f"--recipes: {'; '.join(explain(error, Recipe))}") from error
+        raise ValueError(f"--recipes: {'; '.join(explain(error.errors(), Recipe))}") from error
 
 
 def open_model(path: Path, arguments: argparse.Namespace, source: SampleSource) -> LoadedModel:

@@ -20,17 +20,17 @@ import torch
 
 from plumbline.data.loader import TrainBatches, ValidationBatches, validation_splits
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system import cli
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.parameterization.table import parameter_table
 
 
 def train(config: Config, chunked: bool = False) -> tuple[list[float], float]:
     """The loop. Returns the training loss of every step and the final held-out loss of the first corpus, nats."""
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    rows = plan_run(config).rows
     model = CausalLM(config.model, multipliers(config.model, config.parameterization))
     initialize(model, rows, config.run.seed)
     parameters = dict(model.named_parameters())
@@ -41,9 +41,9 @@ def train(config: Config, chunked: bool = False) -> tuple[list[float], float]:
     betas = (config.optimizer.betas[0], config.optimizer.betas[1])
     optimizer = torch.optim.AdamW(groups, lr=config.optimizer.lr, betas=betas, fused=True)
     losses = []
-    for step, batches in enumerate(TrainBatches(config.data, config.run.seed).iterate(0, config.total_steps)):
+    for step, batches in enumerate(TrainBatches(config.data, config.run.seed).iterate(0, plan_run(config).total_steps)):
         for group in optimizer.param_groups:
-            factor = config.learning_rate.factor(config.data.batch_plan.tokens_before(step))
+            factor = plan_run(config).schedule.factor(config.data.batch_plan.tokens_before(step))
             group["lr"] = config.optimizer.lr * factor * group["lr_multiplier"]
         loss = torch.zeros(())
         for batch in batches:

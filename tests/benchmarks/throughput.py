@@ -24,7 +24,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.config.load import parse_config
+from plumbline.launcher.runtime.config.parse import parse_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.system import startup

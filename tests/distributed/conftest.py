@@ -4,7 +4,7 @@ The group is for what needs a real engine but no second rank; the loop is what e
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.world import World, read_world
@@ -21,7 +22,6 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.rows import ParameterRow
-from plumbline.model.parameterization.table import parameter_table
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
@@ -65,7 +65,7 @@ def mean_cross_entropy(model: CausalLM, batch: dict[str, Tensor]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100)
 
 
-Optimizers = Callable[[dict[str, nn.Parameter], list[ParameterRow]], list[torch.optim.Optimizer]]
+Optimizers = Callable[[dict[str, nn.Parameter], Sequence[ParameterRow]], list[torch.optim.Optimizer]]
 Loss = Callable[[CausalLM, dict[str, Tensor]], Tensor]
 PlainLoop = Callable[..., Reference]
 
@@ -78,20 +78,20 @@ def plain_loop() -> PlainLoop:
     """
 
     def train(config: Config, make: Optimizers, loss_of: Loss = mean_cross_entropy) -> Reference:
-        rows = parameter_table(config.model, config.parameterization, config.base_settings)
+        rows = plan_run(config).rows
         model = CausalLM(config.model, multipliers(config.model, config.parameterization))
         initialize(model, rows, config.run.seed)
         parameters = dict(model.named_parameters())
         optimizers = make(parameters, rows)
         batches = TrainBatches(config.data, config.run.seed)
         losses, grad_norms = [], []
-        for step in range(config.total_steps):
+        for step in range(plan_run(config).total_steps):
             micro_batches: list[Any] = batches.micro_batches(step)
             loss = loss_of(model, {key: torch.cat([batch[key] for batch in micro_batches]) for key in micro_batches[0]})
             model.zero_grad()
             loss.backward()
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.grad_clip)
-            lr = config.base_settings.lr * config.learning_rate.factor(step * config.tokens_per_step)
+            lr = plan_run(config).lr_after(step * config.data.batch_plan.tokens_per_step)
             for optimizer in optimizers:
                 for group in optimizer.param_groups:
                     group["lr"] = lr * group["lr_multiplier"]

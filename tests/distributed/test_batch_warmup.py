@@ -19,13 +19,13 @@ from torch import Tensor
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.parameterization.table import parameter_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ def config(tiny_config: Path) -> Config:
 @pytest.fixture(scope="module")
 def plain_losses(config: Config) -> list[float]:
     """One process, one AdamW group for each tensor, and the batches counted out by hand."""
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    rows = plan_run(config).rows
     model = CausalLM(config.model, multipliers(config.model, config.parameterization))
     initialize(model, rows, config.run.seed)
     parameters = dict(model.named_parameters())

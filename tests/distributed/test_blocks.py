@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.parameterization.table import parameter_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ def test_what_trains_moves_and_the_rest_is_what_was_drawn(
     runs: Callable[[str, str], Run], tiny_config: Path, model: str, stage: str
 ) -> None:
     config = load_config(tiny_config, typed(model, stage))
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    rows = plan_run(config).rows
     fresh = CausalLM(config.model, multipliers(config.model, config.parameterization))
     initialize(fresh, rows, config.run.seed)
     drawn, found = dict(fresh.named_parameters()), runs(model, stage).weights(4)

@@ -23,6 +23,7 @@ from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_r
 from plumbline.launcher.runtime.config.budget import compute
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
@@ -173,8 +174,8 @@ def test_the_length_in_steps_tokens_or_as_a_fraction_of_what_was_trained(
     own_folder: Path, length: list[str], steps: int
 ) -> None:
     config = resolved(own_folder, at(own_folder, 20), *length)
-    assert (config.first_step, config.total_steps) == (20, 20 + steps)
-    rate = config.learning_rate
+    assert (plan_run(config).first_step, plan_run(config).total_steps) == (20, 20 + steps)
+    rate = plan_run(config).schedule
     assert (rate.decay_start, rate.end) == (20 * 256, (20 + steps) * 256)
     assert rate.factor(20 * 256) == 1.0
     assert rate.factor((20 + steps) * 256) == pytest.approx(0.0, abs=1e-12)
@@ -186,10 +187,10 @@ def test_a_run_folder_means_its_newest_whole_checkpoint_and_a_restart_keeps_it(
     root = own_folder / "checkpoints"
     shutil.rmtree(root / "step_00000040")
     typed = [f"schedule.branch.checkpoint={own_folder}", "schedule.branch.steps=7"]
-    assert resolved(own_folder, *typed).first_step == 30
+    assert plan_run(resolved(own_folder, *typed)).first_step == 30
     (root / "step_00000030" / "state.json").unlink()
     config = resolved(own_folder, *typed)
-    assert config.first_step == 20
+    assert plan_run(config).first_step == 20
     assert "step_00000030 is damaged and passed over: state.json is missing" in capsys.readouterr().err
 
     prepare_run_folder(config, open_inputs(config, TWO), TWO)
@@ -216,7 +217,7 @@ def test_a_run_folder_means_its_newest_whole_checkpoint_and_a_restart_keeps_it(
         (20, ["run.seed=2"], ["run.seed: 1 -> 2"]),
         (20, ["deepspeed.zero_stage=2"], ["zero_stage: 1 -> 2"]),
         (20, ["schedule.branch.tokens=9"], ["steps = 7, tokens = 9: give one of them"]),
-        (20, ["schedule.branch.steps=null"], ["how long is the cooldown? give steps, tokens or fraction"]),
+        (20, ["schedule.branch.steps=null"], ["how long? give steps or tokens or fraction"]),
         (25, [], ["step_00000025: no whole checkpoint", "manifest.json cannot be read", "name another one"]),
     ],
 )
@@ -315,7 +316,7 @@ def test_the_rate_under_a_horizon_is_the_one_compared(own_folder: Path) -> None:
 
 def test_a_plan_counts_the_branch_alone_and_a_job_is_checked_before_the_queue(own_folder: Path) -> None:
     config = resolved(own_folder, at(own_folder, 20), "schedule.branch.steps=7")
-    work = compute(config, 1, 1.0, 1.0)
+    work = compute(config, plan_run(config), 1, 1.0, 1.0)
     assert (work.steps, work.tokens) == (7, 7 * 256)
     job = Request(nodes=2, tasks_per_node=1)
     check_job(load(own_folder, "job", at(own_folder, 20), "schedule.branch.steps=7"), job)

@@ -18,15 +18,15 @@ from torch import nn
 
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.optim.soap import SOAP
 from plumbline.model.objectives.next_token import NextToken, NextTokenConfig
 from plumbline.model.parameterization.rows import ParameterRow
-from plumbline.model.parameterization.table import parameter_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Pretrain, Run, Start
@@ -67,7 +67,7 @@ def by_hand(config: Config) -> Optimizers:
     """The optimizers as a user of PyTorch would make them, one group for each tensor of the table."""
     name, betas = config.optimizer.name, (config.optimizer.betas[0], config.optimizer.betas[1])
 
-    def make(parameters: dict[str, nn.Parameter], rows: list[ParameterRow]) -> list[torch.optim.Optimizer]:
+    def make(parameters: dict[str, nn.Parameter], rows: Sequence[ParameterRow]) -> list[torch.optim.Optimizer]:
         def groups(hidden: bool, adam: bool) -> list[dict[str, Any]]:
             return [
                 {"params": [parameters[row.name]], "lr_multiplier": row.lr_multiplier, "lr": row.lr}
@@ -113,8 +113,8 @@ def test_one_rank_equals_the_plain_loop_to_the_last_bit(
     reference = plain_loop(config, by_hand(config), loss)
     engine, batches = DeepSpeedEngine(config, world), TrainBatches(config.data, config.run.seed)
     norms = []
-    for step in range(config.total_steps):
-        lr = config.base_settings.lr * config.learning_rate.factor(step * config.tokens_per_step)
+    for step in range(plan_run(config).total_steps):
+        lr = plan_run(config).lr_after(step * config.data.batch_plan.tokens_per_step)
         norms.append(engine.train_step(batches.micro_batches(step), step, lr).grad_norm)
     assert norms == reference.grad_norms
     different = [n for n, weight in engine.fp32_weights() if not torch.equal(weight, reference.weights[n])]
@@ -160,7 +160,7 @@ def test_running_groups_are_those_of_the_table(runs: Callable[[str], Run], tiny_
     for moment, overrides in (("before", []), ("after", []), ("changed", CHANGED)):
         config = load_config(tiny_config, [*SETTINGS[name], *overrides])
         by_role = {role: group for group in groups[moment] for role in group["name"].split("+")}
-        for row in parameter_table(config.model, config.parameterization, config.base_settings):
+        for row in plan_run(config).rows:
             group, hidden = by_role[row.role], row.role == "hidden_matrix"
             expected: dict[str, Any] = {"lr_multiplier": row.lr_multiplier, "weight_decay": row.weight_decay}
             expected["algorithm"] = config.optimizer.name if hidden else "adamw"
@@ -169,7 +169,7 @@ def test_running_groups_are_those_of_the_table(runs: Callable[[str], Run], tiny_
             expected |= OWN[config.optimizer.name] if hidden else {}
             assert {key: group[key] for key in expected} == expected, f"{moment}: {row.name}"
         if moment == "after":
-            lr = config.optimizer.lr * config.learning_rate.factor(11 * config.tokens_per_step)
+            lr = config.optimizer.lr * plan_run(config).schedule.factor(11 * config.data.batch_plan.tokens_per_step)
             assert all(group["lr"] == lr * group["lr_multiplier"] for group in groups[moment])
 
 

@@ -18,6 +18,7 @@ from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import open_inputs
@@ -203,7 +204,7 @@ def test_float8_trains_alike_when_it_is_sharded(tiny_config: Path, world: World,
     float8.compute_in_float8(layers, config.precision)
     assert layers[0].config.emulate, "a CPU may well have these products, and other devices not"
     names = [name for name, _ in DeepSpeedEngine(config, world).fp32_weights()]
-    assert names == [row.name for row in config.parameter_rows]
+    assert names == [row.name for row in plan_run(config).rows]
 
 
 def test_float8_without_its_units_or_its_library_is_one_clear_error(

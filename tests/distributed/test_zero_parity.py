@@ -16,15 +16,15 @@ import torch
 from torch import nn
 
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer, verify_settings
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.rows import ParameterRow
-from plumbline.model.parameterization.table import parameter_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tests.conftest import Run, Start
     from tests.distributed.conftest import PlainLoop, Reference
@@ -62,7 +62,7 @@ def reference(config: Config, plain_loop: PlainLoop) -> Reference:
     return plain_loop(config, lambda parameters, rows: [adamw(parameters, rows, config)])
 
 
-def adamw(parameters: dict[str, nn.Parameter], rows: list[ParameterRow], config: Config) -> torch.optim.AdamW:
+def adamw(parameters: dict[str, nn.Parameter], rows: Sequence[ParameterRow], config: Config) -> torch.optim.AdamW:
     groups = [
         {
             "params": [parameters[r.name]],
@@ -78,7 +78,7 @@ def adamw(parameters: dict[str, nn.Parameter], rows: list[ParameterRow], config:
 def test_the_comparison_can_fail(config: Config, reference: Reference) -> None:
     assert min(reference.grad_norms) > config.optimizer.grad_clip, "the clip binds at every step"
     assert config.data.accumulation_steps(2) == 2
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    rows = plan_run(config).rows
     assert len({(row.lr, row.weight_decay, row.eps) for row in rows}) == 4, "groups differ"
     assert reference.losses[-1] < reference.losses[0] - 1, "training moves"
 
@@ -132,7 +132,7 @@ def test_running_groups_are_those_of_the_table(runs: Callable[[str], Run], tiny_
     groups = json.loads((runs(name).folder / "groups.json").read_text())
     for moment, overrides in (("before", []), ("after", []), ("changed", CHANGED)):
         config = load_config(tiny_config, overrides)
-        rows = parameter_table(config.model, config.parameterization, config.base_settings)
+        rows = plan_run(config).rows
         by_role: dict[str, dict[str, Any]] = {
             role: group for group in groups[moment] for role in group["name"].split("+")
         }
@@ -142,17 +142,17 @@ def test_running_groups_are_those_of_the_table(runs: Callable[[str], Run], tiny_
             expected = (row.lr_multiplier, row.weight_decay, row.eps, config.optimizer.betas)
             assert found == expected, f"{moment}: {row.name}"
         if moment == "after":  # the learning rate of the last update: each group's own multiple of one value
-            factor = config.learning_rate.factor(19 * config.tokens_per_step)
+            factor = plan_run(config).schedule.factor(19 * config.data.batch_plan.tokens_per_step)
             assert 0 < factor < 1
             for group in groups[moment]:
                 assert group["lr"] == config.optimizer.lr * factor * group["lr_multiplier"]
 
 
-def rows_and_optimizer(config: Config) -> tuple[list[ParameterRow], torch.optim.Optimizer]:
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+def rows_and_optimizer(config: Config) -> tuple[Sequence[ParameterRow], torch.optim.Optimizer]:
+    rows = plan_run(config).rows
     model = CausalLM(config.model, multipliers(config.model, config.parameterization))
     return rows, make_optimizer(
-        model, group_settings(rows, config.optimizer, config.base_settings.betas), config.deepspeed.zero_stage
+        model, group_settings(rows, config.optimizer, plan_run(config).settings.betas), config.deepspeed.zero_stage
     )
 
 
@@ -166,7 +166,7 @@ def test_groups_hold_every_tensor_once(config: Config) -> None:
 @pytest.mark.parametrize("key", ["lr_multiplier", "weight_decay", "eps", "betas"])
 def test_wrong_group_settings_are_refused(config: Config, key: str) -> None:
     rows, optimizer = rows_and_optimizer(config)
-    settings, groups = group_settings(rows, config.optimizer, config.base_settings.betas), optimizer.param_groups
+    settings, groups = group_settings(rows, config.optimizer, plan_run(config).settings.betas), optimizer.param_groups
     verify_settings(groups, settings)
     value = groups[-1][key]
     groups[-1][key] = (value[0], math.nextafter(value[1], 0.0)) if key == "betas" else math.nextafter(value, math.inf)
@@ -179,4 +179,4 @@ def test_missing_and_reordered_groups_are_refused(config: Config, change: str) -
     rows, optimizer = rows_and_optimizer(config)
     groups = optimizer.param_groups[1:] if change == "drop" else optimizer.param_groups[::-1]
     with pytest.raises(RuntimeError, match="groups"):
-        verify_settings(groups, group_settings(rows, config.optimizer, config.base_settings.betas))
+        verify_settings(groups, group_settings(rows, config.optimizer, plan_run(config).settings.betas))

@@ -15,6 +15,7 @@ from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.budget import activation_bytes, totals
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.sweep.plan import make_plan
@@ -95,15 +96,15 @@ def test_what_is_rounded_is_said_and_survives_saving(
 )
 def test_what_cannot_be_rounded_is_one_clear_error(tiny_config: Path, typed: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        load_config(tiny_config, [f"precision.{each}" for each in typed])
+        plan_run(load_config(tiny_config, [f"precision.{each}" for each in typed]))
     assert len(str(caught.value).splitlines()) == 2
 
 
 def test_float8_asks_for_multiples_of_16_and_for_bf16_weights(tiny_config: Path) -> None:
     wanted = ["precision.float8=tensorwise"]
     with pytest.raises(ConfigError, match=r"gate_proj.weight is 100 x 64, and float8 units need multiples of 16"):
-        load_config(tiny_config, [*wanted, "model.intermediate_size=100"])
-    load_config(tiny_config, ["precision.weights=8", "model.intermediate_size=100"])
+        plan_run(load_config(tiny_config, [*wanted, "model.intermediate_size=100"]))
+    plan_run(load_config(tiny_config, ["precision.weights=8", "model.intermediate_size=100"]))
     with pytest.raises(ConfigError, match=r"deepspeed.zero_stage = 0 computes in bf16 by autocast"):
         load_config(tiny_config, [*wanted, "deepspeed.precision=bf16", "deepspeed.zero_stage=0"])
     load_config(tiny_config, [*wanted, "deepspeed.precision=bf16"])
@@ -114,7 +115,7 @@ def test_kinds_of_attention_round_what_they_store_or_refuse(tiny_config: Path, k
     typed = ["precision.kv_cache=3", f"model.attention={kind}", "model.qk_norm=none"]
     if kind not in STORES:
         with pytest.raises(ConfigError, match=rf"model.attention: softmax or shaped; it is {kind}, so leave kv_cache"):
-            load_config(tiny_config, typed)
+            plan_run(load_config(tiny_config, typed))
         return
     config, tokens = load_config(tiny_config, typed), torch.arange(20).view(2, 10)
     torch.manual_seed(0)
@@ -214,7 +215,7 @@ def test_results_of_sweeps_say_what_laws_need(tiny_config: Path, tmp_path: Path)
         "float8": (8, 8, 16, "e4m3"),
     }
     assert len({cell.signature for cell in cells}) == 6, "each is a run of its own"
-    expected = totals(cells[0].config.parameter_rows)
+    expected = totals(plan_run(cells[0].config).rows)
     rows = read_results(cells)
     assert {row["parameters"] for row in rows} == {expected["non_embedding"]}
     assert expected["non_embedding"] == expected["total"] - 2 * 257 * 64
@@ -240,7 +241,7 @@ def test_objectives_take_memory(tiny_config: Path, typed: list[str], blocks: flo
     config, plain = load_config(tiny_config, typed), load_config(tiny_config, [])
     one = 4 * plain.data.micro_batch(1) * 32 * (6 * 64 + (2 * 2 + 2 * 1) * 32 + 4 * 96)  # bytes, of a block
     assert activation_bytes(config) - activation_bytes(plain) == one * ((2 + own) * blocks - 2)
-    assert totals(config.parameter_rows)["non_embedding"] == totals(plain.parameter_rows)["non_embedding"]
+    assert totals(plan_run(config).rows)["non_embedding"] == totals(plan_run(plain).rows)["non_embedding"]
 
 
 def test_rounded_weights_take_memory_until_the_backward_pass(tiny_config: Path) -> None:

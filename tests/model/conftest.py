@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from plumbline.launcher.runtime.config.load import parse_config
+from plumbline.launcher.runtime.config.parse import parse_config
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM

@@ -18,6 +18,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
 )
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import differences, load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.schedule import BranchConfig
 from plumbline.launcher.runtime.system.collectives import gather_objects
@@ -70,15 +71,16 @@ def check(config: Config, corpora: dict[str, str], world: World) -> None:
     check_resume(like, config, corpora, folder, world, remedy="a branch continues its parent, so undo")
     _check_length(config, parent, folder)
 
-    plan, rates = parent.data.batch_plan, parent.learning_rate
-    tokens = plan.tokens_before(step)
+    plan = plan_run(parent)
+    batches, rates = plan.batches, plan.schedule
+    tokens = batches.tokens_before(step)
     if not rates.warmup_end <= tokens <= rates.decay_start:
-        first, last = plan.steps_for(rates.warmup_end), plan.steps_for(rates.decay_start + 1) - 1
+        first, last = batches.steps_for(rates.warmup_end), batches.steps_for(rates.decay_start + 1) - 1
         raise CheckpointError(
             f"{folder} is at step {step}, and the rate of its run is at its peak from step {first} to {last}: branch "
             "from a checkpoint between the two"
         )
-    before, after = (c.base_settings.lr * c.learning_rate.factor(tokens) for c in (parent, config))
+    before, after = plan.lr_after(tokens), plan_run(config).lr_after(tokens)
     if before != after:
         raise CheckpointError(
             f"optimizer.lr: {folder} was trained at a rate of {before:g} and the branch would start at {after:g}: take "
@@ -148,5 +150,5 @@ def _check_length(config: Config, parent: Config, folder: Path) -> None:
         raise CheckpointError(
             f"train.steps = {config.train.steps}, train.tokens = {config.train.tokens}: with schedule.branch they stay "
             f"the parent's ({parent.train.steps} and {parent.train.tokens}), and the run ends with its cooldown, at "
-            f"step {config.total_steps}; set the length under schedule.branch"
+            f"step {plan_run(config).total_steps}; set the length under schedule.branch"
         )

@@ -30,6 +30,7 @@ from torch import Tensor
 from plumbline.data.workspace import apply_umask, sync
 from plumbline.launcher.runtime.checkpoint.weights import write_weights
 from plumbline.launcher.runtime.config.load import differences, save_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.optim.schedule import ScheduleConfig
@@ -295,9 +296,10 @@ def check_resume(
     ]
     lines = [f"  {name}.{line}" for name, before, after in parts for line in differences(before, after)]
     manifest = read_manifest(folder)
-    if manifest["step"] > new.total_steps:
+    total_steps = plan_run(new).total_steps
+    if manifest["step"] > total_steps:
         raise CheckpointError(
-            f"{folder} is at step {manifest['step']}, beyond the {new.total_steps} that train.steps (or train.tokens) "
+            f"{folder} is at step {manifest['step']}, beyond the {total_steps} that train.steps (or train.tokens) "
             "asks for: raise it, or give this run another run.name"
         )
     facts = {

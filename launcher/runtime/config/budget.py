@@ -1,8 +1,10 @@
 """What a run will cost before it starts: memory of one device for each ZeRO stage, FLOPs and time."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.config import ModelConfig
 from plumbline.model.flops import training_flops_per_token
@@ -107,15 +109,15 @@ class Compute:
     hours: float
 
 
-def compute(config: Config, devices: int, tflops: float, mfu: float) -> Compute:
+def compute(config: Config, plan: RunPlan, devices: int, tflops: float, mfu: float) -> Compute:
     """FLOPs of the run, and hours on `devices` of `tflops` peak each at an assumed utilisation."""
-    steps = config.total_steps - config.first_step
-    tokens = config.total_tokens - config.data.batch_plan.tokens_before(config.first_step)
+    steps = plan.total_steps - plan.first_step
+    tokens = plan.total_tokens - plan.batches.tokens_before(plan.first_step)
     flops = tokens * training_flops_per_token(config.model, config.data.sequence_length, config.objective)
     return Compute(steps, tokens, flops, flops / (devices * tflops * 1e12 * mfu) / 3600)
 
 
-def totals(rows: list[ParameterRow]) -> dict[str, int]:
+def totals(rows: Sequence[ParameterRow]) -> dict[str, int]:
     """Parameters: all of them, and what scaling laws call N: without embedding, unembedding and the objective's own."""
     counted = [
         row for row in rows if row.role not in ("embedding", "unembedding") and not row.name.startswith("objective.")

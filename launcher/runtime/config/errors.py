@@ -2,19 +2,26 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message lists every problem, one per line."""
 
 
-def explain(error: ValidationError, schema: type[BaseModel]) -> Iterator[str]:
-    """One line for each problem pydantic found in values for `schema`: path, offending value, remedy."""
-    for problem in error.errors():
+def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterator[str]:
+    """Yield one line for each problem in values for `schema`: path, offending value, remedy.
+
+    Args:
+        problems: what `ValidationError.errors()` of pydantic lists. An error raised by a check of ours may itself
+            have several lines.
+        schema: what the values were validated against.
+    """
+    for problem in problems:
         typed, _ = _follow(schema, problem["loc"])
         path = ".".join(typed)
         if problem["type"] == "extra_forbidden":
@@ -26,7 +33,8 @@ def explain(error: ValidationError, schema: type[BaseModel]) -> Iterator[str]:
         elif problem["type"] == "missing":
             yield f"{path}: missing, and it has no default"
         elif problem["type"] == "value_error":  # of the whole configuration, it names the keys itself
-            yield f"{path}: {problem['ctx']['error']}" if path else str(problem["ctx"]["error"])
+            for line in str(problem["ctx"]["error"]).splitlines():
+                yield f"{path}: {line}" if path else line
         elif problem["type"] == "union_tag_invalid":
             tag, known = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
             close = difflib.get_close_matches(tag, known, n=1, cutoff=0.5)

@@ -2,13 +2,9 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plumbline.model.export.from_stock import KINDS, model_section
-
-if TYPE_CHECKING:
-    pass
-
 
 HUB = "hf:"
 

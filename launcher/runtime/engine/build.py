@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.attention.block_sparse import permit_graphs
 from plumbline.model.blocks import KINDS
@@ -72,7 +73,7 @@ def build_for_training(
     if reason is not None:
         raise ConfigError(reason)
     model = build_model(config, construction)
-    initialize(model, config.parameter_rows, config.run.seed, gather)
+    initialize(model, plan_run(config).rows, config.run.seed, gather)
     if weights is not None:
         parameters = dict(model.named_parameters())
         for name, weight in weights.items():

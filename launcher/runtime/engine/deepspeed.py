@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
 from plumbline.launcher.runtime.engine.build import build_for_training
@@ -93,7 +94,8 @@ class DeepSpeedEngine(Engine):
         import deepspeed  # after the accelerator is chosen in startup.start
 
         self.stage = config.deepspeed.zero_stage
-        self.settings = group_settings(config.parameter_rows, config.optimizer, config.base_settings.betas)
+        plan = plan_run(config)
+        self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
         self.requested = deepspeed_config(config, world)
         if self.stage == 3:
             construction = deepspeed.zero.Init(config_dict_or_path=self.requested)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_for_training
 from plumbline.launcher.runtime.engine.interface import Batch, Engine
@@ -44,7 +45,8 @@ class PlainEngine(Engine):
     def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
         if world.size > 1:
             raise ValueError(f"the plain engine trains in one process, and this run has {world.size}")
-        self.settings = group_settings(config.parameter_rows, config.optimizer, config.base_settings.betas)
+        plan = plan_run(config)
+        self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
         model = build_for_training(config, world.device, weights).to(world.device)
         self._optimizer = make_optimizer(model, self.settings, zero_stage=0)
         super().__init__(config, world, model)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from plumbline.launcher.runtime.config.budget import totals
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.run.folder import read_result
@@ -22,7 +23,7 @@ def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:
     """
     config = model.config
     if config is not None:
-        parameters = totals(config.parameter_rows)["non_embedding"]
+        parameters = totals(plan_run(config).rows)["non_embedding"]
     else:
         named = decoder_blocks(model.module)[1].named_parameters()
         parameters = sum(parameter.numel() for name, parameter in named if not name.endswith(GRIDS))
@@ -60,7 +61,7 @@ def _run(model: LoadedModel) -> str:
 
 def _learning_rate(config: Config, step: int, tokens: int) -> dict[str, Any]:
     """Where on its schedule a run is after `step` steps."""
-    schedule = config.learning_rate
+    schedule = plan_run(config).schedule
     last = schedule.plan.tokens_before(max(0, step - 1))  # consumed when the last update was made
     if tokens <= schedule.warmup_end:
         phase = "warm-up"

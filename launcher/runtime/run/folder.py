@@ -12,6 +12,7 @@ from typing import Any
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import differences, load_config, save_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.metrics import environment
@@ -38,7 +39,7 @@ def read_result(config: Config) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return result if result["step"] == config.total_steps else None
+    return result if result["step"] == plan_run(config).total_steps else None
 
 
 def check_complete(config: Config) -> None:

@@ -18,8 +18,10 @@ import torch
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.sections import RunConfig
+from plumbline.launcher.runtime.optim.schedule import PHASES
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
 from plumbline.launcher.runtime.system.world import World
@@ -50,7 +52,7 @@ class Cell:
         """Training FLOPs, to order cells by and to estimate the time left."""
         config = self.config
         per_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
-        return per_token * config.total_steps * config.tokens_per_step
+        return per_token * plan_run(config).total_steps * config.data.batch_plan.tokens_per_step
 
     def __str__(self) -> str:
         """As people read it: rule=sp size=w64 optimizer.lr=0.001 seed=1."""
@@ -123,10 +125,13 @@ def _check_overrides(overrides: list[str], grid: GridConfig) -> None:
 
 def _effect(config: Config) -> dict[str, Any]:
     """What the scaling rules decide: for the optimizer, for every tensor, and in the forward pass."""
-    settings = config.base_settings
-    rows = config.parameter_rows
+    plan = plan_run(config)
     forward = multipliers(config.model, config.parameterization)
-    return {"optimizer": asdict(settings), "tensors": [asdict(row) for row in rows], "forward": asdict(forward)}
+    return {
+        "optimizer": asdict(plan.settings),
+        "tensors": [asdict(row) for row in plan.rows],
+        "forward": asdict(forward),
+    }
 
 
 def _signature(config: Config, seed: int, effect: dict[str, Any], corpora: dict[str, str]) -> str:
@@ -135,5 +140,11 @@ def _signature(config: Config, seed: int, effect: dict[str, Any], corpora: dict[
     Values at their defaults are left out, so a key that a later version adds does not make finished runs strangers.
     """
     determined = config.model_dump(exclude=NOT_HASHED | BY_EFFECT, exclude_defaults=True)
+    if "schedule" in determined:
+        # As the section was when a duration had a key for each unit, so that runs made then are still known
+        for phase in PHASES:
+            determined["schedule"].pop(phase, None)
+            length = getattr(config.schedule, phase)
+            determined["schedule"][f"{phase}_{length.unit}"] = length.amount
     facts = {**determined, "seed": seed, "effect": effect, "corpora": corpora}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

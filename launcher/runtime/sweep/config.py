@@ -4,14 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, field_validator
+from pydantic import BaseModel, Field, NonNegativeInt, field_validator
 from pydantic import model_validator as validator
-from yaml import YAMLError
 
-from plumbline.launcher.runtime.config.errors import ConfigError, explain
-from plumbline.launcher.runtime.config.load import refuse_non_finite
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.parse import parse
+from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.sweep.comparison import ComparisonConfig
 from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig
 from plumbline.launcher.runtime.sweep.kinds import KINDS, Kind
@@ -122,27 +120,19 @@ def load_sweep(path: Path) -> SweepConfig:
     Raises:
         ConfigError: it cannot be read, or a key, type or value in it is wrong; one line for each problem.
     """
-    try:
-        read = OmegaConf.load(path)
-        values = OmegaConf.to_container(read, resolve=True)
-    except FileNotFoundError as error:
-        known = ", ".join(sorted(str(file) for file in path.parent.glob("*.yaml"))) or "no .yaml files"
-        raise ConfigError(f"{path}: no such file; {path.parent} holds {known}") from error
-    except (YAMLError, OSError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
-    if not isinstance(read, DictConfig):
+    values = plain_values(read_yaml(path), str(path))
+    if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected keys and values")
     return parse_sweep(values, source=str(path))
 
 
 def parse_sweep(values: Any, source: str) -> SweepConfig:
-    """Validate nested plain values; raise ConfigError naming every problem, with `source` in front."""
-    refuse_non_finite(values, source)
-    try:
-        return SweepConfig.model_validate(values)
-    except ValidationError as error:
-        lines = [f"  {line}" for line in explain(error, SweepConfig)]
-        raise ConfigError("\n".join([f"{source}: {len(lines)} problem(s) in the sweep", *lines])) from error
+    """Return the sweep that nested plain values describe.
+
+    Raises:
+        ConfigError: names every problem, one for each line, with `source` in front.
+    """
+    return parse(SweepConfig, values, source)
 
 
 def _with_text_labels(values: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer
@@ -44,13 +45,13 @@ def run(config: Config, inputs: Inputs, world: World, _stop: StopRequest) -> boo
         torch.cat([batch[key] for batch in batches]).to(world.device) for key in ("input_ids", "labels")
     )
     config = without_objective(config)
-    rows = config.parameter_rows
+    plan = plan_run(config)
     model = build_model(config).to(world.device)
-    initialize(model, rows, config.run.seed)
-    groups = group_settings(rows, config.optimizer, config.base_settings.betas)
+    initialize(model, plan.rows, config.run.seed)
+    groups = group_settings(plan.rows, config.optimizer, plan.settings.betas)
     optimizer = make_optimizer(model, groups, zero_stage=0)
-    steps = [step for step in RECORD_AT if step <= config.total_steps]
-    result = {"step": config.total_steps, "coordinates": coordinate_check(model, optimizer, input_ids, labels, steps)}
+    steps = [step for step in RECORD_AT if step <= plan.total_steps]
+    result = {"step": plan.total_steps, "coordinates": coordinate_check(model, optimizer, input_ids, labels, steps)}
     write_whole(config.run.folder / RESULT, json.dumps(result, indent=2) + "\n")
     return True
 

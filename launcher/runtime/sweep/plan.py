@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.load import parse_config
+from plumbline.launcher.runtime.config.parse import parse_config
 from plumbline.launcher.runtime.sweep.cells import Cell, distinct, expand
 from plumbline.launcher.runtime.sweep.config import SweepConfig, load_sweep, parse_sweep
 from plumbline.launcher.runtime.sweep.results import describe

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.launcher.runtime.config.budget import totals
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.config import SweepConfig
@@ -37,7 +38,7 @@ def describe(cell: Cell) -> dict[str, Any]:
         "num_hidden_layers": config.model.num_hidden_layers,
         "base_hidden_size": config.parameterization.base_hidden_size,
         "base_num_hidden_layers": config.parameterization.base_num_hidden_layers,
-        "parameters": totals(config.parameter_rows)["non_embedding"],
+        "parameters": totals(plan_run(config).rows)["non_embedding"],
         **config.precision.training_bits,
         "weight_format": config.precision.weight_format,
         "lr": config.optimizer.lr,

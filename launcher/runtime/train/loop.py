@@ -22,6 +22,7 @@ from torch import Tensor
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, StepResult
@@ -88,6 +89,7 @@ class Trainer:
         make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine] = DeepSpeedEngine,
     ) -> None:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
+        self.plan = plan_run(config)
         self.engine = make_engine(config, world, weights)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
@@ -104,12 +106,11 @@ class Trainer:
 
     def run(self) -> bool:
         """The loop. Returns whether the last step was reached and evaluated."""
-        config, total, plan = self.config, self.config.total_steps, self.config.data.batch_plan
+        config, plan, total = self.config, self.plan, self.plan.total_steps
         if self.world.is_main:
             self.log = MetricsLog(
-                config.run.folder, self.state.step, total, config.metrics.tensorboard, plan.tokens_before
+                config.run.folder, self.state.step, total, config.metrics.tensorboard, plan.batches.tokens_before
             )
-        schedule = config.learning_rate
         meter = SpeedMeter(config, self.world, self.state.step)
         with closing(self.inputs.train.iterate(self.state.step, total)) as batches:
             while True:
@@ -119,7 +120,7 @@ class Trainer:
                         break
                     meter.restart(self.state.step)
 
-                lr = config.base_settings.lr * schedule.factor(self.state.tokens)
+                lr = plan.lr_after(self.state.tokens)
                 micro_batches = next(batches)
                 observer = self._observer(micro_batches[0])
                 result = self.engine.train_step(micro_batches, self.state.step, lr, observer)
@@ -147,12 +148,12 @@ class Trainer:
 
     def _advance(self, result: StepResult) -> None:
         """Move to the next step, unless the gradient says that there is no point."""
-        plan = self.config.data.batch_plan
-        step = self.state.step + 1
-        self.state = replace(self.state, step=step, samples=plan.samples_before(step), tokens=plan.tokens_before(step))
+        batches, step = self.plan.batches, self.state.step + 1
+        samples, tokens = batches.samples_before(step), batches.tokens_before(step)
+        self.state = replace(self.state, step=step, samples=samples, tokens=tokens)
         self.skipped = 0 if result.applied else self.skipped + 1
         broken_weights = result.applied and not math.isfinite(result.grad_norm)
-        ends_skipping = self.skipped > 0 and step == self.config.total_steps
+        ends_skipping = self.skipped > 0 and step == self.plan.total_steps
         if broken_weights or ends_skipping or self.skipped >= MAX_SKIPPED:
             raise TrainingError(
                 f"step {step}: the gradient norm is {result.grad_norm} (loss {result.loss.item():.4f}), "
@@ -200,7 +201,7 @@ class Trainer:
 
     def _evaluation_due(self) -> bool:
         interval, step = self.config.train.eval_interval, self.state.step
-        return step == self.config.total_steps or (interval is not None and step > 0 and step % interval == 0)
+        return step == self.plan.total_steps or (interval is not None and step > 0 and step % interval == 0)
 
     def _evaluate(self) -> bool:
         """Score what is held out of every corpus and task; False when asked to stop meanwhile."""
@@ -234,7 +235,7 @@ class Trainer:
                     self._say(f"step {self.state.step}: held-out loss of {name} {scores.loss:.4f}, moving average")
         if self.log is not None:
             self.log.write(record)
-        if self.state.step == self.config.total_steps:
+        if self.state.step == self.plan.total_steps:
             self._check_final_losses(record)
             if self.world.is_main:
                 self._finish(record)
@@ -283,7 +284,7 @@ class Trainer:
         interval, step = self.config.checkpoint.interval, self.state.step
         # Not amid skipped updates: if they turn out to be the end, the last checkpoint should be from before
         on_interval = interval is not None and step % interval == 0 and self.skipped == 0
-        return step == self.config.total_steps or on_interval
+        return step == self.plan.total_steps or on_interval
 
     def _save(self, must: bool = True) -> None:
         """Save a checkpoint; without `must`, one that cannot be written is left to the next interval."""

@@ -12,6 +12,7 @@ import torch
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.folder import check_complete, read_result
 from plumbline.launcher.runtime.run.inputs import open_inputs
@@ -31,8 +32,9 @@ def check(config: Config, request: Request) -> None:
             not continue its parent, or the run folder holds another run.
     """
     world = World(0, 0, request.nodes * request.tasks_per_node, torch.device("cpu"))
-    inputs = open_inputs(config, world)
     config = branch.resolve(config)
+    plan_run(config)
+    inputs = open_inputs(config, world)
     branch.check(config, inputs.fingerprints, world)
     if read_result(config) is not None:
         check_complete(config)

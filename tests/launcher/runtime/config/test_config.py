@@ -11,9 +11,10 @@ import yaml
 from pydantic import BaseModel
 
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.load import differences, load_config, parse_config, save_config
+from plumbline.launcher.runtime.config.load import differences, load_config, save_config
+from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.model.parameterization.table import parameter_table
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 SMALL: dict[str, Any] = {
@@ -139,8 +140,8 @@ def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None
             "objective.pruning_weight = 0.1 prices the context that model.attention: pruned keeps",
         ),
         ("model.block=skipless", "model: block = skipless loses the tokens' identity"),
-        ("train.tokens=99", "train: steps = 10, tokens = 99: give exactly one of the two"),
-        ("train.steps=null", "train: steps = None, tokens = None: give exactly one of the two"),
+        ("train.tokens=99", "train: steps = 10, tokens = 99: give one of them"),
+        ("train.steps=null", "train: how long? give steps or tokens"),
     ],
 )
 def test_a_problem_names_path_value_and_remedy(file: Path, override: str, line: str) -> None:
@@ -255,6 +256,68 @@ def test_non_finite_numbers_are_refused_however_they_are_written(file: Path, wri
     assert lines[1:] == [f"  optimizer.weight_decay = {value}: a finite number is expected"]
 
 
+def test_what_sections_ask_of_one_another_is_reported_at_once(file: Path) -> None:
+    lines = problems(file, "model.max_position_embeddings=16", "optimizer.name=soap", "objective.pruning_weight=0.1")
+    assert [line.split(" ")[2] for line in lines[1:]] == [
+        "data.sequence_length", "objective.pruning_weight", "deepspeed.zero_stage"
+    ]  # fmt: skip
+
+
+def test_what_is_written_is_checked_before_any_corpus_or_model_is_looked_at(tiny_config: Path, file: Path) -> None:
+    """So a user who has a typo and no corpus yet is told of the typo first."""
+    lines = problems(tiny_config, "data.train=[{path: nowhere}]", "train.stepz=1", "model.block=skipless")
+    assert {line.split(" ")[2] for line in lines[1:]} == {"model:", "train.stepz"}
+    file.write_text(yaml.safe_dump({**SMALL, "model": None}))
+    lines = problems(file, "train.initialize_from=nowhere", "train.stepz=1")
+    assert lines[1:] == ["  train.stepz = 1: unknown key; did you mean steps?"]
+
+
+def test_what_only_the_tensors_tell_is_reported_at_once_by_the_plan(file: Path) -> None:
+    config = load_config(
+        file,
+        [
+            "precision.weights={format: int4, granularity: group, group_size: 24}",
+            "parameterization.lr_multipliers={nothing: 2.0}",
+        ],
+    )
+    with pytest.raises(ConfigError) as caught:
+        plan_run(config)
+    title, precision, multipliers = str(caught.value).splitlines()
+    assert title == "2 problem(s) in the configuration"
+    assert precision.startswith("  precision.weights: groups of 24 do not divide the 64 values of a row of model.")
+    assert multipliers.startswith("  parameterization.lr_multipliers: nothing matches no parameter")
+
+
+def test_a_plan_is_derived_from_values_alone(file: Path) -> None:
+    plan = plan_run(load_config(file, ["data.batch_size_warmup=[{tokens: 512, global_batch_size: 4}]"]))
+    assert (plan.first_step, plan.total_steps, plan.total_tokens) == (0, 10, (4 * 4 + 6 * 8) * 32)
+    assert plan.lr_after(0) == plan.settings.lr == 1e-3
+    assert plan.lr_after(plan.total_tokens) == pytest.approx(0.0, abs=1e-12)
+    assert {row.name for row in plan.rows} > {"model.embed_tokens.weight", "lm_head.weight"}
+
+
+@pytest.mark.parametrize(
+    ("below", "override", "warmup"),
+    [
+        ("warmup: 40 steps", "schedule.warmup=2%", "2%"),
+        ("warmup_steps: 40", "schedule.warmup=2%", "2%"),
+        ("warmup: 2%", "schedule.warmup_steps=40", "40 steps"),
+        ("warmup_steps: 40", "schedule.warmup_tokens=8000", "8000 tokens"),
+        ("warmup_steps: 40", "schedule.warmup_steps=null", "0 steps"),
+        ("warmup_steps: '${train.steps}'", "train.steps=7", "7 steps"),
+        ("warmup_fraction: 0.299", "schedule.cooldown=square", "29.9%"),
+    ],
+)
+def test_a_duration_is_replaced_whole_whatever_its_unit(file: Path, below: str, override: str, warmup: str) -> None:
+    file.write_text(f"{file.read_text()}\nschedule: {{{below}}}\n")
+    assert str(load_config(file, [override]).schedule.warmup) == warmup
+
+
+def test_two_lengths_of_one_duration_are_refused_where_they_are_written(file: Path) -> None:
+    (line,) = problems(file, "schedule.decay=2%", "schedule.decay_steps=3")
+    assert line == "schedule.decay=2% schedule.decay_steps=3: schedule: decay_steps = 3, decay = 2%: give one of them"
+
+
 def test_missing_sections_are_named(tmp_path: Path) -> None:
     path = tmp_path / "empty.yaml"
     path.write_text("run: {name: x}\n")
@@ -278,10 +341,10 @@ def test_a_missing_corpus_is_said_where_it_matters(tiny_config: Path) -> None:
 
 def test_steps_follow_from_tokens(file: Path) -> None:
     per_step = 8 * 32
-    assert load_config(file, []).total_steps == 10
+    assert plan_run(load_config(file, [])).total_steps == 10
     for tokens, steps in ((1, 1), (per_step, 1), (per_step + 1, 2), (10 * per_step, 10)):
         config = load_config(file, ["train.steps=null", f"train.tokens={tokens}"])
-        assert (config.total_steps, config.tokens_per_step) == (steps, per_step)
+        assert (plan_run(config).total_steps, config.data.batch_plan.tokens_per_step) == (steps, per_step)
 
 
 AWKWARD = [
@@ -338,7 +401,7 @@ RUNS = sorted(path for path in (REPOSITORY / "configs").rglob("*.yaml") if path.
 def test_every_configuration_in_the_repository_loads(path: Path, tmp_path: Path) -> None:
     """Its parameterization gives a table of every tensor; its corpus need not be here."""
     config = load_config(path, ["model.vocab_size=50304"])
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    rows = plan_run(config).rows
     assert len(rows) > 4 * config.model.num_hidden_layers
     assert all(row.lr > 0 and row.eps > 0 and row.weight_decay >= 0 and row.count > 0 for row in rows)
     save_config(config, tmp_path / "saved.yaml")

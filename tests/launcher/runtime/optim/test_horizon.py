@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from plumbline.launcher.runtime.config.describe import describe_settings
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.load import parse_config
+from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.config.plan import describe_settings, plan_run
 from plumbline.launcher.runtime.optim.horizon import HorizonConfig, scale_settings
 from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
 from plumbline.model.config import ModelConfig
 from plumbline.model.parameterization.config import OptimizerSettings
-from plumbline.model.parameterization.table import parameter_count, parameter_table
+from plumbline.model.parameterization.table import parameter_count
 
 OPTIMIZER = OptimizerConfig(lr=0.01, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1)
 MODEL = ModelConfig.model_validate(
@@ -115,23 +115,24 @@ def config_values(**horizon: Any) -> dict[str, Any]:
 
 def test_a_run_scales_with_its_own_batch_and_tokens() -> None:
     config = parse_config(config_values(rule="complete_dp", base_batch_tokens=32, base_tokens=32 * 50), "test")
-    assert config.base_settings.lr == pytest.approx(0.005)  # m_B 1, m_D 4
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    assert plan_run(config).settings.lr == pytest.approx(0.005)  # m_B 1, m_D 4
+    rows = plan_run(config).rows
     matrix = next(row for row in rows if row.role == "hidden_matrix")
     assert (matrix.lr, matrix.weight_decay) == pytest.approx((0.005 / 2, 0.05 * 2))
     assert matrix.lr_multiplier == 0.5  # the group's own: the schedule's value carries the rest
 
 
 def test_a_batch_that_no_beta_can_follow_is_refused_before_anything_runs() -> None:
+    config = parse_config(config_values(rule="complete_dp", base_batch_tokens=2, base_tokens=32 * 200), "test")
     with pytest.raises(ConfigError, match=r"beta 0\.9 into -0\.6 at m_B / m_D = 16: the batch is too large"):
-        parse_config(config_values(rule="complete_dp", base_batch_tokens=2, base_tokens=32 * 200), "test")
+        plan_run(config)
 
 
 def test_what_the_horizon_made_of_the_settings_is_told() -> None:
     plain = parse_config(config_values(), "test")
-    assert describe_settings(plain) == "lr 0.01, weight decay 0.1, eps 1e-08, betas 0.9/0.95"
+    assert describe_settings(plain, plan_run(plain)) == "lr 0.01, weight decay 0.1, eps 1e-08, betas 0.9/0.95"
     ruled = parse_config(config_values(rule="complete_dp", base_batch_tokens=32, base_tokens=32 * 50), "test")
-    assert describe_settings(ruled) == (
+    assert describe_settings(ruled, plan_run(ruled)) == (
         "lr 0.005, weight decay 0.05, eps 2e-08, betas 0.975/0.9875; "
         "horizon complete_dp: from lr 0.01, weight decay 0.1, eps 1e-08, betas 0.9/0.95"
     )

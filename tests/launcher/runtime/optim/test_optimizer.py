@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
@@ -27,7 +28,6 @@ from plumbline.launcher.runtime.optim.optimizer import (
 )
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.parameterization.table import parameter_table
 
 if TYPE_CHECKING:
     from tests.conftest import Command
@@ -57,16 +57,16 @@ def file(tmp_path: Path) -> Path:
 
 
 def problem(path: Path, *overrides: str) -> str:
-    """The one problem that loading must find."""
+    """The one problem that loading or planning must find."""
     with pytest.raises(ConfigError) as caught:
-        load_config(path, list(overrides))
+        plan_run(load_config(path, list(overrides)))
     (line,) = str(caught.value).splitlines()[1:]
     return line.strip()
 
 
 def settings_of(config: Config) -> dict[str, dict[str, Any]]:
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
-    return group_settings(rows, config.optimizer, config.base_settings.betas)
+    rows = plan_run(config).rows
+    return group_settings(rows, config.optimizer, plan_run(config).settings.betas)
 
 
 def build(config: Config) -> tuple[CausalLM, torch.optim.Optimizer]:
@@ -123,7 +123,8 @@ def test_stages_that_cannot_work_are_refused(file: Path) -> None:
 
 
 def test_the_table_is_told_of_orthogonal_updates(file: Path) -> None:
-    found = {name: load_config(file, [f"optimizer.name={name}"]).base_settings for name in ("adamw", "muon", "soap")}
+    configs = {name: load_config(file, [f"optimizer.name={name}"]) for name in ("adamw", "muon", "soap")}
+    found = {name: plan_run(config).settings for name, config in configs.items()}
     assert {name: settings.matrix_update for name, settings in found.items()} == {
         "adamw": "elementwise",
         "muon": "orthogonal",
@@ -150,7 +151,7 @@ def test_hidden_matrices_and_nothing_else_change_the_optimizer(file: Path, name:
     assert len(matrices) == 14
     assert {p for p, group in parameters.items() if group["algorithm"] == name} == matrices
     assert {group["algorithm"] for p, group in parameters.items() if p not in matrices} == {"adamw"}
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    rows = plan_run(config).rows
     for row in rows:
         group = parameters[row.name]
         assert (group["lr"], group["lr_multiplier"], group["weight_decay"]) == (
@@ -174,7 +175,7 @@ def test_matrices_that_scale_differently_are_groups_apart(file: Path) -> None:
     own = "parameterization.lr_multipliers={'.*down_proj.weight': 0.5, unembedding: 2.0}"
     config = load_config(file, [own, *COMPLETEP, "parameterization.base_intermediate_size=64"])
     settings = settings_of(config)
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    rows = plan_run(config).rows
     held = {name: group for group in settings.values() for name in group["parameters"]}
     assert len([name for group in settings.values() for name in group["parameters"]]) == len(rows)
     for row in rows:
@@ -282,7 +283,7 @@ def test_memory_counts_what_each_optimizer_keeps(file: Path) -> None:
     """Per hidden matrix of m x n: Muon one moment; SOAP two and two square matrices for each preconditioned side."""
     model = ["model.intermediate_size=96", "model.vocab_size=100"]
     config = load_config(file, model)
-    rows = parameter_table(config.model, config.parameterization, config.base_settings)
+    rows = plan_run(config).rows
     shapes = [row.shape for row in rows if row.role == "hidden_matrix"]
     assert sorted(set(shapes)) == [(64, 64), (64, 96), (96, 64)]
     count, hidden = sum(row.count for row in rows), sum(m * n for m, n in shapes)

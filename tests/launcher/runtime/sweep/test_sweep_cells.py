@@ -10,7 +10,8 @@ import yaml
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.sweep.cells import Cell, distinct
+from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.launcher.runtime.sweep.cells import Cell, _signature, distinct
 from plumbline.launcher.runtime.sweep.config import load_sweep
 from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan, save_plan
 from plumbline.launcher.runtime.sweep.results import describe
@@ -205,3 +206,29 @@ def test_what_is_not_a_sweep_is_refused(tmp_path: Path, text: str) -> None:
         load_sweep(file)
     with pytest.raises(ConfigError, match=r"no such file; .* holds .*bad.yaml"):
         load_sweep(tmp_path / "good.yaml")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "signature"),
+    [
+        ({}, "921e2ff193a35865"),
+        ({"warmup_steps": 2}, "9bd510ac62addbe5"),
+        ({"warmup": "2 steps"}, "9bd510ac62addbe5"),
+        ({"warmup_fraction": 0.1, "decay_tokens": 256}, "a9a7d47365af0f43"),
+        ({"warmup": "10%", "decay": "256 tokens"}, "a9a7d47365af0f43"),
+    ],
+)
+def test_runs_made_when_a_duration_had_a_key_for_each_unit_are_still_known(
+    schedule: dict[str, Any], signature: str
+) -> None:
+    """The hashes are those of commit 04f38c2."""
+    values = {
+        "run": {"name": "small"},
+        "model": {"vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+        "parameterization": {"rule": "sp"},
+        "data": {"train": [{"path": "nowhere"}], "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2},
+        "optimizer": {"lr": 1e-3},
+        "schedule": schedule,
+        "train": {"steps": 10},
+    }
+    assert _signature(parse_config(values, "here"), 1, {}, {}) == signature

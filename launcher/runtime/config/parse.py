@@ -1,0 +1,91 @@
+"""Parse nested plain values into a configuration: strictly, without reading a file and without building a model."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from plumbline.launcher.runtime.config.errors import ConfigError, explain
+from plumbline.launcher.runtime.config.schema import Config
+
+Schema = TypeVar("Schema", bound=BaseModel)
+
+
+def parse(schema: type[Schema], values: Any, source: str) -> Schema:
+    """Return what nested plain values describe.
+
+    Raises:
+        ConfigError: names every problem, one for each line, with `source` in front.
+    """
+    refuse_non_finite(values, source)
+    try:
+        return schema.model_validate(values)
+    except ValidationError as error:
+        raise _refusal(error.errors(), schema, source) from error
+
+
+def parse_config(values: Any, source: str) -> Config:
+    """Return the configuration of a run that complete plain values describe.
+
+    Raises:
+        ConfigError: names every problem, one for each line, with `source` in front.
+    """
+    return parse(Config, values, source)
+
+
+def check_written(values: dict[str, Any], source: str) -> None:
+    """Refuse what is wrong with the values themselves; what a corpus or an initial model decides may be left open.
+
+    Raises:
+        ConfigError: names every problem, one for each line, with `source` in front.
+    """
+    refuse_non_finite(values, source)
+    model = values.get("model")
+    if isinstance(model, dict) and model.get("vocab_size") is None:
+        values = {**values, "model": {**model, "vocab_size": 1}}  # any size will do: no check depends on it
+    try:
+        Config.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors()
+        if takes_shape_from_stock(values):
+            absent = {"missing", "model_type"} if values.get("model") is None else {"missing"}
+            problems = [each for each in problems if each["loc"][:1] != ("model",) or each["type"] not in absent]
+        if problems:
+            raise _refusal(problems, Config, source) from error
+
+
+def takes_shape_from_stock(values: dict[str, Any]) -> bool:
+    """Return whether the model section is left to the model that training starts from."""
+    model, train = values.get("model") or {}, values.get("train")
+    starts_from_stock = isinstance(train, dict) and train.get("initialize_from") is not None
+    return starts_from_stock and isinstance(model, dict) and "hidden_size" not in model
+
+
+def refuse_non_finite(values: Any, source: str) -> None:
+    """Refuse every float that is nan or inf, before the schema is asked: its own checks compute with the numbers.
+
+    Raises:
+        ConfigError: names each of them, one for each line, with `source` in front.
+    """
+    lines = [f"{path} = {value}: a finite number is expected" for path, value in _non_finite(values)]
+    if lines:
+        raise ConfigError(_message(source, lines))
+
+
+def _non_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Yield path and value of each float that is nan or inf."""
+    if isinstance(value, dict | list):
+        for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _non_finite(child, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, value
+
+
+def _refusal(problems: Sequence[ErrorDetails], schema: type[BaseModel], source: str) -> ConfigError:
+    return ConfigError(_message(source, list(explain(problems, schema))))
+
+
+def _message(source: str, lines: list[str]) -> str:
+    return "\n  ".join([f"{source}: {len(lines)} problem(s) in the configuration", *lines])

@@ -1,0 +1,55 @@
+"""Resolve a configuration: fill in what its corpora, or the model that it starts from, decide.
+
+Everything that is written is checked before the first corpus or model folder is looked at.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from plumbline.data.config import DataConfig
+from plumbline.data.corpus import read_manifest
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.parse import check_written, parse_config, takes_shape_from_stock
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.config.stock import section_of
+
+
+def resolve(values: dict[str, Any], source: str) -> Config:
+    """Return the configuration that nested plain values describe, with nothing left open.
+
+    A model section without a shape is taken from `train.initialize_from`, and `model.vocab_size` from the first
+    training corpus or task; neither is looked at when the values are given.
+
+    Args:
+        values: sections of keys, as they were written.
+        source: what to call them in errors.
+
+    Raises:
+        ConfigError: names every problem of what is written, or the corpus that is not there.
+        ValueError: train.initialize_from is no model that a run can start from.
+    """
+    check_written(values, source)
+    model = values.get("model") or {}
+    if takes_shape_from_stock(values):
+        model = {**section_of(values["train"]["initialize_from"]), **model}
+    if model.get("vocab_size") is None:
+        model = {**model, "vocab_size": vocab_size(DataConfig.model_validate(values["data"]))}
+    return parse_config({**values, "model": model}, source)
+
+
+def vocab_size(data: DataConfig) -> int:
+    """Return the vocabulary size of the first training corpus or task.
+
+    Raises:
+        ConfigError: the corpus is not there, or does not say.
+    """
+    first = data.train[0]
+    if first.task is not None:
+        return first.task.vocab_size
+    try:
+        return read_manifest(Path(str(first.path))).vocab_size
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.vocab_size: not given, and data.train[0].path = {first.path} holds no readable corpus.json to take "
+            "it from: prepare the corpus first (launcher/prepare.py) or set model.vocab_size"
+        ) from error
