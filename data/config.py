@@ -48,7 +48,7 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     train: list[SourceConfig] = Field(min_length=1)
     """Corpora to train on; each sample comes from exactly one of them."""
 
-    validation: list[SourceConfig] = []
+    validation: list[SourceConfig] = Field(default=[], json_schema_extra={"shapes": "course"})
     """Corpora to evaluate on, each by its held-out split (a bare Megatron pair has none: all of it is read).
     Empty: the held-out split of every training corpus."""
 
@@ -62,7 +62,7 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Stages of smaller batches before `global_batch_size`, each a divisor of the next. The batch that does no harm is
     small at first and grows (arXiv 2505.23971). schedule.lr_scaling says what becomes of the learning rate."""
 
-    micro_batch_size: int = Field(ge=1)
+    micro_batch_size: int = Field(ge=1, json_schema_extra={"shapes": "nothing"})
     """At most so many sequences per rank and forward pass; where these do not cut the batch evenly, the next smaller
     number that does. Lower it when memory runs out: the training result does not change."""
 

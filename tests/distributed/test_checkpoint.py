@@ -248,8 +248,8 @@ def test_load_restores_weights_and_position(
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["deepspeed.zero_stage=3"], "zero_stage: 1 -> 3"),
-        (["deepspeed.precision=bf16"], "precision: 'fp32' -> 'bf16'"),
+        (["deepspeed.zero_stage=3"], "deepspeed.zero_stage: 1 -> 3"),
+        (["deepspeed.precision=bf16"], "deepspeed.precision: 'fp32' -> 'bf16'"),
         (["model.hidden_size=128", "model.head_dim=32"], "model.hidden_size: 64 -> 128"),
         (["parameterization.base_hidden_size=16"], "parameterization.base_hidden_size: 32 -> 16"),
         (["objective.z_loss=0.1"], "objective.z_loss: 0.0 -> 0.1"),

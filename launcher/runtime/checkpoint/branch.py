@@ -17,7 +17,8 @@ from plumbline.launcher.runtime.checkpoint.store import (
     read_manifest,
 )
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.load import differences, load_config
+from plumbline.launcher.runtime.config.identity import differences
+from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.schedule import BranchConfig
@@ -45,7 +46,7 @@ def resolve(config: Config, warn: bool = True) -> Config:
         folder = _newest_whole(Path(branch.checkpoint), warn)
         facts = {"checkpoint": str(folder), "from_step": read_manifest(folder)["step"]}
         branch = branch.model_copy(update=facts)
-    return config.model_copy(update={"schedule": config.schedule.model_copy(update={"branch": branch})})
+    return _with_branch(config, branch)
 
 
 def check(config: Config, corpora: dict[str, str], world: World) -> None:
@@ -66,8 +67,8 @@ def check(config: Config, corpora: dict[str, str], world: World) -> None:
     folder, step = Path(branch.checkpoint), branch.first_step
     _refuse(folder, problems(folder))
     parent = load_config(folder / "config.yaml", [])
-    allowed = {"schedule": parent.schedule.model_copy(update={"branch": branch}), "precision": config.precision}
-    like = parent.model_copy(update=allowed)
+    # What a branch need not share with its parent: that it is a branch, and the precision it cools down in
+    like = _with_branch(parent, branch).model_copy(update={"precision": config.precision})
     check_resume(like, config, corpora, folder, world, remedy="a branch continues its parent, so undo")
     _check_length(config, parent, folder)
 
@@ -115,10 +116,17 @@ def _started(config: Config, asked: BranchConfig) -> BranchConfig:
         raise ConfigError(f"run.name = {config.run.name}: {folder} is not a branch; give this one another run.name")
     from_run = Path(asked.checkpoint) / "checkpoints" == Path(found.checkpoint).parent
     same = {"from_step": found.from_step} | ({"checkpoint": found.checkpoint} if from_run else {})
-    lines = [f"  schedule.branch.{line}" for line in differences(found, asked.model_copy(update=same))]
+    lines = differences(_with_branch(config, found), _with_branch(config, asked.model_copy(update=same)))
     if lines:
-        raise ConfigError(f"{folder} is another branch; give this one another run.name, or undo:\n" + "\n".join(lines))
+        raise ConfigError(
+            f"{folder} is another branch; give this one another run.name, or undo:\n  " + "\n  ".join(lines)
+        )
     return found
+
+
+def _with_branch(config: Config, branch: BranchConfig) -> Config:
+    """Return the configuration with another schedule.branch."""
+    return config.model_copy(update={"schedule": config.schedule.model_copy(update={"branch": branch})})
 
 
 def _newest_whole(path: Path, warn: bool) -> Path:

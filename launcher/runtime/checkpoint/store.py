@@ -24,16 +24,15 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from pydantic import BaseModel
 from torch import Tensor
 
 from plumbline.data.workspace import apply_umask, sync
 from plumbline.launcher.runtime.checkpoint.weights import write_weights
-from plumbline.launcher.runtime.config.load import differences, save_config
+from plumbline.launcher.runtime.config.identity import RESUMED, differences
+from plumbline.launcher.runtime.config.load import save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
-from plumbline.launcher.runtime.optim.schedule import ScheduleConfig
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 
@@ -257,9 +256,7 @@ def check_resume(
     world: World,
     remedy: str = "give this one another run.name, or undo",
 ) -> None:
-    """Refuse a resume that contradicts what shaped the run: model, parameterization, precision, objective, data, seed.
-
-    Where the weights came from counts as well, and the kind of optimizer, since it decides what its state is made of.
+    """Refuse a resume that contradicts what a run keeps until it ends: keys (config/identity.py), ranks and text.
 
     Args:
         old: the configuration in the checkpoint.
@@ -272,29 +269,7 @@ def check_resume(
     Raises:
         CheckpointError: names each difference.
     """
-    kind_of_state = {key: getattr(new.optimizer, key) for key in ("name", "max_precondition_dim")}
-    parts: list[tuple[str, BaseModel, BaseModel]] = [
-        (
-            "run",
-            old.run.model_copy(update={"root": "", "name": ""}),
-            new.run.model_copy(update={"root": "", "name": ""}),
-        ),
-        ("model", old.model, new.model),
-        ("parameterization", old.parameterization, new.parameterization),
-        ("precision", old.precision, new.precision),
-        ("objective", old.objective, new.objective),
-        # Warm-up, decay and length may change; where a branch starts and how long it cools down may not
-        ("schedule", ScheduleConfig(branch=old.schedule.branch), ScheduleConfig(branch=new.schedule.branch)),
-        # How a global batch is cut into micro-batches, and what is held out, does not change the order of samples
-        (
-            "data",
-            old.data.model_copy(update={"micro_batch_size": 1, "validation": []}),
-            new.data.model_copy(update={"micro_batch_size": 1, "validation": []}),
-        ),
-        ("optimizer", old.optimizer, old.optimizer.model_copy(update=kind_of_state)),
-        ("train", old.train, old.train.model_copy(update={"initialize_from": new.train.initialize_from})),
-    ]
-    lines = [f"  {name}.{line}" for name, before, after in parts for line in differences(before, after)]
+    lines = [f"  {line}" for line in differences(old, new, RESUMED)]
     manifest = read_manifest(folder)
     total_steps = plan_run(new).total_steps
     if manifest["step"] > total_steps:
@@ -302,12 +277,7 @@ def check_resume(
             f"{folder} is at step {manifest['step']}, beyond the {total_steps} that train.steps (or train.tokens) "
             "asks for: raise it, or give this run another run.name"
         )
-    facts = {
-        "world_size": world.size,
-        "zero_stage": new.deepspeed.zero_stage,
-        "precision": new.deepspeed.precision,
-        "corpora": corpora,  # the same path may hold another text by now
-    }
+    facts = {"world_size": world.size, "corpora": corpora}  # the same path may hold another text by now
     lines += [f"  {key}: {manifest[key]!r} -> {value!r}" for key, value in facts.items() if manifest[key] != value]
     if lines:
         raise CheckpointError(f"{folder} was written by a different run; {remedy}:\n" + "\n".join(lines))

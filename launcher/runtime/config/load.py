@@ -1,12 +1,10 @@
 """Read a configuration: a YAML file, what it extends and the overrides; look up what it leaves open; and save it."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from pydantic import BaseModel
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.resolve import resolve
@@ -45,23 +43,6 @@ def read_values(path: Path, overrides: list[str]) -> dict[str, Any]:
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved configuration as YAML that `load_config` reads back to an equal object."""
     path.write_text(OmegaConf.to_yaml(OmegaConf.create(_escape(config.model_dump()))), encoding="utf-8")
-
-
-def differences(old: BaseModel, new: BaseModel) -> list[str]:
-    """Return `path: old -> new` for each leaf in which two configurations differ."""
-    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
-    paths = [*before, *(path for path in after if path not in before)]
-    return [
-        f"{path}: {before.get(path)!r} -> {after.get(path)!r}" for path in paths if before.get(path) != after.get(path)
-    ]
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, child in value.items():
-            yield from _leaves(child, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value
 
 
 def _escape(value: Any) -> Any:

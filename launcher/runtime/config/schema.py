@@ -34,19 +34,22 @@ from plumbline.model.quantization.precision import PrecisionConfig
 class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Everything about a run. Saved, complete, with the run and with each checkpoint."""
 
-    run: RunConfig
-    model: ModelConfig
-    parameterization: ParameterizationConfig
-    precision: PrecisionConfig = PrecisionConfig()
-    objective: ObjectiveConfig = Field(default=NextTokenConfig(), discriminator="name")
-    data: DataConfig
-    optimizer: OptimizerConfig
-    horizon: HorizonConfig = HorizonConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
-    train: TrainConfig
-    deepspeed: DeepSpeedConfig = DeepSpeedConfig()
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    metrics: MetricsConfig = MetricsConfig()
+    # What a change of a section shapes, unless a field of it says otherwise: see identity.py
+    run: RunConfig = Field(json_schema_extra={"shapes": "nothing"})
+    model: ModelConfig = Field(json_schema_extra={"shapes": "model"})
+    parameterization: ParameterizationConfig = Field(json_schema_extra={"shapes": "model"})
+    precision: PrecisionConfig = Field(default=PrecisionConfig(), json_schema_extra={"shapes": "model"})
+    objective: ObjectiveConfig = Field(
+        default=NextTokenConfig(), discriminator="name", json_schema_extra={"shapes": "run"}
+    )
+    data: DataConfig = Field(json_schema_extra={"shapes": "run"})
+    optimizer: OptimizerConfig = Field(json_schema_extra={"shapes": "course"})
+    horizon: HorizonConfig = Field(default=HorizonConfig(), json_schema_extra={"shapes": "course"})
+    schedule: ScheduleConfig = Field(default=ScheduleConfig(), json_schema_extra={"shapes": "course"})
+    train: TrainConfig = Field(json_schema_extra={"shapes": "course"})
+    deepspeed: DeepSpeedConfig = Field(default=DeepSpeedConfig(), json_schema_extra={"shapes": "course"})
+    checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), json_schema_extra={"shapes": "nothing"})
+    metrics: MetricsConfig = Field(default=MetricsConfig(), json_schema_extra={"shapes": "nothing"})
 
     @field_validator("objective", mode="before")
     @classmethod

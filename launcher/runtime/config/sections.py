@@ -16,7 +16,7 @@ class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
     """Name of the run and of its folder."""
     root: str = "runs"
     """Folder that holds run folders."""
-    seed: NonNegativeInt = 1
+    seed: NonNegativeInt = Field(default=1, json_schema_extra={"shapes": "run"})
     """Seed of the initial weights, the order of the data and dropout."""
 
     @property
@@ -38,7 +38,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Steps between evaluations on held-out text. None: only at the end."""
     eval_batches: PositiveInt | None = 16
     """Held-out micro-batches of one evaluation, over all ranks. None: all of the held-out text."""
-    initialize_from: str | None = None
+    initialize_from: str | None = Field(default=None, json_schema_extra={"shapes": "run"})
     """Start from the weights of a stock Llama, Qwen3, GPT-2 or Granite: a Hugging Face folder, or hf:NAME. The model
     section may then be left out. None: weights are drawn."""
     sample_prompts: list[str] = []
@@ -64,9 +64,9 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """What DeepSpeed is asked to do. Everything else in its configuration is generated, with every key explicit."""
 
-    zero_stage: int = Field(default=1, ge=0, le=3)
+    zero_stage: int = Field(default=1, ge=0, le=3, json_schema_extra={"shapes": "state"})
     """0: replicate everything; 1: shard optimizer states; 2: and gradients; 3: and parameters."""
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Literal["bf16", "fp32"] = Field(default="bf16", json_schema_extra={"shapes": "state"})
     """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: everything."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory and update there (stages 1 to 3)."""

@@ -16,7 +16,8 @@ from torch import Tensor
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_weights
-from plumbline.launcher.runtime.config.load import differences, load_config
+from plumbline.launcher.runtime.config.identity import differences
+from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 
 
@@ -53,9 +54,7 @@ def open_weights(anchor: Path, average: str | None) -> OpenedWeights:
             raise ValueError(f"--average {average}: {error}; leave it out with steps:A,B,...") from error
     config, *others = (load_config(folder / "config.yaml", []) for folder in folders)
     for folder, other in zip(folders[1:], others, strict=True):
-        sections = ("model", "parameterization", "precision")
-        changes = [change for key in sections for change in differences(getattr(config, key), getattr(other, key))]
-        if changes:
+        if changes := differences(config, other, ["model"]):
             raise ValueError(f"--average {average}: {folder} is of another model: {'; '.join(changes)}")
     if len(files) > 1:
         names = ", ".join(folder.name for folder in reversed(folders))

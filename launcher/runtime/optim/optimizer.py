@@ -29,7 +29,7 @@ ZERO_STAGES = {"adamw": (0, 1, 2, 3), "muon": (0, 1, 2, 3), "soap": (0,)}
 class OptimizerConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """The optimizer at the base size; the parameterization scales lr, weight_decay and eps for each role of tensor."""
 
-    name: Literal["adamw", "muon", "soap"] = "adamw"
+    name: Literal["adamw", "muon", "soap"] = Field(default="adamw", json_schema_extra={"shapes": "state"})
     """AdamW for everything, or for all but the hidden matrices, which then go to Muon or to SOAP."""
     lr: PositiveFloat
     """Peak learning rate at the base size. Muon's update is scaled to AdamW's RMS, so one value serves both."""
@@ -45,7 +45,7 @@ class OptimizerConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """muon: Nesterov momentum. Default: 0.95."""
     precondition_frequency: PositiveInt | None = None
     """soap: steps between refreshes of the eigenbases. Default: 10."""
-    max_precondition_dim: PositiveInt | None = None
+    max_precondition_dim: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
     """soap: longer sides of a matrix get no preconditioner (a side of n costs 8 n^2 bytes). Default: 10000."""
 
     @model_validator(mode="before")

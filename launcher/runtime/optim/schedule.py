@@ -82,7 +82,7 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
     lr_scaling: Literal["none", "sqrt"] = "none"
     """During data.batch_size_warmup. none: the rate of the full batch; sqrt: that times the root of batch size / full
     batch size, Adam's rule for the rate (arXiv 2205.10287)."""
-    branch: BranchConfig | None = None
+    branch: BranchConfig | None = Field(default=None, json_schema_extra={"shapes": "run"})
     """Cool down from a checkpoint of another run instead of training from the start."""
 
     @validator(mode="before")

@@ -11,7 +11,8 @@ import shutil
 from typing import Any
 
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.load import differences, load_config, save_config
+from plumbline.launcher.runtime.config.identity import TRAINED, differences
+from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
@@ -45,17 +46,11 @@ def read_result(config: Config) -> dict[str, Any] | None:
 def check_complete(config: Config) -> None:
     """Refuse to call a run complete that was trained under other values: what is asked for has not been done.
 
-    Sections checkpoint and metrics, and into how many passes a batch is cut, make no other run.
-
     Raises:
         ConfigError: names each difference.
     """
     folder = config.run.folder
-    done = load_config(folder / "config.yaml", [])
-    like = {name: getattr(config, name) for name in ("checkpoint", "metrics")}
-    like["run"] = done.run.model_copy(update={"root": config.run.root, "name": config.run.name})
-    like["data"] = done.data.model_copy(update={"micro_batch_size": config.data.micro_batch_size})
-    if lines := differences(done.model_copy(update=like), config):
+    if lines := differences(load_config(folder / "config.yaml", []), config, TRAINED):
         raise ConfigError(
             f"{folder} is complete, and was trained with other values; give this run another run.name, or undo:\n  "
             + "\n  ".join(lines)

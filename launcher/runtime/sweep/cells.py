@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.identity import TRAINED, mark_of
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -29,8 +30,8 @@ from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.multipliers import multipliers
 
 Label = str | int | float | bool | None | list[Any] | dict[str, Any]
-NOT_HASHED = {"run", "checkpoint", "metrics"}  # sections that do not change what is computed, the seed apart
-BY_EFFECT = {"parameterization", "horizon"}  # sections that act only through what `_effect` says
+NOT_AS_WRITTEN = {"parameterization", "horizon", "run"}  # what counts is what `_effect` says of the two, and the seed
+HASHED_TOO = {"data.micro_batch_size"}  # it changes nothing but the last bits, and cells are compared to the last bit
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,22 @@ def _effect(config: Config) -> dict[str, Any]:
     }
 
 
+def _determining(config: Config) -> dict[str, dict[str, Any]]:
+    """Return the values, other than defaults, of the keys that determine a run as they are written."""
+    determining = {}
+    for section, values in config.model_dump(exclude=NOT_AS_WRITTEN, exclude_defaults=True).items():
+        known = {key for key in values if mark_of(section, key) in TRAINED or f"{section}.{key}" in HASHED_TOO}
+        if known or mark_of(section) in TRAINED:
+            determining[section] = {key: value for key, value in values.items() if key in known}
+    return determining
+
+
 def _signature(config: Config, seed: int, effect: dict[str, Any], corpora: dict[str, str]) -> str:
     """Hash of everything that determines the run: configuration, effect of the scaling rules, text, seed.
 
     Values at their defaults are left out, so a key that a later version adds does not make finished runs strangers.
     """
-    determined = config.model_dump(exclude=NOT_HASHED | BY_EFFECT, exclude_defaults=True)
+    determined = _determining(config)
     if "schedule" in determined:
         # As the section was when a duration had a key for each unit, so that runs made then are still known
         for phase in PHASES:

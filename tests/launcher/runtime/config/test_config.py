@@ -11,7 +11,8 @@ import yaml
 from pydantic import BaseModel
 
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.load import differences, load_config, save_config
+from plumbline.launcher.runtime.config.identity import differences
+from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.parse import parse_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config

@@ -1,0 +1,104 @@
+"""Say what makes a run the same run: every key of the configuration has a mark, which stands beside its field.
+
+A field is marked where it is declared, by `json_schema_extra={"shapes": MARK}`. A field without a mark has that of its
+section, and every section has one in `Config`. Whoever compares configurations asks here by mark:
+
+- a run is resumed if the keys of RESUMED are equal; a branch continues its parent likewise, but for `schedule.branch`,
+  which makes it one, and `precision`, in which it may cool down (checkpoint/branch.py);
+- a run that is asked for is complete if the keys of TRAINED are those that it was trained with (run/folder.py);
+- checkpoints are averaged if the keys that shape the model are equal (models/averages.py);
+- cells of a sweep are one run if the keys of TRAINED are equal, `parameterization` and `horizon` by what they come to,
+  and `data.micro_batch_size` as well: cells are compared to the last bit (sweep/cells.py).
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from plumbline.launcher.runtime.config.schema import Config
+
+MARKS = {
+    "model": ("refused: another model", "refused"),
+    "run": ("refused: another run", "refused"),
+    "state": ("refused: the saved optimizer state would not fit", "refused"),
+    "course": ("holds from there on", "refused: nothing would be trained"),
+    "nothing": ("free", "free"),
+}
+"""Mark -> what becomes of a change of such a key, in a run that is resumed and in one that is complete."""
+
+RESUMED = ("model", "run", "state")
+"""Marks of the keys that a run keeps until it ends."""
+
+TRAINED = (*RESUMED, "course")
+"""Marks of the keys that say what was trained."""
+
+
+def mark_of(section: str, key: str | None = None) -> str:
+    """Return the mark of one key of a section, or of the section itself."""
+    field = Config.model_fields[section]
+    for schema in _schemas(field):
+        if key in schema.model_fields and (mark := _mark(schema.model_fields[key])) is not None:
+            return mark
+    mark = _mark(field)
+    assert mark is not None, f"{section}: a section needs a mark in config/schema.py"
+    return mark
+
+
+def differences(old: Config, new: Config, marks: Collection[str] = tuple(MARKS)) -> list[str]:
+    """Return `section.key: old -> new` for each leaf with one of `marks` in which two configurations differ."""
+    before, after = dict(_leaves(old, marks)), dict(_leaves(new, marks))
+    paths = [*before, *(path for path in after if path not in before)]
+    return [
+        f"{path}: {before.get(path)!r} -> {after.get(path)!r}" for path in paths if before.get(path) != after.get(path)
+    ]
+
+
+def table() -> str:
+    """Return the table of docs/runs.md: what becomes of a change of each key."""
+    rows = [f"| {', '.join(_keys_of(mark))} | {resumed} | {complete} |" for mark, (resumed, complete) in MARKS.items()]
+    return "\n".join(["| a change of | when resuming | when complete |", "|---|---|---|", *rows])
+
+
+def _leaves(config: Config, marks: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of each leaf whose key has one of `marks`."""
+    for section, values in config.model_dump().items():
+        for key, value in values.items():
+            if mark_of(section, key) in marks:
+                yield from _leaves_below(f"{section}.{key}", value)
+
+
+def _leaves_below(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for key, child in value.items():
+            yield from _leaves_below(f"{path}.{key}", child)
+    else:
+        yield path, value
+
+
+def _keys_of(mark: str) -> Iterator[str]:
+    """Yield in words the keys with a mark: whole sections, the rest of sections, single keys."""
+    for section, field in Config.model_fields.items():
+        marked = {
+            key: own for schema in _schemas(field) for key, info in schema.model_fields.items() if (own := _mark(info))
+        }
+        if mark_of(section) != mark:
+            yield from (f"`{section}.{key}`" for key, own in marked.items() if own == mark)
+        elif marked:
+            yield f"the rest of `{section}`"
+        else:
+            yield f"`{section}`"
+
+
+def _schemas(field: FieldInfo) -> list[type[BaseModel]]:
+    """Return the schemas that a section may have: several where its `name` chooses."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+
+
+def _mark(field: FieldInfo) -> str | None:
+    """Return the mark that stands at a field itself."""
+    extra = field.json_schema_extra
+    mark = extra.get("shapes") if isinstance(extra, dict) else None
+    return None if mark is None else str(mark)
