@@ -50,7 +50,8 @@ from plumbline.launcher.runtime.run.lock import RunLockedError, run_lock
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.cli import UNUSABLE
 from plumbline.launcher.runtime.system.world import World, read_world
-from plumbline.launcher.runtime.train.loop import TrainingError, train
+from plumbline.launcher.runtime.train.guards.guard import TrainingError
+from plumbline.launcher.runtime.train.loop import train
 from plumbline.model.combinations import cautions
 from plumbline.model.parameterization.sizes import sizes
 

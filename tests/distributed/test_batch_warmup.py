@@ -1,4 +1,4 @@
-"""Training with a growing batch: what a plain loop makes of the same samples, whole or resumed across a switch.
+"""Training with a growing batch: what the plain engine makes of the same samples, whole or resumed across a switch.
 
 Two ranks, micro-batches of 2: four steps of 4 sequences, two of 8, then 16, so 1, 2 and 4 accumulation steps.
 """
@@ -13,19 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.plain import PlainEngine
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.world import World
-from plumbline.model.decoder import CausalLM
-from plumbline.model.parameterization.initialization import initialize
-from plumbline.model.parameterization.multipliers import multipliers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,37 +61,20 @@ def config(tiny_config: Path) -> Config:
 
 
 @pytest.fixture(scope="module")
-def plain_losses(config: Config) -> list[float]:
-    """One process, one AdamW group for each tensor, and the batches counted out by hand."""
-    rows = plan_run(config).rows
-    model = CausalLM(config.model, multipliers(config.model, config.parameterization))
-    initialize(model, rows, config.run.seed)
-    parameters = dict(model.named_parameters())
-    optimizer = torch.optim.AdamW(
-        [{"params": [parameters[r.name]], "weight_decay": r.weight_decay, "eps": r.eps} for r in rows],
-        betas=(config.optimizer.betas[0], config.optimizer.betas[1]),
-    )
+def plain_losses(config: Config, world: World) -> list[float]:
+    """The plain engine on batches that are counted out by hand, one sequence at a time, at rates by hand."""
     one_by_one = config.data.model_copy(update={"global_batch_size": 1, "micro_batch_size": 1, "batch_size_warmup": []})
-    samples = TrainBatches(one_by_one, config.run.seed)
+    samples, engine = TrainBatches(one_by_one, config.run.seed), PlainEngine(config, world)
     losses, consumed = [], 0
-    for size, factor in zip(SIZES, FACTORS, strict=True):
+    for step, (size, factor) in enumerate(zip(SIZES, FACTORS, strict=True)):
         batch = [samples.micro_batches(number)[0] for number in range(consumed, consumed + size)]
         consumed += size
-        logits = model(torch.cat([sample["input_ids"] for sample in batch]))
-        assert isinstance(logits, Tensor)
-        loss = F.cross_entropy(logits.flatten(0, 1), torch.cat([sample["labels"] for sample in batch]).flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.grad_clip)
-        for group, row in zip(optimizer.param_groups, rows, strict=True):
-            group["lr"] = row.lr * factor
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(engine.train_step(batch, step, 4e-3 * factor).loss.item())
     return losses
 
 
 @pytest.mark.parametrize("name", list(EXACT))
-def test_every_stage_equals_the_plain_loop(runs: Callable[[str], Run], plain_losses: list[float], name: str) -> None:
+def test_every_stage_equals_the_plain_engine(runs: Callable[[str], Run], plain_losses: list[float], name: str) -> None:
     run = runs(name)
     assert list(run.column("loss").values()) == pytest.approx(plain_losses, rel=1e-6)
     lines = [record for record in run.records if "loss" in record]

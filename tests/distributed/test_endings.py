@@ -10,7 +10,8 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.train.loop import TrainingError, train
+from plumbline.launcher.runtime.train.guards.guard import TrainingError
+from plumbline.launcher.runtime.train.loop import train
 from tests.conftest import Run
 
 SHORT = ["train.steps=6", "train.eval_interval=null", "checkpoint.interval=2", "metrics.diagnostics_interval=null"]

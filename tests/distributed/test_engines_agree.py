@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
@@ -24,6 +25,7 @@ from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.loop import Trainer
+from plumbline.model.attention.pruned import PrunedAttention
 from tests.conftest import Run
 
 if TYPE_CHECKING:
@@ -107,3 +109,15 @@ def test_a_resumed_run_of_the_plain_engine_is_the_same(plain: Run, tiny_config: 
     resumed = train(PlainEngine, "half", [], tiny_config, world)
     assert lines(resumed) == lines(plain)
     assert all(torch.equal(weight, resumed.weights(4)[name]) for name, weight in plain.weights(4).items())
+
+
+def test_the_objective_hears_of_every_step(tiny_config: Path, world: World) -> None:
+    """As pruning does, whose votes sharpen over the steps."""
+    pruned = ["model.attention=pruned", "objective.pruning_weight=0.2", "objective.pruning_steps=4"]
+    config = load_config(tiny_config, pruned)
+    engine, alphas = PlainEngine(config, world), []
+    for step in (0, 3, 4):
+        engine.train_step(TrainBatches(config.data, config.run.seed).micro_batches(step), step, 1e-3)
+        (alpha,) = {m.alpha.item() for m in engine.model.modules() if isinstance(m, PrunedAttention)}
+        alphas.append(alpha)
+    assert alphas == [1.0, pytest.approx(4.5 + 3.5 * 0.5**0.5), 8.0]

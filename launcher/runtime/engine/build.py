@@ -3,14 +3,13 @@
 Training, loading and the coordinate check build the same skeleton, `build_model`, and fill it each in its own way.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.attention.block_sparse import permit_graphs
 from plumbline.model.blocks import KINDS
@@ -19,6 +18,7 @@ from plumbline.model.objectives.next_token import NextTokenConfig
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
+from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.quantization import float8
 from plumbline.model.quantization.precision import apply_precision
 
@@ -52,6 +52,7 @@ def without_objective(config: Config) -> Config:
 
 def build_for_training(
     config: Config,
+    rows: Sequence[ParameterRow],
     device: torch.device,
     weights: Mapping[str, Tensor] | None = None,
     construction: AbstractContextManager[object] | None = None,
@@ -61,6 +62,7 @@ def build_for_training(
 
     Args:
         config: the run.
+        rows: the parameterization's table of it.
         device: where it will be trained.
         weights: by name, instead of those that the seed draws.
         construction: see `build_model`.
@@ -73,7 +75,7 @@ def build_for_training(
     if reason is not None:
         raise ConfigError(reason)
     model = build_model(config, construction)
-    initialize(model, plan_run(config).rows, config.run.seed, gather)
+    initialize(model, rows, config.run.seed, gather)
     if weights is not None:
         parameters = dict(model.named_parameters())
         for name, weight in weights.items():

@@ -35,7 +35,7 @@ TAG = "deepspeed"  # sub-folder of a checkpoint with DeepSpeed's own files
 
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
-    """DeepSpeed's configuration for this run."""
+    """Return DeepSpeed's configuration for a run, with every key that matters."""
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
     zero: dict[str, Any] = {
@@ -52,7 +52,7 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
         "train_batch_size": data.global_batch_size,
         "train_micro_batch_size_per_gpu": data.micro_batch(world.size),
         "gradient_accumulation_steps": data.accumulation_steps(world.size),
-        # At stage 0 DeepSpeed clips without telling the norm, so there train_step does both
+        # At stage 0 DeepSpeed clips without telling the norm, so there the engine does both
         "gradient_clipping": config.optimizer.grad_clip if settings.zero_stage > 0 else 0.0,
         # Stage 0 keeps no master weights, so there bf16 means autocast over fp32 parameters
         "bf16": {
@@ -79,7 +79,7 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
 
 
 class DeepSpeedEngine(Engine):
-    """Train a model that DeepSpeed shards at any ZeRO stage.
+    """Train a model that DeepSpeed shards over the ranks, at any ZeRO stage.
 
     Args:
         config: the run.
@@ -100,19 +100,19 @@ class DeepSpeedEngine(Engine):
         if self.stage == 3:
             construction = deepspeed.zero.Init(config_dict_or_path=self.requested)
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
-            model = build_for_training(config, world.device, weights, construction, gather)
+            model = build_for_training(config, plan.rows, world.device, weights, construction, gather)
         else:
-            model = build_for_training(config, world.device, weights).to(world.device)
+            model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
         optimizer = make_optimizer(model, self.settings, self.stage)
         with quiet_stdout():
             self._engine, *_ = deepspeed.initialize(
                 model=model, optimizer=optimizer, config=self.requested, dist_init_required=False
             )
-        super().__init__(config, world, model)
+        super().__init__(config, plan, world, model)
         self._verify(self.requested)
-        muon = optimizer.parts.get("muon") if isinstance(optimizer, CombinedOptimizer) else None
-        if isinstance(muon, ShardedMuon):
-            muon.attach(zero_shards.locate_matrices(muon, self._engine.optimizer, self.stage, world), world)
+        for part in optimizer.parts.values() if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
+            if isinstance(part, ShardedMuon):
+                part.attach(zero_shards.locate_matrices(part, self._engine.optimizer, self.stage, world), world)
 
     def _verify(self, requested: dict[str, Any]) -> None:
         """Compare what took effect in DeepSpeed with what was asked for."""
@@ -138,7 +138,7 @@ class DeepSpeedEngine(Engine):
         verify_settings(self.groups, self.settings)
 
     def _expect_micro_batches(self, count: int) -> None:
-        """Tell DeepSpeed how many micro-batches make a step, where that changes (data.batch_size_warmup)."""
+        """Tell DeepSpeed how many micro-batches make a step, when that changes (data.batch_size_warmup)."""
         self._awaited = count
         if count == self._engine.gradient_accumulation_steps():
             return

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.moving_average import MovingAverage
 from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
@@ -56,12 +57,13 @@ class Engine(ABC):
 
     Args:
         config: the run.
+        plan: what it will do.
         world: this process among all; the process group must be up.
         model: the model with its objective. Its parameters may be sharded, so only the engine calls it.
     """
 
-    def __init__(self, config: Config, world: World, model: TrainedLM) -> None:
-        self.config, self.world, self.model = config, world, model
+    def __init__(self, config: Config, plan: RunPlan, world: World, model: TrainedLM) -> None:
+        self.config, self.plan, self.world, self.model = config, plan, world, model
         half_life = config.train.ema_half_life_tokens
         self.ema = None if half_life is None else MovingAverage(self.master_weights(), self.refresh_weights, half_life)
         """Moving average of the weights, if the run keeps one."""

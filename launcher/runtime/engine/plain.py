@@ -47,9 +47,9 @@ class PlainEngine(Engine):
             raise ValueError(f"the plain engine trains in one process, and this run has {world.size}")
         plan = plan_run(config)
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
-        model = build_for_training(config, world.device, weights).to(world.device)
+        model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
         self._optimizer = make_optimizer(model, self.settings, zero_stage=0)
-        super().__init__(config, world, model)
+        super().__init__(config, plan, world, model)
         verify_settings(self.groups, self.settings)
 
     def _expect_micro_batches(self, _count: int) -> None:

@@ -1,4 +1,4 @@
-"""The exponential moving average of the weights during training, each rank averaging its own shard.
+"""Keep an exponential moving average of the weights during training, each rank of its own shard.
 
 After t tokens the average is the mean of the weights after every update so far, each weighted by the tokens of its
 update and by 2^(-age / half-life), where age is the number of tokens since:
@@ -50,7 +50,7 @@ class MovingAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The engine with the average in place of its weights, to evaluate or to gather; all ranks enter and leave.
+        """Put the average in the place of the engine's weights, to evaluate or to gather it. Collective, as is leaving.
 
         After an exception inside, the weights do not come back: that takes all ranks, and perhaps only one has failed.
         """
@@ -62,7 +62,7 @@ class MovingAverage:
         """Write this rank's shard into a checkpoint.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it could not be written.
         """
         (folder / FOLDER).mkdir(exist_ok=True)
         shards = {str(index): shard for index, shard in enumerate(self._shards)}
@@ -74,7 +74,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def load(self, folder: Path, rank: int) -> None:
-        """Go on from a checkpoint that the engine has loaded; where it has no average of this half-life, begin anew."""
+        """Go on from a checkpoint that the engine has loaded; begin anew where it has no average of this half-life."""
         self.tokens = 0
         for average, master in zip(self._shards, self._masters, strict=True):
             average.copy_(master)

@@ -64,10 +64,10 @@ class ShardedMuon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """One update of every shard; all ranks must call together."""
+        """Update every shard once. Collective."""
         for group in self.param_groups:
             for shard in group["params"]:
-                assert shard.grad is not None, "DeepSpeed gives every shard its gradient"
+                assert shard.grad is not None, "an engine gives every shard its gradient"
                 state = self.state[shard]
                 if not state:
                     state["momentum_buffer"] = torch.zeros_like(shard)
@@ -94,13 +94,15 @@ def assign_owners(matrices: Iterable[MatrixPieces]) -> list[ShardedMatrix]:
 
 
 def in_rounds(layout: Sequence[ShardedMatrix], ranks: int) -> list[list[ShardedMatrix]]:
-    """The matrices in rounds of at most one for each owner, in the order of owners."""
+    """Return the matrices in rounds of at most one for each owner, in the order of owners."""
     by_owner = [[matrix for matrix in layout if matrix.owner == rank] for rank in range(ranks)]
     return [[matrix for matrix in column if matrix is not None] for column in zip_longest(*by_owner)]
 
 
 def orthogonal_steps(update: Tensor, matrices: Sequence[ShardedMatrix], rank: int) -> Sequence[Tensor]:
-    """This rank's pieces of the orthogonalised updates, as what is to be added at lr = 1; fp32.
+    """Return this rank's pieces of the orthogonalised updates, in fp32: what is added to the weights at lr = 1.
+
+    Collective.
 
     Args:
         update: this rank's pieces of all updates, laid out as its shard.
@@ -127,7 +129,7 @@ def _exchange(flat: Tensor, outgoing: list[int], incoming: list[int]) -> Tensor:
 
 
 def orthogonal_step(update: Tensor) -> Tensor:
-    """What torch.optim.Muon adds to a matrix for this update at lr = 1, scaled to the RMS of an AdamW step.
+    """Return what torch.optim.Muon adds to a matrix for this update at lr = 1, scaled to the RMS of an AdamW step.
 
     torch has no public function for it. So its Muon steps, without momentum and decay, on a stand-in that is 0.
     """

@@ -32,7 +32,7 @@ from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World, be_alone, read_world
-from plumbline.launcher.runtime.train.loop import TrainingError
+from plumbline.launcher.runtime.train.guards.guard import TrainingError
 
 Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as train() of train/loop.py
 Outcome = Literal["finished", "diverged", "failed", "stopped", "elsewhere"]

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.model.diagnostics.observer import Observation, layer_name, observing
@@ -46,7 +45,7 @@ class StepObserver:
             engine.logits(sample)
         self._engine = engine
         self._before: dict[str, Tensor] = {}
-        self._learned = {row.name: row for row in plan_run(engine.config).rows if row.trainable}
+        self._learned = {row.name: row for row in engine.plan.rows if row.trainable}
         self._layers = len(engine.model.model.layers)
 
     @torch.no_grad()

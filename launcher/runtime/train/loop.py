@@ -7,7 +7,6 @@ numbers, to the last bit, as one that was never interrupted.
 """
 
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -22,7 +21,6 @@ from torch import Tensor
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, StepResult
@@ -36,19 +34,16 @@ from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
+from plumbline.launcher.runtime.train.guards import make_guards
+from plumbline.launcher.runtime.train.guards.guard import TrainingError
+from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
 from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.model.quantization.layers import quantized_linears
 from plumbline.model.quantization.quantizer import Quantizer
 
-MAX_SKIPPED = 10  # consecutive updates with a non-finite gradient before the run is called broken
 INT8 = Quantizer(format="int8")
 INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too
-REMEDY = "Lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step"
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on, for a reason in the run rather than in the code."""
 
 
 def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
@@ -89,11 +84,11 @@ class Trainer:
         make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine] = DeepSpeedEngine,
     ) -> None:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
-        self.plan = plan_run(config)
         self.engine = make_engine(config, world, weights)
+        self.plan = self.engine.plan
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
-        self.skipped = 0  # consecutive updates that were not applied
+        self.guards = make_guards(self.plan, self._warn)
         self.log: MetricsLog | None = None
 
     def resume(self, folder: Path) -> None:
@@ -147,20 +142,12 @@ class Trainer:
             self.log.close()
 
     def _advance(self, result: StepResult) -> None:
-        """Move to the next step, unless the gradient says that there is no point."""
+        """Move to the next step, unless a guard says that there is no point."""
         batches, step = self.plan.batches, self.state.step + 1
         samples, tokens = batches.samples_before(step), batches.tokens_before(step)
         self.state = replace(self.state, step=step, samples=samples, tokens=tokens)
-        self.skipped = 0 if result.applied else self.skipped + 1
-        broken_weights = result.applied and not math.isfinite(result.grad_norm)
-        ends_skipping = self.skipped > 0 and step == self.plan.total_steps
-        if broken_weights or ends_skipping or self.skipped >= MAX_SKIPPED:
-            raise TrainingError(
-                f"step {step}: the gradient norm is {result.grad_norm} (loss {result.loss.item():.4f}), "
-                f"{self.skipped} update(s) in a row were skipped; the last checkpoint is from before. {REMEDY}"
-            )
-        if not result.applied:
-            self._say(f"warning: step {step}: gradient norm {result.grad_norm}, update skipped", file=sys.stderr)
+        for guard in self.guards:
+            guard.after_step(step, result)
 
     def _log_step(self, result: StepResult, lr: float, meter: SpeedMeter) -> None:
         record: dict[str, Any] = {
@@ -177,10 +164,8 @@ class Trainer:
         if self.log is not None:
             self.log.write(record)
             self.log.progress(record)
-        if result.applied and not math.isfinite(record["loss"]):
-            raise TrainingError(
-                f"step {self.state.step}: the loss is {record['loss']}; the last checkpoint is from before. {REMEDY}"
-            )
+        for guard in self.guards:
+            guard.after_logging(record)
 
     def _reports(self, result: StepResult) -> dict[str, float]:
         """Means of what the objective reports; what had no target is left out."""
@@ -235,21 +220,11 @@ class Trainer:
                     self._say(f"step {self.state.step}: held-out loss of {name} {scores.loss:.4f}, moving average")
         if self.log is not None:
             self.log.write(record)
-        if self.state.step == self.plan.total_steps:
-            self._check_final_losses(record)
-            if self.world.is_main:
-                self._finish(record)
+        for guard in self.guards:
+            guard.after_evaluation(record)
+        if self.state.step == self.plan.total_steps and self.world.is_main:
+            self._finish(record)
         return True
-
-    def _check_final_losses(self, record: dict[str, Any]) -> None:
-        """Raise TrainingError where a held-out loss of the final model is not finite."""
-        losses = {key: value for key, value in record.items() if key.endswith("loss")}
-        broken = [f"{key} is {value}" for key, value in losses.items() if not math.isfinite(value)]
-        if broken:
-            raise TrainingError(
-                f"step {self.state.step}: {', '.join(broken)}: the last update broke the model, and its checkpoint "
-                f"is of no use; remove it to go on from an earlier one. {REMEDY}"
-            )
 
     def _int8_delta(self, name: str) -> float | None:
         """What int8 weights and activations in the blocks add to the loss; None when asked to stop meanwhile."""
@@ -282,9 +257,8 @@ class Trainer:
 
     def _checkpoint_due(self) -> bool:
         interval, step = self.config.checkpoint.interval, self.state.step
-        # Not amid skipped updates: if they turn out to be the end, the last checkpoint should be from before
-        on_interval = interval is not None and step % interval == 0 and self.skipped == 0
-        return step == self.plan.total_steps or on_interval
+        on_interval = interval is not None and step % interval == 0
+        return step == self.plan.total_steps or (on_interval and all(guard.trusts_weights for guard in self.guards))
 
     def _save(self, must: bool = True) -> None:
         """Save a checkpoint; without `must`, one that cannot be written is left to the next interval."""
@@ -298,13 +272,15 @@ class Trainer:
         except checkpoint.CheckpointError as error:
             if must:
                 raise checkpoint.CheckpointError(f"{error} and start the same command again") from error
-            self._say(
-                f"warning: step {self.state.step}: {error}. Training goes on, the next save tries again", sys.stderr
-            )
+            self._warn(f"step {self.state.step}: {error}. Training goes on, the next save tries again")
             return
         self.saved_step = self.state.step
         self._say(f"saved {folder}")
 
-    def _say(self, message: str, file: Any = None) -> None:
+    def _say(self, message: str) -> None:
         if self.world.is_main:
-            print(message, file=file, flush=True)
+            print(message, flush=True)
+
+    def _warn(self, message: str) -> None:
+        if self.world.is_main:
+            print(f"warning: {message}", file=sys.stderr, flush=True)
