@@ -39,7 +39,6 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.laws import prediction
-from plumbline.launcher.runtime.optim.optimizer import ZERO_STAGES
 from plumbline.model.combinations import cautions
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.multipliers import multipliers
@@ -66,7 +65,7 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
         if getattr(arguments, name) <= 0:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be positive")
     count = totals(plan.rows)
-    stages = ZERO_STAGES[config.optimizer.name]
+    stages = config.optimizer.kind.zero_stages
     memory = {stage: device_memory(config, count["total"], stage, arguments.devices) for stage in stages}
     facts = {
         "parameter_count": count,
@@ -120,7 +119,7 @@ def print_plan(config: Config, plan: RunPlan, facts: dict[str, Any], arguments: 
         print(f"precision   {config.precision}")
     for caution in cautions(model):
         print(f"warning     {caution}")
-    if config.objective.name != "next_token":
+    if not config.objective.is_plain:
         print(f"objective   {config.objective}")
     print(f"optimizer   {describe_settings(config, plan)}")
     print(

@@ -109,7 +109,7 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
         yield f"rounded  {config.precision}"
     for caution in cautions(model):
         yield f"warning  {caution}"
-    if config.objective.name != "next_token":
+    if not config.objective.is_plain:
         blocks = config.objective.work(data.sequence_length).blocks
         yield f"trains   {config.objective}; {blocks:.4g} tokens and slots for each token of text"
     yield f"tuned    {describe_settings(config, plan)}"

@@ -2,15 +2,16 @@
 
 `family` names a whole set of switches at once (model/families.py); a switch given explicitly wins over its family.
 Shapes that follow from others (`head_dim`, `intermediate_size`, ...) are filled in here, so a validated
-`ModelConfig` never holds a "use the default" marker.
+`ModelConfig` never holds a "use the default" marker. Whether its block and its attention exist and fit together is for
+`combinations.check_model` to say, which knows them: they are built from this configuration.
 """
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from plumbline.model.combinations import check_combination
 from plumbline.model.families import FAMILIES
+from plumbline.model.kinds import kind_named
 
 GATED_MLPS = ("swiglu", "geglu")
 
@@ -18,8 +19,8 @@ GATED_MLPS = ("swiglu", "geglu")
 class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Everything that determines the function computed by the decoder, except the parameterization's multipliers."""
 
-    family: Literal["qwen3", "llama", "gpt2", "olmo2", "outlier_protected", "fog", "sas", "shaped", "mixit"] = "qwen3"
-    """Named set of switches that the other keys start from."""
+    family: str = "qwen3"
+    """Named set of switches that the other keys start from: one of model/families.py."""
     vocab_size: PositiveInt
     """Rows of the embedding. Left out, a run takes the corpus's; a larger one pads it."""
     hidden_size: PositiveInt
@@ -37,8 +38,8 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     max_position_embeddings: PositiveInt
     """Longest sequence, in tokens. Left out, a run takes data.sequence_length."""
 
-    block: Literal["pre_norm", "post_norm", "sandwich_norm", "norm_free", "skipless"] = "pre_norm"
-    """How norms, branches and the residual stream are wired; one file of model/blocks/ each."""
+    block: str = "pre_norm"
+    """How norms, branches and the residual stream are wired: one of model/blocks/, a file each."""
     norm: Literal["rmsnorm", "layernorm", "single_scale_rmsnorm"]
     """Normalisation of the residual stream. single_scale_rmsnorm: one gain for all channels (arXiv 2506.19697)."""
     norm_eps: PositiveFloat
@@ -68,9 +69,10 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     such number."""
     parallel: bool = False
     """Attention and MLP read the same stream, and are added at once."""
-    attention: Literal["softmax", "shaped", "mixing", "pruned"] = "softmax"
-    """softmax; shaped: identity + softmax - uniform (arXiv 2306.17759); mixing: a fixed random matrix over positions
-    (arXiv 2506.01115); pruned: softmax over the tokens that a layer has not learned to drop (arXiv 2305.15805)."""
+    attention: str = "softmax"
+    """The map over positions: one of model/attention/, a file each. softmax; shaped: identity + softmax - uniform
+    (arXiv 2306.17759); mixing: a fixed random matrix over positions (arXiv 2506.01115); pruned: softmax over the tokens
+    that a layer has not learned to drop (arXiv 2305.15805)."""
     pruning_rank: PositiveInt = 64
     """pruned: width of the vectors that vote on dropping."""
     shaped_gains: Literal["fixed", "learned"] = "fixed"
@@ -121,7 +123,7 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
         if not isinstance(values, dict):
             return values
         given = {key: value for key, value in values.items() if value is not None}
-        filled = {**FAMILIES.get(given.get("family", "qwen3"), {}), **given}
+        filled = {**kind_named(FAMILIES, "family", str(given.get("family", "qwen3"))), **given}
         heads, width = filled.get("num_attention_heads"), filled.get("hidden_size")
         if isinstance(heads, int) and isinstance(width, int) and heads > 0:
             filled.setdefault("num_key_value_heads", heads)
@@ -149,7 +151,8 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
             )
         if self.norm != "layernorm" and self.norm_bias:
             raise ValueError(f"norm_bias = true needs norm: layernorm ({self.norm} has no bias)")
-        check_combination(self)
+        if self.qk_norm == "none" and (self.qk_norm_frozen or self.qk_norm_init != 1.0):
+            raise ValueError("qk_norm_frozen and qk_norm_init need qk_norm: head or projection (it is none)")
         return self
 
     @property

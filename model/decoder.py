@@ -4,26 +4,40 @@ Shapes: B batch, T new tokens, D hidden_size, V vocab_size.
 """
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from plumbline.model.attention import make_cache
-from plumbline.model.attention.context import AttentionContext, KeptContext, LayerCache, attention_context
-from plumbline.model.attention.pruned import PrunedCache
+from plumbline.model.attention import attention_kind
+from plumbline.model.attention.context import AttentionContext, KeptContext, attention_context
 from plumbline.model.attention.softmax import SoftmaxAttention
-from plumbline.model.blocks import Block, make_block
+from plumbline.model.blocks import block_kind
+from plumbline.model.blocks.kind import Block
 from plumbline.model.config import ModelConfig
 from plumbline.model.linear_cross_entropy import linear_cross_entropy, soft_cap
 from plumbline.model.norms import make_norm
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import TensorRule
+
+
+def _draw_orthogonal(shape: tuple[int, ...], _std: float, generator: torch.Generator) -> Tensor:
+    """Draw a matrix that keeps lengths, at every width."""
+    return nn.init.orthogonal_(torch.empty(shape), generator=generator)
 
 
 class Decoder(nn.Module):
-    """Token ids [B, T] -> normalised hidden states [B, T, D]."""
+    """Turn token ids [B, T] into normalised hidden states [B, T, D]."""
+
+    tensors = (
+        TensorRule(r"embed_(tokens|positions)\.weight", "embedding"),
+        TensorRule(r"(embed|output)_projection\.weight", "projection", draw=_draw_orthogonal),
+        TensorRule(r"norm\.weight", "final_norm", start=1.0),
+        TensorRule(r"norm\.bias", "final_norm"),
+        TensorRule(r"norm\.scale", "final_scalar", start=1.0),
+    )
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers) -> None:
         super().__init__()
@@ -38,7 +52,7 @@ class Decoder(nn.Module):
         )
         projects = config.embedding_projection
         self.embed_projection = nn.Linear(config.hidden_size, config.hidden_size, bias=False) if projects else None
-        self.layers = nn.ModuleList(make_block(config, multipliers, i) for i in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(block_kind(config)(config, multipliers, i) for i in range(config.num_hidden_layers))
         self.norm = make_norm(config) if config.final_norm else nn.Identity()
         self.output_projection = nn.Linear(config.hidden_size, config.hidden_size, bias=False) if projects else None
 
@@ -47,7 +61,7 @@ class Decoder(nn.Module):
         input_ids: Tensor,
         document_ids: Tensor | None = None,
         positions: Tensor | None = None,
-        cache: list[LayerCache | PrunedCache] | None = None,
+        cache: list[Any] | None = None,
         kept: KeptContext | None = None,
     ) -> Tensor:
         """Run the blocks; `document_ids` and `positions` [B, T] matter only when the config masks documents.
@@ -66,9 +80,7 @@ class Decoder(nn.Module):
             x = self.run(layer, x, context, cache[i] if cache else None)
         return self.finish(x)
 
-    def run(
-        self, layer: nn.Module, x: Tensor, context: AttentionContext, cache: LayerCache | PrunedCache | None = None
-    ) -> Tensor:
+    def run(self, layer: nn.Module, x: Tensor, context: AttentionContext, cache: Any = None) -> Tensor:
         """One block, with activation checkpointing if that is on."""
         if self.activation_checkpointing and self.training:
             return checkpoint(layer, x, context, use_reentrant=False)  # type: ignore[no-any-return]
@@ -108,6 +120,8 @@ class LanguageModelHead(nn.Module):
     The loss is computed inside this module's forward because ZeRO-3 gathers a parameter only while the module that
     owns it runs.
     """
+
+    tensors = (TensorRule("weight", "unembedding"),)
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers) -> None:
         super().__init__()
@@ -154,7 +168,7 @@ class CausalLM(nn.Module):
         positions: Tensor | None = None,
         z_loss: float = 0.0,
         pruning_weight: float = 0.0,
-        cache: list[LayerCache | PrunedCache] | None = None,
+        cache: list[Any] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Logits [B, T, V] in fp32; with labels [B, T], (summed loss, summed cross-entropy) in nats instead.
 
@@ -168,6 +182,7 @@ class CausalLM(nn.Module):
         loss, cross_entropy = self.lm_head(hidden, labels, z_loss)
         return loss + pruning_weight * (labels >= 0).sum() * torch.stack(kept.shares).mean(), cross_entropy
 
-    def new_cache(self, batch: int, capacity: int) -> list[LayerCache | PrunedCache]:
-        """An empty key/value cache for sequences of up to `capacity` tokens."""
-        return [make_cache(self.config, batch, capacity, self.lm_head.weight) for _ in self.model.layers]
+    def new_cache(self, batch: int, capacity: int) -> list[Any]:
+        """Return an empty cache for sequences of up to `capacity` tokens, of the kind that the attention keeps."""
+        kind = attention_kind(self.config)
+        return [kind.new_cache(self.config, batch, capacity, self.lm_head.weight) for _ in self.model.layers]

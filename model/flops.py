@@ -4,10 +4,10 @@ import math
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.objectives import ObjectiveConfig
-from plumbline.model.parameterization.roles import role_of
 from plumbline.model.parameterization.table import parameter_shapes
+from plumbline.model.parameterization.tensors import Role
 
-MATRICES = ("hidden_matrix", "projection")
+MATRICES: tuple[Role, ...] = ("hidden_matrix", "projection")
 
 
 def training_flops_per_token(config: ModelConfig, sequence_length: int, objective: ObjectiveConfig) -> float:
@@ -21,8 +21,8 @@ def training_flops_per_token(config: ModelConfig, sequence_length: int, objectiv
     work = objective.work(sequence_length)
     own = sum(
         math.prod(shape)
-        for name, shape in parameter_shapes(config, objective).items()
-        if name.startswith("objective.") and role_of(name) in MATRICES
+        for name, shape in parameter_shapes(config, objective, MATRICES).items()
+        if name.startswith("objective.")
     )
     head = config.hidden_size * config.vocab_size
     matrices = block_matrices(config) * work.blocks + head * work.head + own
@@ -32,5 +32,4 @@ def training_flops_per_token(config: ModelConfig, sequence_length: int, objectiv
 
 def block_matrices(config: ModelConfig) -> int:
     """Elements of the matrices that a token meets before the head."""
-    shapes = parameter_shapes(config).items()
-    return sum(math.prod(shape) for name, shape in shapes if role_of(name) in MATRICES)
+    return sum(math.prod(shape) for shape in parameter_shapes(config, roles=MATRICES).values())

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.tensors import TensorRule, matrix_rules
 
 
 def _relu_squared(x: Tensor) -> Tensor:
@@ -26,6 +27,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": _relu_squared,
 }
+
+
+def _trains(model: ModelConfig) -> bool:
+    return not model.frozen_mlp
 
 
 class ShapedReLU(nn.Module):
@@ -48,6 +53,10 @@ class XIELU(nn.Module):
     """
 
     BETA, EPS = 0.5, -1e-6
+    tensors = (  # softplus makes 0.8 of both
+        TensorRule("alpha_p", "hidden_scalar", start=math.log(math.expm1(0.8)), trains=_trains),
+        TensorRule("alpha_n", "hidden_scalar", start=math.log(math.expm1(0.8 - BETA)), trains=_trains),
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,8 +76,18 @@ def _activation(config: ModelConfig) -> Callable[[Tensor], Tensor]:
     return ShapedReLU(config.hidden_size) if config.mlp == "shaped_relu" else ACTIVATIONS[config.mlp]
 
 
+def _first_input_scale(model: ModelConfig) -> float:
+    return model.mlp_input_scale or 1.0
+
+
 class MLP(nn.Module):
-    """[B, T, hidden_size] -> [B, T, hidden_size] through intermediate_size."""
+    """Map [B, T, hidden_size] -> [B, T, hidden_size] through intermediate_size."""
+
+    tensors = (
+        *matrix_rules("(gate|up)_proj", "width", "intermediate", _trains),
+        *matrix_rules("down_proj", "intermediate", "width", _trains),
+        TensorRule("input_scale", "hidden_scalar", start=_first_input_scale, trains=_trains),
+    )
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -88,7 +88,6 @@ def test_arrows_inside_the_runtime() -> None:
     assert not wrong
 
 
-@pytest.mark.xfail(strict=True, reason="model.config and model.combinations")
 def test_nobody_imports_in_a_circle() -> None:
     """Imports inside functions and for annotations alone count as well: they hide a circle, they do not open it."""
     modules = {module_name(path): path for path in MODULES}

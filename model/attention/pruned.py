@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from plumbline.model.attention.context import AttentionContext
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.config import ModelConfig
+from plumbline.model.kinds import Need
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import TensorRule, matrix_rules
 
 TINY = 1e-38
 """Stands for 0 under the logarithm."""
@@ -95,12 +97,28 @@ class PrunedCache:
 
 
 class PrunedAttention(SoftmaxAttention):
-    """[B, T, hidden_size] -> [B, T, hidden_size]."""
+    """Attend [B, T, hidden_size] -> [B, T, hidden_size] to what is kept."""
 
+    tensors = (
+        *SoftmaxAttention.tensors,
+        *matrix_rules("(ask|offer)_proj", "width", "fixed"),
+        TensorRule("keep_bias", "hidden_scalar", start=2.0),  # everything is kept at first (arXiv 2305.15805)
+    )
+    needs = (
+        Need({"document_mask": (False,), "sliding_window": (None,)}, "has a mask of its own"),
+        Need({"attn_logit_softcapping": (None,), "attention_sink": (False,)}, "needs the fused kernel"),
+        Need({"attention_gate": ("none",), "value_residual": (False,)}, "has neither"),
+    )
+    grafted = (".ask_proj.weight", ".offer_proj.weight", ".keep_bias")
+    rounds_stored = False
+    serves_slots = False
+    no_native_code = "no engine forgets keys and values layer by layer, as launcher/generate.py does"
     alpha: Tensor
 
-    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
-        super().__init__(config, multipliers, layer)
+    def __init__(
+        self, config: ModelConfig, multipliers: Multipliers, layer: int, values: bool = True, output: bool = True
+    ) -> None:
+        super().__init__(config, multipliers, layer, values, output)
         self.rank = config.pruning_rank
         self.ask_proj = nn.Linear(config.hidden_size, self.rank, bias=False)
         self.offer_proj = nn.Linear(config.hidden_size, self.rank, bias=False)
@@ -109,6 +127,11 @@ class PrunedAttention(SoftmaxAttention):
         self.register_buffer("alpha", torch.ones((), device="cpu"), persistent=False)
         self.kept: Tensor | None = None
         """Share of the earlier tokens that the last forward kept, averaged over queries, for whoever reports it."""
+
+    @classmethod
+    def new_cache(cls, config: ModelConfig, batch: int, _capacity: int, like: Tensor) -> PrunedCache:
+        """Return an empty cache of one layer, which grows with what it remembers."""
+        return PrunedCache(batch, config, like.device, like.dtype)
 
     def _votes(self, score: Tensor) -> Tensor:
         """In [0, 1], 1 is to keep."""
@@ -152,13 +175,8 @@ class PrunedAttention(SoftmaxAttention):
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
-def is_vote(name: str) -> bool:
-    """Whether a parameter only decides what to keep; without it the layer is ordinary attention."""
-    return name.endswith((".ask_proj.weight", ".offer_proj.weight", ".keep_bias"))
-
-
 def set_alpha(model: nn.Module, alpha: float) -> None:
-    """How sharp the votes of all layers are in training, >= 1."""
+    """Set how sharp the votes of all layers are in training, >= 1."""
     for module in model.modules():
         if isinstance(module, PrunedAttention):
             module.alpha.fill_(alpha)

@@ -9,22 +9,55 @@ Only the softmax part is a map over pairs: the identity is the values themselves
 mean, so the fused kernel serves here as well and nothing of size [T, T] exists.
 """
 
+from dataclasses import replace
+from types import MappingProxyType
+
 import torch
 from torch import Tensor, nn
 
 from plumbline.model.attention.context import AttentionContext
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.config import ModelConfig
+from plumbline.model.kinds import Need
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import TensorRule
+
+
+def _query_std(model: ModelConfig, scale: float) -> float:
+    """Start queries at zero under learned gains, so that the map starts as the identity."""
+    return 0.0 if model.shaped_gains == "learned" else model.initializer_range * scale
 
 
 class ShapedAttention(SoftmaxAttention):
-    """[B, T, hidden_size] -> [B, T, hidden_size]."""
+    """Attend [B, T, hidden_size] -> [B, T, hidden_size] by the shaped map."""
 
-    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
-        super().__init__(config, multipliers, layer)
+    tensors = (
+        *(
+            replace(rule, std=_query_std) if rule.name == r"q_proj\.weight" else rule
+            for rule in SoftmaxAttention.tensors
+        ),
+        TensorRule("shape_gains", "hidden_norm", start=1.0),
+    )
+    needs = (
+        Need({"attn_logit_softcapping": (None,), "attention_sink": (False,)}, "is another map"),
+        Need({"document_mask": (False,), "sliding_window": (None,)}, "is centred over the whole prefix"),
+    )
+    own_keys = MappingProxyType({"shaped_gains": "fixed", "shaped_temperature": None})
+    rounds_stored = True
+    serves_slots = False
+    no_native_code = None
+
+    def __init__(
+        self, config: ModelConfig, multipliers: Multipliers, layer: int, values: bool = True, output: bool = True
+    ) -> None:
+        super().__init__(config, multipliers, layer, values, output)
         learned = config.shaped_gains == "learned"
         self.shape_gains = nn.Parameter(torch.empty(3, config.num_attention_heads)) if learned else None
+
+    @classmethod
+    def has_unregulated_logits(cls, _config: ModelConfig) -> bool:
+        """Return False: the map stays close to the identity."""
+        return False
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
         """The shaped map, applied to the values: [B, H, T, head_dim]."""

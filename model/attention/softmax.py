@@ -4,6 +4,7 @@ The fused kernel computes the map unless the config caps the logits or adds a si
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,17 +14,49 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from plumbline.model.attention.block_sparse import block_sparse_attention
 from plumbline.model.attention.context import AttentionContext, LayerCache
+from plumbline.model.attention.kind import Attention
 from plumbline.model.config import ModelConfig
 from plumbline.model.norms import make_head_norm
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import TensorRule, matrix_rules
 from plumbline.model.rotary import apply_rotary
 
 
-class SoftmaxAttention(nn.Module):
-    """[B, T, hidden_size] -> [B, T, hidden_size]; the parameterization decides the scale of the logits."""
+def _qk_trains(model: ModelConfig) -> bool:
+    return not model.frozen_qk
 
-    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
-        super().__init__()
+
+def _qk_norm_trains(model: ModelConfig) -> bool:
+    return not model.qk_norm_frozen
+
+
+def _qk_norm_start(model: ModelConfig) -> float:
+    return model.qk_norm_init
+
+
+class SoftmaxAttention(Attention):
+    """Attend [B, T, hidden_size] -> [B, T, hidden_size]; the parameterization decides the scale of the logits."""
+
+    tensors = (
+        *matrix_rules("q_proj", "width", "query", _qk_trains),
+        *matrix_rules("k_proj", "width", "key_value", _qk_trains),
+        *matrix_rules("v_proj", "width", "key_value"),
+        *matrix_rules("g_proj", "width", "query"),
+        *matrix_rules("o_proj", "query", "width"),
+        TensorRule(r"[qk]_norm\.weight", "qk_norm", start=_qk_norm_start, trains=_qk_norm_trains),
+        # One number for each channel or head: its gradient shrinks with width
+        TensorRule(r"[qk]_whole_norm\.weight", "hidden_norm", start=_qk_norm_start, trains=_qk_norm_trains),
+        TensorRule("sinks", "hidden_norm"),
+        TensorRule("value_mix", "hidden_scalar", start=0.5),
+    )
+    rounds_stored = True
+    serves_slots = True
+    no_native_code: ClassVar[str | None] = None
+
+    def __init__(
+        self, config: ModelConfig, multipliers: Multipliers, layer: int, values: bool = True, output: bool = True
+    ) -> None:
+        super().__init__(config, multipliers, layer, values, output)
         width, bias = config.hidden_size, config.attention_bias
         self.head_dim = config.head_dim
         self.scale = multipliers.attention
@@ -34,10 +67,8 @@ class SoftmaxAttention(nn.Module):
         self.shares_heads = query_width != key_value_width
         self.q_proj = nn.Linear(width, query_width, bias=bias)
         self.k_proj = nn.Linear(width, key_value_width, bias=bias)
-        # A skipless block takes the stream itself as values, after the first
-        projects_values = config.block != "skipless" or layer == 0
-        self.v_proj = nn.Linear(width, key_value_width, bias=bias) if projects_values else nn.Identity()
-        self.o_proj = nn.Linear(query_width, width, bias=bias) if config.block != "skipless" else nn.Identity()
+        self.v_proj = nn.Linear(width, key_value_width, bias=bias) if values else nn.Identity()
+        self.o_proj = nn.Linear(query_width, width, bias=bias) if output else nn.Identity()
         self.q_norm = make_head_norm(config) if config.qk_norm == "head" else nn.Identity()
         self.k_norm = make_head_norm(config) if config.qk_norm == "head" else nn.Identity()
         whole = config.qk_norm == "projection"
@@ -50,6 +81,16 @@ class SoftmaxAttention(nn.Module):
         self.value_mix = nn.Parameter(torch.empty(2)) if mixes else None
         self.as_stored: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
         """What becomes of keys and values that are stored: quantization/precision.py sets it."""
+
+    @classmethod
+    def has_unregulated_logits(cls, config: ModelConfig) -> bool:
+        """Return whether there is neither QK-norm nor a cap."""
+        return config.qk_norm == "none" and config.attn_logit_softcapping is None
+
+    @classmethod
+    def scaled_module(cls, config: ModelConfig) -> str:
+        """Return the queries' norm, or their projection: a norm would take a factor on what it reads away."""
+        return {"none": "q_proj", "head": "q_norm", "projection": "q_whole_norm"}[config.qk_norm]
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, T, H * head_dim] -> [B, T, H, head_dim]."""

@@ -1,16 +1,15 @@
-"""Block families, one file each: how norms, branches and the residual stream are wired."""
+"""Block families, one file each: how norms, branches and the residual stream are wired; what a kind states: kind.py."""
 
+from plumbline.model.blocks.kind import Block
 from plumbline.model.blocks.norm_free import NormFreeBlock
 from plumbline.model.blocks.post_norm import PostNormBlock
 from plumbline.model.blocks.pre_norm import PreNormBlock
 from plumbline.model.blocks.sandwich_norm import SandwichNormBlock
 from plumbline.model.blocks.skipless import SkiplessBlock
 from plumbline.model.config import ModelConfig
-from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.kinds import kind_named
 
-Block = PreNormBlock | PostNormBlock | SandwichNormBlock | NormFreeBlock | SkiplessBlock
-
-KINDS: dict[str, type[Block]] = {
+BLOCKS: dict[str, type[Block]] = {
     "pre_norm": PreNormBlock,
     "post_norm": PostNormBlock,
     "sandwich_norm": SandwichNormBlock,
@@ -19,6 +18,10 @@ KINDS: dict[str, type[Block]] = {
 }
 
 
-def make_block(config: ModelConfig, multipliers: Multipliers, layer: int) -> Block:
-    """Block number `layer` of the decoder."""
-    return KINDS[config.block](config, multipliers, layer)
+def block_kind(config: ModelConfig) -> type[Block]:
+    """Return the block class that model.block names.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    return kind_named(BLOCKS, "block", config.block)

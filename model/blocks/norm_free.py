@@ -4,28 +4,42 @@ Norms make outlier features; without them small branches keep the stream's size,
 attention logits. The same wiring with shaped attention and shaped ReLU is the Shaped Transformer (arXiv 2306.17759).
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from plumbline.model.attention import make_attention
+from plumbline.model.attention import attention_kind
 from plumbline.model.attention.context import AttentionContext, LayerCache
+from plumbline.model.blocks.kind import NO_SHARED_NORM, Block
 from plumbline.model.blocks.residual import Residual
 from plumbline.model.config import ModelConfig
 from plumbline.model.mlp import MLP
 from plumbline.model.parameterization.multipliers import Multipliers
 
 
-class NormFreeBlock(nn.Module):
-    """One block, [B, T, hidden_size] -> [B, T, hidden_size]."""
+class NormFreeBlock(Block):
+    """Run one block, [B, T, hidden_size] -> [B, T, hidden_size]."""
+
+    needs = (NO_SHARED_NORM,)
+    no_native_code = None
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
-        super().__init__()
-        self.self_attn = make_attention(config, multipliers, layer)
+        super().__init__(config, multipliers, layer)
+        self.self_attn = attention_kind(config)(config, multipliers, layer)
         self.attn_residual = Residual(config, multipliers)
         self.mlp = MLP(config)
         self.mlp_residual = Residual(config, multipliers)
 
+    @classmethod
+    def cautions(cls, config: ModelConfig) -> list[str]:
+        """Warn of attention logits that nothing holds."""
+        if not attention_kind(config).has_unregulated_logits(config):
+            return []
+        return [
+            "model.block = norm_free without model.qk_norm or model.attn_logit_softcapping: attention logits are "
+            "unregulated, and such training was seen to blow up (arXiv 2405.19279)"
+        ]
+
     def attention_input(self, x: Tensor) -> Tensor:
-        """What attention makes of the stream first: nothing."""
+        """Return the stream: attention makes nothing of it first."""
         return x
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:

@@ -3,23 +3,33 @@
 OLMo 2 (arXiv 2501.00656) with gains that start at 1, FOG (arXiv 2505.20524) with small ones (`branch_gain_init`).
 """
 
-from torch import Tensor, nn
+from types import MappingProxyType
 
-from plumbline.model.attention import make_attention
+from torch import Tensor
+
+from plumbline.model.attention import attention_kind
 from plumbline.model.attention.context import AttentionContext, LayerCache
+from plumbline.model.blocks.kind import GAIN_IN_NORM, NO_SHARED_NORM, Block
 from plumbline.model.blocks.residual import Residual
 from plumbline.model.config import ModelConfig
 from plumbline.model.mlp import MLP
 from plumbline.model.norms import make_norm
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import norm_rules
 
 
-class PostNormBlock(nn.Module):
-    """One block, [B, T, hidden_size] -> [B, T, hidden_size]."""
+class PostNormBlock(Block):
+    """Run one block, [B, T, hidden_size] -> [B, T, hidden_size]."""
+
+    tensors = norm_rules(r"\w+_layernorm", start=lambda model: model.branch_gain_init)
+    needs = (NO_SHARED_NORM, GAIN_IN_NORM)
+    branch_ends = MappingProxyType({"attn": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"})
+    ends_in_norm = True
+    no_native_code = None
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
-        super().__init__()
-        self.self_attn = make_attention(config, multipliers, layer)
+        super().__init__(config, multipliers, layer)
+        self.self_attn = attention_kind(config)(config, multipliers, layer)
         self.post_attention_layernorm = make_norm(config)
         self.attn_residual = Residual(config, multipliers, gain_is_elsewhere=True)
         self.mlp = MLP(config)
@@ -27,7 +37,7 @@ class PostNormBlock(nn.Module):
         self.mlp_residual = Residual(config, multipliers, gain_is_elsewhere=True)
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """What attention makes of the stream first: nothing."""
+        """Return the stream: attention makes nothing of it first."""
         return x
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:

@@ -11,10 +11,20 @@ from torch import Tensor, nn
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import TensorRule
+
+
+def _first_gain(model: ModelConfig) -> float:
+    return model.branch_gain_init
 
 
 class Residual(nn.Module):
-    """Adds a branch [B, T, hidden_size] to the stream."""
+    """Add a branch [B, T, hidden_size] to the stream."""
+
+    tensors = (
+        TensorRule("gain", "hidden_norm", start=_first_gain),
+        TensorRule("scalar", "hidden_scalar", start=_first_gain),
+    )
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers, gain_is_elsewhere: bool = False) -> None:
         """Build it.
@@ -32,7 +42,7 @@ class Residual(nn.Module):
         self.gain = nn.Parameter(torch.empty(config.hidden_size)) if config.branch_gain == "vector" else None
 
     def forward(self, x: Tensor, branch: Tensor) -> Tensor:
-        """The stream x with the branch added; exactly x + branch when every factor is 1."""
+        """Return the stream x with the branch added; exactly x + branch when every factor is 1."""
         branch = F.dropout(branch, self.dropout, self.training)
         learned = self.scalar if self.gain is None else self.gain
         if learned is not None:

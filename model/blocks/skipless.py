@@ -7,30 +7,52 @@ The identity in shaped attention carries the stream in the skip's place; values 
 the first block, which keeps its value projection.
 """
 
-from torch import Tensor, nn
+from types import MappingProxyType
 
-from plumbline.model.attention import make_attention
+from torch import Tensor
+
+from plumbline.model.attention import attention_kind
 from plumbline.model.attention.context import AttentionContext, LayerCache
+from plumbline.model.blocks.kind import Block
 from plumbline.model.blocks.residual import Residual
 from plumbline.model.config import ModelConfig
+from plumbline.model.kinds import Need
 from plumbline.model.mlp import MLP
 from plumbline.model.norms import make_norm
 from plumbline.model.parameterization.multipliers import Multipliers
 
 
-class SkiplessBlock(nn.Module):
-    """One block, [B, T, hidden_size] -> [B, T, hidden_size]."""
+class SkiplessBlock(Block):
+    """Run one block, [B, T, hidden_size] -> [B, T, hidden_size]."""
+
+    needs = (
+        Need({"attention": ("shaped",)}, "loses the tokens' identity without the shaped map's identity"),
+        Need({"attention_gate": ("none",), "value_residual": (False,)}, "has no values of its own"),
+    )
+    branch_ends = MappingProxyType({"mlp": "mlp.down_proj"})  # attention is no branch beside a stream
+    no_native_code = None
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:
-        super().__init__()
+        super().__init__(config, multipliers, layer)
         self.input_layernorm = make_norm(config)
-        self.self_attn = make_attention(config, multipliers, layer)
+        self.self_attn = attention_kind(config)(config, multipliers, layer, values=layer == 0, output=False)
         self.post_attention_layernorm = None if config.parallel else make_norm(config)
         self.mlp = MLP(config)
         self.mlp_residual = Residual(config, multipliers)
 
+    @classmethod
+    def check_shape(cls, config: ModelConfig) -> None:
+        """Refuse heads that do not cut the stream itself into values."""
+        inner = config.num_attention_heads * config.head_dim
+        if not config.num_attention_heads == config.num_key_value_heads or inner != config.hidden_size:
+            raise ValueError(
+                "block = skipless takes the stream itself as values: num_key_value_heads "
+                f"({config.num_key_value_heads}) must equal num_attention_heads ({config.num_attention_heads}), and "
+                f"num_attention_heads x head_dim ({inner}) must equal hidden_size ({config.hidden_size})"
+            )
+
     def attention_input(self, x: Tensor) -> Tensor:
-        """What attention makes of the stream first."""
+        """Return what attention makes of the stream first."""
         return self.input_layernorm(x)  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:

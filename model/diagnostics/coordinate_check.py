@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from plumbline.model.decoder import CausalLM
-from plumbline.model.parameterization.roles import role_of
+from plumbline.model.parameterization.tensors import tensor_rule
 
 Activations = dict[str, list[Tensor]]  # name -> one tensor for each place where it occurs
 Record = dict[str, float]  # quantity -> value
@@ -70,12 +70,13 @@ def measure(now: Activations, start: Activations) -> Record:
 
 
 @torch.no_grad()
-def spectral_norms(weights: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> Record:
+def spectral_norms(model: CausalLM, start: Mapping[str, Tensor]) -> Record:
     """Mean spectral norm of the hidden matrices and of their change, each times sqrt(fan_in / fan_out).
 
     Both stay constant under the spectral condition for feature learning (arXiv 2310.17813).
     """
-    hidden = [name for name in weights if role_of(name) == "hidden_matrix"]
+    weights = dict(model.named_parameters())
+    hidden = [name for name in weights if tensor_rule(model, name).role == "hidden_matrix"]
 
     def mean_norm(matrices: list[Tensor]) -> float:
         return _mean([torch.linalg.matrix_norm(w, 2) * math.sqrt(w.size(1) / w.size(0)) for w in matrices])
@@ -111,8 +112,7 @@ def coordinate_check(
             (loss / labels.numel()).backward()
             optimizer.step()
         if step in record_at:
-            weights = dict(model.named_parameters())
-            records[step] = {**measure(activations(model, input_ids), start), **spectral_norms(weights, initial)}
+            records[step] = {**measure(activations(model, input_ids), start), **spectral_norms(model, initial)}
     return records
 
 

@@ -24,7 +24,7 @@ from plumbline.model.config import GATED_MLPS, ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export.fold import Weights, fold_multipliers, folded_config
 from plumbline.model.export.rotary_classes import QWEN3
-from plumbline.model.export.stock import UNGATED, Export, StockClass
+from plumbline.model.export.stock import UNGATED, Export, Headroom, StockClass
 from plumbline.model.mlp import ACTIVATIONS
 from plumbline.model.parameterization.multipliers import Multipliers
 
@@ -35,36 +35,8 @@ EXTRA_UNITS = 64  # of the MLP: one is used, and the width stays a multiple of w
 AT = 64.0  # where the extra unit's activation is exact
 
 
-@dataclass(frozen=True)
-class Headroom:
-    """How far the stream stays below the constants."""
-
-    constant_channels: int
-    largest: float
-    """Largest sum of squares of the stream that was met, over tokens and blocks."""
-    limit: float
-    """2^-12 of the constants' own sum of squares: above it norms would no longer be constant."""
-
-
-def compat(config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
-    """Configuration and weights for Qwen3ForCausalLM.
-
-    Raises:
-        ValueError: the decoder has a switch that this construction does not cover.
-    """
-    refusal = COMPAT.refusal(folded_config(config))
-    if refusal is not None:
-        raise ValueError(f"--target compat {refusal}: try --target native")
-    if not config.final_norm:  # stands for the constant one, and takes up what a tied head needs
-        weights = {**weights, "model.norm.weight": torch.ones(config.hidden_size)}
-    standing = config.model_copy(update={"final_norm": True})
-    folded = fold_multipliers(weights, standing, multipliers)
-    plain = folded_config(standing).model_copy(update={"final_norm": config.final_norm})
-    return COMPAT.build(plain, folded)
-
-
 def widen_thinker(config: ModelConfig, settings: dict[str, Any], thinker: Weights) -> tuple[dict[str, Any], Weights]:
-    """What thinker.py makes, for the wider stream: what enters in place of an embedding holds the constants as well."""
+    """Return the thinker for the wider stream: what enters in place of an embedding holds the constants as well."""
     count = constant_channels(config)
     width = SHARE * count
     new = width - config.hidden_size
@@ -80,7 +52,7 @@ def widen_thinker(config: ModelConfig, settings: dict[str, Any], thinker: Weight
 
 
 def constant_channels(config: ModelConfig) -> int:
-    """How many channels are added for their constant."""
+    """Return how many channels are added for their constant."""
     return math.ceil(config.hidden_size / (SHARE - 1))
 
 
@@ -166,7 +138,42 @@ def _rows(weight: Tensor, new: int) -> Tensor:
     return F.pad(weight, (0, new) if weight.ndim == 1 else (0, 0, 0, new))
 
 
-COMPAT = StockClass(
+def _with_final_norm(config: ModelConfig) -> ModelConfig:
+    """Return the decoder with the constant final norm that stands where it has none."""
+    return config.model_copy(update={"final_norm": True})
+
+
+@dataclass(frozen=True)
+class Compat(StockClass):
+    """Write norm-free decoders for Qwen3, with channels of constants."""
+
+    is_automatic = False
+
+    def export(self, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
+        """Fold into a final norm, of ones where there is none: it takes up what a tied head needs."""
+        if not config.final_norm:
+            weights = {**weights, "model.norm.weight": torch.ones(config.hidden_size)}
+        standing = _with_final_norm(config)
+        folded = fold_multipliers(weights, standing, multipliers)
+        plain = folded_config(standing).model_copy(update={"final_norm": config.final_norm})
+        return self.build(plain, folded)
+
+    def state_scale(self, config: ModelConfig, multipliers: Multipliers) -> float:
+        """Return its final states over ours; it always has a final norm."""
+        return super().state_scale(_with_final_norm(config), multipliers)
+
+    def adapt_thinker(
+        self, config: ModelConfig, settings: dict[str, Any], thinker: Weights
+    ) -> tuple[dict[str, Any], Weights]:
+        """Return the thinker for the wider stream."""
+        return widen_thinker(config, settings, thinker)
+
+    def headroom(self, model: CausalLM, tokens: Tensor) -> Headroom:
+        """Measure the stream on tokens [B, T]."""
+        return headroom(model, tokens)
+
+
+COMPAT = Compat(
     _build,
     {
         "block": ("norm_free",),

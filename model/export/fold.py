@@ -17,6 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
+from plumbline.model.attention import attention_kind
+from plumbline.model.blocks import block_kind
 from plumbline.model.config import ModelConfig
 from plumbline.model.parameterization.multipliers import Multipliers
 
@@ -95,19 +97,14 @@ def _fold_ends(folded: Weights, config: ModelConfig, multipliers: Multipliers) -
 
 
 def _fold_layer(folded: Weights, layer: str, config: ModelConfig, multipliers: Multipliers) -> None:
-    if config.attention != "mixing":
-        # With QK-norm a factor on q_proj would be normalised away; the norm's gain comes after
-        query = {"none": "q_proj", "head": "q_norm", "projection": "q_whole_norm"}[config.qk_norm]
-        _scale(folded, f"{layer}.self_attn.{query}", multipliers.attention * math.sqrt(config.head_dim))
+    block, scaled = block_kind(config), attention_kind(config).scaled_module(config)
+    if scaled is not None:
+        _scale(folded, f"{layer}.self_attn.{scaled}", multipliers.attention * math.sqrt(config.head_dim))
     if config.mlp_input_scale is not None:
         inner = "gate_proj" if config.is_gated else "up_proj"
         _scale(folded, f"{layer}.mlp.{inner}", folded.pop(f"{layer}.mlp.input_scale"))
-    ends_in_norm = config.block in ("post_norm", "sandwich_norm")
-    branches = [("mlp", "post_feedforward_layernorm" if ends_in_norm else "mlp.down_proj")]
-    if config.block != "skipless":  # there, attention is no branch beside a stream
-        branches.append(("attn", "post_attention_layernorm" if ends_in_norm else "self_attn.o_proj"))
-    for branch, last in branches:
-        gain: Tensor | float = 1.0 if ends_in_norm else config.branch_gain_init
+    for branch, last in block.branch_ends.items():
+        gain: Tensor | float = 1.0 if block.ends_in_norm else config.branch_gain_init
         if config.branch_gain != "fixed":
             kind = {"scalar": "scalar", "vector": "gain"}[config.branch_gain]
             gain = folded.pop(f"{layer}.{branch}_residual.{kind}")

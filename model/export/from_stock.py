@@ -6,7 +6,8 @@ parameterization nothing differs, and the weights are the stock ones to the last
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from plumbline.model.config import GATED_MLPS, ModelConfig
@@ -15,7 +16,6 @@ from plumbline.model.export.fold import Weights, fold_multipliers
 from plumbline.model.export.stock import ACTIVATION_NAMES, PLAIN
 from plumbline.model.parameterization.multipliers import Multipliers
 
-KINDS = ("llama", "qwen3", "gpt2", "granite")
 GATED_NAMES = {ACTIVATION_NAMES[mlp]: mlp for mlp in GATED_MLPS}
 STORED_CONSTANT = ".rotary_emb.inv_freq"  # older Llama files have it beside the weights
 
@@ -32,8 +32,7 @@ def model_section(entries: Mapping[str, Any]) -> dict[str, Any]:
     kind = entries.get("model_type")
     if kind not in KINDS:
         raise ValueError(f"model_type = {kind}: only {', '.join(KINDS)} can be taken over")
-    section = _gpt2_section(entries) if kind == "gpt2" else _llama_section(entries)
-    return {**PLAIN, **section, "tie_word_embeddings": entries["tie_word_embeddings"]}
+    return {**PLAIN, **KINDS[kind].section(entries), "tie_word_embeddings": entries["tie_word_embeddings"]}
 
 
 def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig, multipliers: Multipliers) -> Weights:
@@ -49,17 +48,9 @@ def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig
     weights = {name: weight for name, weight in weights.items() if not name.endswith(STORED_CONSTANT)}
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
-    if entries["model_type"] == "gpt2":
-        weights = gpt2.our_names(weights, config.num_hidden_layers)
-    usual = 1 / math.sqrt(config.head_dim)
-    stock = Multipliers(attention=usual)
-    if entries["model_type"] == "granite":
-        stock = Multipliers(
-            attention=entries["attention_multiplier"],
-            embedding=entries["embedding_multiplier"],
-            residual=entries["residual_multiplier"],
-            output=1 / entries["logits_scaling"],
-        )
+    kind, usual = KINDS[entries["model_type"]], 1 / math.sqrt(config.head_dim)
+    weights = kind.our_names(weights, config.num_hidden_layers)
+    stock = Multipliers(attention=usual) if kind.multipliers is None else kind.multipliers(entries)
     missing = Multipliers(
         attention=stock.attention / multipliers.attention * usual,  # folding is relative to the usual scale
         embedding=stock.embedding / multipliers.embedding,
@@ -70,7 +61,7 @@ def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig
 
 
 def _llama_section(entries: Mapping[str, Any]) -> dict[str, Any]:
-    kind, rope = entries["model_type"], entries["rope_parameters"]
+    rope = entries["rope_parameters"]
     if rope["rope_type"] != "default":
         raise ValueError(f"rope_type = {rope['rope_type']}: this decoder has plain rotary positions")
     if entries["hidden_act"] not in GATED_NAMES:
@@ -81,16 +72,29 @@ def _llama_section(entries: Mapping[str, Any]) -> dict[str, Any]:
     heads, width = entries["num_attention_heads"], entries["hidden_size"]
     same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     return {
-        "family": "qwen3" if kind == "qwen3" else "llama",
+        "family": "llama",
         **{key: entries[key] for key in (*same, "intermediate_size", "max_position_embeddings", "attention_bias")},
         "head_dim": entries.get("head_dim") or width // heads,
         "norm_eps": entries["rms_norm_eps"],
         "rope_theta": float(rope["rope_theta"]),
         "mlp": GATED_NAMES[entries["hidden_act"]],
         "mlp_bias": entries.get("mlp_bias", False),
-        "qk_norm": "head" if kind == "qwen3" else "none",
+        "qk_norm": "none",
         "sliding_window": entries["sliding_window"] if windowed else None,
     }
+
+
+def _qwen3_section(entries: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_llama_section(entries), "family": "qwen3", "qk_norm": "head"}
+
+
+def _granite_multipliers(entries: Mapping[str, Any]) -> Multipliers:
+    return Multipliers(
+        attention=entries["attention_multiplier"],
+        embedding=entries["embedding_multiplier"],
+        residual=entries["residual_multiplier"],
+        output=1 / entries["logits_scaling"],
+    )
 
 
 def _gpt2_section(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,3 +122,28 @@ def _gpt2_section(entries: Mapping[str, Any]) -> dict[str, Any]:
         "attention_bias": True,
         "mlp_bias": True,
     }
+
+
+def _same_names(weights: Weights, _layers: int) -> Weights:
+    return weights
+
+
+@dataclass(frozen=True)
+class StockKind:
+    """State how one class of transformers is taken over."""
+
+    section: Callable[[Mapping[str, Any]], dict[str, Any]]
+    """Returns the values of ModelConfig from its configuration."""
+    our_names: Callable[[Weights, int], Weights] = _same_names
+    """Returns its weights under our names, from those and the number of layers."""
+    multipliers: Callable[[Mapping[str, Any]], Multipliers] | None = None
+    """Returns the multipliers that it applies, from its configuration; None: it applies none."""
+
+
+KINDS = {
+    "llama": StockKind(_llama_section),
+    "qwen3": StockKind(_qwen3_section),
+    "gpt2": StockKind(_gpt2_section, gpt2.our_names),
+    "granite": StockKind(_llama_section, multipliers=_granite_multipliers),
+}
+"""Kinds that a run can start from, by the `model_type` of their config.json."""

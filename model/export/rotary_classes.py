@@ -4,6 +4,7 @@ Weights arrive folded (fold.py) and configurations with every folded switch at i
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from plumbline.model.config import GATED_MLPS, ModelConfig
 from plumbline.model.export.fold import Weights
 from plumbline.model.export.stock import UNGATED, Export, StockClass, llama_entries, renamed
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 def _llama(config: ModelConfig, weights: Weights) -> Export:
@@ -20,6 +22,15 @@ def _llama(config: ModelConfig, weights: Weights) -> Export:
 
 def _granite(config: ModelConfig, weights: Weights) -> Export:
     return {"model_type": "granite", **llama_entries(config), "mlp_bias": config.mlp_bias}, weights
+
+
+def _granite_multipliers(multipliers: Multipliers) -> dict[str, Any]:
+    return {
+        "attention_multiplier": multipliers.attention,
+        "embedding_multiplier": multipliers.embedding,
+        "residual_multiplier": multipliers.residual,
+        "logits_scaling": 1 / multipliers.output,
+    }
 
 
 def _qwen3(config: ModelConfig, weights: Weights) -> Export:
@@ -76,14 +87,13 @@ def _exaone4(config: ModelConfig, weights: Weights) -> Export:
     return {**entries, "layer_types": [layer_type] * config.num_hidden_layers}, weights
 
 
-def gemma_embedding_scale(config: ModelConfig) -> float:
-    """What Gemma 2 and 3 multiply embeddings of tokens by, and nothing else that enters their first block."""
+def _gemma_embedding_scale(config: ModelConfig) -> float:
     return math.sqrt(config.hidden_size)
 
 
 def _gemma(config: ModelConfig, weights: Weights) -> tuple[dict[str, Any], Weights]:
     """What Gemma 2 and 3 share: an embedding multiplied by sqrt(width), norms stored as gain - 1."""
-    factor = gemma_embedding_scale(config)
+    factor = _gemma_embedding_scale(config)
     stock = dict(weights)
     stock["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] / factor
     if config.tie_word_embeddings:
@@ -133,7 +143,9 @@ def _zero_centred(weights: Weights) -> Weights:
 
 
 LLAMA = StockClass(_llama, {"mlp": GATED_MLPS, "attention_bias": None, "mlp_bias": None}, whole_heads=True)
-GRANITE = StockClass(_granite, LLAMA.allows, whole_heads=True, free_head_dim=False)
+GRANITE = StockClass(
+    _granite, LLAMA.allows, whole_heads=True, free_head_dim=False, multiplier_entries=_granite_multipliers
+)
 QWEN3 = StockClass(_qwen3, {"mlp": GATED_MLPS, "attention_bias": None, "qk_norm": ("head",), "sliding_window": None})
 QWEN3_5 = StockClass(
     _qwen3_5, {"mlp": GATED_MLPS, "attention_bias": None, "qk_norm": ("head",), "attention_gate": ("elementwise",)}
@@ -163,10 +175,13 @@ GEMMA2 = StockClass(
         "sliding_window": None,
     },
     whole_heads=True,
+    embedding_scale=_gemma_embedding_scale,
 )
-# Its fused attention forgets the cap
-GEMMA3 = StockClass(
-    _gemma3, {**GEMMA2.allows, "qk_norm": ("head",), "attn_logit_softcapping": (None,)}, whole_heads=True
+GEMMA3 = replace(
+    GEMMA2,
+    build=_gemma3,
+    # Its fused attention forgets the cap
+    allows={**GEMMA2.allows, "qk_norm": ("head",), "attn_logit_softcapping": (None,)},
 )
 COHERE = StockClass(
     _cohere,

@@ -4,12 +4,18 @@ A folder that loads and computes something else is worse than none, so a switch 
 its plain value. Every field of ModelConfig is in one of the three sets below; a test holds it to that.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torch import Tensor
 
 from plumbline.model.config import ModelConfig
-from plumbline.model.export.fold import Weights
+from plumbline.model.decoder import CausalLM
+from plumbline.model.export.fold import Weights, fold_multipliers, folded_config, state_scale
+from plumbline.model.parameterization.multipliers import Multipliers
 
 Export = tuple[dict[str, Any], Weights]  # entries of config.json ("model_type" included), weights by the stock names
 
@@ -75,11 +81,60 @@ PLAIN: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class StockClass:
-    """One class of transformers."""
+class Headroom:
+    """How far the stream stays below constants that a target puts into it."""
+
+    constant_channels: int
+    largest: float
+    """Largest sum of squares of the stream that was met, over tokens and blocks."""
+    limit: float
+    """2^-12 of the constants' own sum of squares: above it norms would no longer be constant."""
+
+
+class Target:
+    """Write decoders for transformers in one way; each is a line of `TARGETS` (targets.py).
+
+    What it computes, `refusal` says; every method is given the decoder's own configuration, not a folded one.
+    """
+
+    is_automatic: ClassVar[bool] = True
+    """Whether `--target auto` may choose it."""
+    code: ClassVar[tuple[Path, ...]] = ()
+    """Files of code that go into the folder."""
+
+    def refusal(self, config: ModelConfig) -> str | None:
+        """Return why it does not compute a decoder, as a sentence about `the target`; None if it does."""
+        raise NotImplementedError
+
+    def export(self, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
+        """Return configuration and weights of a decoder that it does not refuse."""
+        raise NotImplementedError
+
+    def folds(self, _config: ModelConfig, multipliers: Multipliers) -> Multipliers:
+        """Return the multipliers that go into the weights; those that its configuration has are as usual."""
+        return multipliers
+
+    def state_scale(self, config: ModelConfig, multipliers: Multipliers) -> float:
+        """Return its final states over ours."""
+        return state_scale(config, self.folds(config, multipliers))
+
+    def adapt_thinker(
+        self, _config: ModelConfig, settings: dict[str, Any], thinker: Weights
+    ) -> tuple[dict[str, Any], Weights]:
+        """Return the thinker of latent lookahead (thinker.py) for its stream."""
+        return settings, thinker
+
+    def headroom(self, _model: CausalLM, _tokens: Tensor) -> Headroom | None:
+        """Measure the stream on tokens [B, T], where the target is exact for small ones only; else None."""
+        return None
+
+
+@dataclass(frozen=True)
+class StockClass(Target):
+    """Write decoders for one class of transformers."""
 
     build: Callable[[ModelConfig, Weights], Export]
-    """Its configuration and weights, from a folded decoder that it computes."""
+    """Returns its configuration and weights, from a folded decoder that it computes."""
     allows: Mapping[str, tuple[Any, ...] | None]
     """Switch -> values that it computes where they are others than the plain one; None: any."""
     whole_heads: bool = False
@@ -88,9 +143,38 @@ class StockClass:
     """head_dim may be other than hidden_size / num_attention_heads."""
     equal_heads: bool = False
     """Every query head has its own key/value head."""
+    multiplier_entries: Callable[[Multipliers], dict[str, Any]] | None = None
+    """Entries of its configuration for all four multipliers; None: it has none, and they fold into the weights."""
+    embedding_scale: Callable[[ModelConfig], float] | None = None
+    """What it multiplies embeddings of tokens by, and nothing else that enters its first block. None: nothing."""
+
+    def export(self, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
+        """Fold what the class lacks into the weights, and build its configuration."""
+        folded = fold_multipliers(weights, config, self.folds(config, multipliers))
+        entries, stock = self.build(folded_config(config), folded)
+        if self.multiplier_entries is not None:
+            entries |= self.multiplier_entries(multipliers)
+        return entries, stock
+
+    def folds(self, config: ModelConfig, multipliers: Multipliers) -> Multipliers:
+        """Return all multipliers; or none, and weights without learned gains stay as trained."""
+        if self.multiplier_entries is None:
+            return multipliers
+        return Multipliers(attention=1 / math.sqrt(config.head_dim))
+
+    def state_scale(self, config: ModelConfig, multipliers: Multipliers) -> float:
+        """Return its final states over ours: a tied head undoes what the class does to embeddings."""
+        scale = super().state_scale(config, multipliers)
+        if self.embedding_scale is not None and folded_config(config).tie_word_embeddings:
+            scale *= self.embedding_scale(config)
+        return scale
 
     def refusal(self, config: ModelConfig) -> str | None:
-        """Why it does not compute a folded decoder, as a sentence about `the target`; None if it does."""
+        """Return the first switch whose value it does not compute."""
+        return self.refusal_of_folded(folded_config(config))
+
+    def refusal_of_folded(self, config: ModelConfig) -> str | None:
+        """Return the same for a decoder that is folded already."""
         width, heads = config.hidden_size, config.num_attention_heads
         if self.whole_heads and width % heads:
             return (

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 
 from plumbline.model.config import ModelConfig
-from plumbline.model.export.compat import widen_thinker
-from plumbline.model.export.fold import Weights, folded_config, state_scale
-from plumbline.model.export.rotary_classes import gemma_embedding_scale
-from plumbline.model.export.targets import resolved, to_fold
+from plumbline.model.export.fold import Weights
+from plumbline.model.export.targets import TARGETS, resolved
 from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
 from plumbline.model.parameterization.multipliers import Multipliers
 
@@ -37,8 +35,8 @@ def export_thinker(
         look: how it was trained to think.
         weights: fp32 weights by name, those of the objective included.
     """
-    target = resolved(target, config)
-    embedding = to_fold(target, config, multipliers).embedding
+    home = TARGETS[resolved(target, config)]
+    embedding = home.folds(config, multipliers).embedding
     role, gain = weights["objective.thinker.role"], weights["objective.thinker.gain"]
     thinker = {"role": role * embedding, "gain": gain * config.initializer_range * embedding}
     if "objective.thinker.waiting" in weights:
@@ -51,19 +49,9 @@ def export_thinker(
         "window": config.sliding_window,
         "norm_eps": None,
     }
-    scale = _states_over_ours(target, config, to_fold(target, config, multipliers))
+    scale = home.state_scale(config, multipliers)
     if config.final_norm:
         thinker["gain"] = thinker["gain"] / scale
     else:  # a state is normalised first, whatever its scale
         settings["norm_eps"] = torch.finfo(torch.float32).eps * scale**2
-    return widen_thinker(config, settings, thinker) if target == "compat" else (settings, thinker)
-
-
-def _states_over_ours(target: str, config: ModelConfig, multipliers: Multipliers) -> float:
-    """Final states of the class over ours."""
-    if target == "compat":  # has a final norm where the decoder has none
-        config = config.model_copy(update={"final_norm": True})
-    scale = state_scale(config, multipliers)
-    if target in ("gemma2", "gemma3") and folded_config(config).tie_word_embeddings:
-        scale *= gemma_embedding_scale(config)
-    return scale
+    return home.adapt_thinker(config, settings, thinker)

@@ -4,6 +4,7 @@ A choice depends on the run's seed and the number of the sample in the training 
 every number of ranks and after every interruption.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,20 @@ class Anchors:
     """[B, K]: place in the row, ascending; 0 where the row has fewer than K."""
     valid: Tensor
     """[B, K]: whether there is one."""
+
+
+def text_anchor_problems(policy: AnchorPolicy, text: str | None) -> Iterator[str]:
+    """Yield why anchors cannot begin where labels begin: in a text that is the first token.
+
+    Args:
+        policy: how anchors are chosen.
+        text: key of the first source whose tokens all have labels; None: there is none.
+    """
+    if text is not None and policy in ("response_start", "sequential"):
+        yield (
+            f"objective.anchor_policy = {policy} begins where labels begin, and in a text ({text}) that is its first "
+            "token: set stratified or random"
+        )
 
 
 def choose_anchors(

@@ -20,8 +20,9 @@ from plumbline.model.attention.context import AttentionContext
 from plumbline.model.decoder import Decoder
 from plumbline.model.lookahead.anchors import Anchors
 from plumbline.model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
+from plumbline.model.parameterization.tensors import TensorRule
 
-Growth = Literal["grow", "fixed", "pause"]
+Growth = Literal["grow", "fixed", "at_once"]
 Masks = Literal["dense", "blocks"]
 Memory = tuple[tuple[Tensor, Tensor], ...]
 """Keys and values of each layer, [B, num_key_value_heads, tokens, head_dim] each."""
@@ -34,8 +35,8 @@ class ThoughtSettings:
     horizon: int
     """tau: slots of a thought."""
     growth: Growth
-    """grow: one slot more in each pass. fixed: all slots in each of `passes` passes. pause: all slots in one pass, and
-    no state enters them."""
+    """grow: one slot more in each pass. fixed: all slots in each of `passes` passes. at_once: all slots in one pass,
+    and no state enters them."""
     passes: int
     """Of growth fixed."""
     bidirectional: bool
@@ -51,7 +52,7 @@ class ThoughtSettings:
     @property
     def passes_run(self) -> int:
         """Passes, one after the other, until a thought is whole."""
-        return {"grow": self.horizon, "fixed": self.passes, "pause": 1}[self.growth]
+        return {"grow": self.horizon, "fixed": self.passes, "at_once": 1}[self.growth]
 
     @property
     def slots_run(self) -> int:
@@ -106,15 +107,20 @@ def _run_block(
 
 
 class Thinker(nn.Module):
-    """What thinking adds to a decoder: how a state becomes an input, and inputs for slots that have none yet."""
+    """Hold what thinking adds to a decoder: how a state becomes an input, and inputs for slots that have none yet."""
+
+    tensors = (
+        TensorRule("role|waiting", "embedding"),  # slots start as embeddings do
+        TensorRule("gain", "final_scalar", start=1.0),  # one number behind the final norm
+    )
 
     def __init__(self, settings: ThoughtSettings, width: int) -> None:
         super().__init__()
         self.settings = settings
         self.role = nn.Parameter(torch.empty(width))  # tells a slot from a token
-        waiting = {"grow": 0, "fixed": settings.horizon - 1, "pause": settings.horizon}[settings.growth]
+        waiting = {"grow": 0, "fixed": settings.horizon - 1, "at_once": settings.horizon}[settings.growth]
         self.waiting = nn.Parameter(torch.empty(waiting, width)) if waiting else None
-        has_states = settings.growth != "pause"
+        has_states = settings.growth != "at_once"
         self.gain = nn.Parameter(torch.empty(1)) if has_states else None  # of states, which are larger than embeddings
 
     def forward(
@@ -144,7 +150,7 @@ class Thinker(nn.Module):
             states, memory = states.detach(), tuple((keys.detach(), values.detach()) for keys, values in memory)
         thinking = _Thinking(self, decoder, text, anchors, text_entries(text), memory)
         start = states[:, :, None]  # (B, K, 1, D)
-        if self.settings.growth == "pause":
+        if self.settings.growth == "at_once":
             return thinking.run(self._wait(decoder, start), range(self.settings.horizon))
         start = self._feed(decoder, start)
         if self.settings.growth == "fixed":

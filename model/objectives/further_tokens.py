@@ -17,8 +17,6 @@ from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSett
 class FurtherTokensConfig(ObjectiveSettings):
     """Beside the next token, `horizon` - 1 further ones, each by a block of its own."""
 
-    name: str
-    """Which objective."""
     horizon: int = Field(ge=2)
     """How many tokens are predicted, the next one included."""
     weight: NonNegativeFloat

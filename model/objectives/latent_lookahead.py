@@ -5,6 +5,7 @@
 Where the paper leaves a choice open, docs/lookahead.md says what was chosen and why.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic import model_validator as validator
 from torch import Tensor
 
+from plumbline.model.attention.block_sparse import refusal
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.lookahead.anchors import (
@@ -19,12 +21,14 @@ from plumbline.model.lookahead.anchors import (
     Anchors,
     choose_anchors,
     slot_labels,
+    text_anchor_problems,
     uniform,
     whole_thoughts,
 )
 from plumbline.model.lookahead.masks import text_of
 from plumbline.model.lookahead.thoughts import Masks, Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
 from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.parameterization.multipliers import Multipliers
 
 LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of anchor_policy entropy
 
@@ -79,6 +83,18 @@ class LatentLookaheadConfig(ObjectiveSettings):
                 f"it is {self.anchor_policy}"
             )
         return self
+
+    def make(self, model: ModelConfig, _multipliers: Multipliers, seed: int) -> "LatentLookahead":
+        """Return the objective."""
+        return LatentLookahead(self, model, seed)
+
+    def problems(self, model: ModelConfig, length: int, text: str | None) -> Iterator[str]:
+        """Yield what is wrong with anchors and masks, too; see `ObjectiveSettings`."""
+        yield from super().problems(model, length, text)
+        yield from text_anchor_problems(self.anchor_policy, text)
+        reason = refusal(model) if self.masks == "blocks" else None
+        if reason is not None:
+            yield f"objective.masks = blocks: the kernel does not serve this model: {reason}; set dense"
 
     def weight_at(self, step: int) -> float:
         """Lambda after so many steps."""

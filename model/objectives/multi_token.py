@@ -11,7 +11,7 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from plumbline.model.attention.context import AttentionContext
-from plumbline.model.blocks import make_block
+from plumbline.model.blocks import block_kind
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import Decoder
 from plumbline.model.objectives.further_tokens import FurtherTokens, FurtherTokensConfig
@@ -28,6 +28,10 @@ class MultiTokenConfig(FurtherTokensConfig):
     weight: NonNegativeFloat = 1.0
     """Of each further token's mean loss; 1 is the paper's plain sum over heads."""
 
+    def make(self, model: ModelConfig, multipliers: Multipliers, _seed: int) -> "MultiToken":
+        """Return the objective."""
+        return MultiToken(self, model, multipliers)
+
     @property
     def mean_weight(self) -> float:
         """The mean over all further targets is that over heads: times their number, it is the sum."""
@@ -40,7 +44,7 @@ class MultiToken(FurtherTokens):
     def __init__(self, config: MultiTokenConfig, model: ModelConfig, multipliers: Multipliers) -> None:
         super().__init__(config)
         last = model.num_hidden_layers - 1
-        self.heads = nn.ModuleList(make_block(model, multipliers, last) for _ in self.reports)
+        self.heads = nn.ModuleList(block_kind(model)(model, multipliers, last) for _ in self.reports)
 
     def streams(
         self, decoder: Decoder, x: Tensor, context: AttentionContext, _input_ids: Tensor, _positions: Tensor

@@ -1,14 +1,18 @@
 """The ordinary objective: predict the next token."""
 
 import math
-from typing import Literal
+from collections.abc import Iterator
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
 from torch import Tensor
 
-from plumbline.model.attention.pruned import set_alpha
+from plumbline.model.attention import attention_kind
+from plumbline.model.attention.pruned import PrunedAttention, set_alpha
+from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings
+from plumbline.model.parameterization.multipliers import Multipliers
 
 LAST_ALPHA = 8.0
 
@@ -26,14 +30,30 @@ class NextTokenConfig(ObjectiveSettings):
     pruning_steps: PositiveInt = 25_000
     """model.attention pruned: steps over which the votes to drop sharpen, alpha from 1 to 8 by a cosine."""
 
+    is_plain: ClassVar[bool] = True
+    needs_slots: ClassVar[bool] = False
+
+    def make(self, _model: ModelConfig, _multipliers: Multipliers, _seed: int) -> "NextToken":
+        """Return the objective."""
+        return NextToken(self)
+
+    def problems(self, model: ModelConfig, length: int, text: str | None) -> Iterator[str]:
+        """Yield that a price is on context which no layer drops, too; see `ObjectiveSettings`."""
+        yield from super().problems(model, length, text)
+        if self.pruning_weight and not issubclass(attention_kind(model), PrunedAttention):
+            yield (
+                f"objective.pruning_weight = {self.pruning_weight} prices the context that model.attention: pruned "
+                f"keeps, and it is {model.attention}: set it to 0"
+            )
+
     def pruning_alpha(self, step: int) -> float:
-        """Sharpness of the votes after so many steps (arXiv 2305.15805, section 3.2)."""
+        """Return how sharp the votes are after so many steps (arXiv 2305.15805, section 3.2)."""
         progress = min(1.0, step / self.pruning_steps)
         return 1 + (LAST_ALPHA - 1) * (1 - math.cos(math.pi * progress)) / 2
 
 
 class NextToken(Objective):
-    """The loss of CausalLM, as an objective."""
+    """Train with the loss of CausalLM."""
 
     terms = ("next_token",)
 
@@ -51,7 +71,7 @@ class NextToken(Objective):
         return (labels >= 0).sum()[None]
 
     def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Cross-entropy + z-loss + the price of kept context."""
+        """Return cross-entropy + z-loss + the price of kept context; see `Objective`."""
         loss, cross_entropy = CausalLM.forward(
             model,
             batch["input_ids"],

@@ -5,13 +5,14 @@ accumulation nor ignored labels nor the number of ranks change what a target wei
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from plumbline.model.attention import ATTENTIONS, attention_kind
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import Multipliers
@@ -21,7 +22,7 @@ Batch = Mapping[str, Any]  # data.windows.Batch on a device: tensors by name
 
 @dataclass(frozen=True)
 class Work:
-    """What a step computes, for each token of text."""
+    """Count what a step computes, for each token of text."""
 
     blocks: float = 1.0
     """Tokens and slots that pass all blocks of the model."""
@@ -34,10 +35,52 @@ class Work:
 class ObjectiveSettings(
     BaseModel, extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
 ):
-    """What the configurations of all objectives have in common."""
+    """Configure one objective, and state what others must know of it before it is built.
+
+    A subclass adds a `name` and its own keys.
+    """
+
+    is_plain: ClassVar[bool] = False
+    """Whether it trains what every model does anyway, so that reports need not mention it."""
+    needs_slots: ClassVar[bool] = True
+    """Whether it runs blocks on more than the text, which attention has to serve (`Attention.serves_slots`)."""
+    name: str
+    """Which objective."""
+
+    def make(self, model: ModelConfig, multipliers: Multipliers, seed: int) -> "Objective":
+        """Return the objective of a run; its parameters are uninitialised.
+
+        Args:
+            model: the model that it trains.
+            multipliers: of that model.
+            seed: of what it draws at random.
+        """
+        raise NotImplementedError
+
+    def problems(self, model: ModelConfig, length: int, _text: str | None) -> Iterator[str]:
+        """Yield why it cannot train a model on data of this kind: the key, its value and what would fit.
+
+        Args:
+            model: the model that it trains.
+            length: tokens of a sequence.
+            _text: key of the first source whose tokens all have labels; None: every source is a task.
+        """
+        for key in ("horizon", "anchors"):
+            found = getattr(self, key, None)
+            if found is not None and found > length:
+                yield (
+                    f"objective.{key} = {found} is more than data.sequence_length = {length} has room for: set "
+                    f"{length} or less"
+                )
+        if self.needs_slots and not attention_kind(model).serves_slots:
+            served = " or ".join(name for name, kind in ATTENTIONS.items() if kind.serves_slots)
+            yield (
+                f"objective.name = {self.name} needs model.attention: {served}; it is {model.attention}, so train for "
+                "next_token"
+            )
 
     def work(self, _length: int) -> Work:
-        """For sequences of `length` tokens."""
+        """Return what a step computes for each token, of sequences of `length` tokens."""
         return Work()
 
     @property
@@ -46,14 +89,14 @@ class ObjectiveSettings(
         return False
 
     def __str__(self) -> str:
-        """In one line: latent_lookahead: horizon 4, anchors 64, ..."""
+        """Return one line: latent_lookahead: horizon 4, anchors 64, ..."""
         settings = self.model_dump()
         name = settings.pop("name")
         return f"{name}: {', '.join(f'{key} {value}' for key, value in settings.items() if value)}"
 
 
 class Objective(nn.Module):
-    """Holds what training needs beyond the model, if anything; its parameters are named `objective.*`."""
+    """Hold what training needs beyond the model, if anything; its parameters are named `objective.*`."""
 
     terms: tuple[str, ...]
     """Names of the means whose sum is minimised; the first is the cross-entropy of the next token."""
@@ -61,6 +104,8 @@ class Objective(nn.Module):
     """Further means to log."""
     thinks: bool = False
     """Whether there is another way to predict than that of the plain model: `thinking_states`."""
+    undecodable: str = "decoding with thoughts is for runs with objective.name: latent_lookahead; leave --think out"
+    """Why text is not decoded with its thoughts, where it is not."""
 
     def on_step(self, model: CausalLM, step: int) -> None:
         """Set what changes with training in the model, before the first forward pass of a step.

@@ -19,6 +19,8 @@ from plumbline.model.lookahead.anchors import Anchors, labels_ahead, uniform
 from plumbline.model.lookahead.masks import attention_mask, slot_entries, text_entries, text_of
 from plumbline.model.lookahead.thoughts import run_slots, run_text
 from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import TensorRule
 
 
 class RegistersConfig(ObjectiveSettings):
@@ -33,6 +35,10 @@ class RegistersConfig(ObjectiveSettings):
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2, of text and registers."""
 
+    def make(self, model: ModelConfig, _multipliers: Multipliers, seed: int) -> "Registers":
+        """Return the objective."""
+        return Registers(self, model, seed)
+
     def work(self, _length: int) -> Work:
         """Text, and as many registers."""
         return Work(blocks=2, head=2)
@@ -43,6 +49,7 @@ class Registers(Objective):
 
     terms = ("next_token", "registers")
     reports = ("registers/loss",)
+    tensors = (TensorRule("register", "embedding"),)  # a slot starts as an embedding does
 
     def __init__(self, config: RegistersConfig, model: ModelConfig, seed: int) -> None:
         super().__init__()

@@ -14,12 +14,13 @@ from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 
 from plumbline.model.attention.context import AttentionContext
-from plumbline.model.blocks import make_block
+from plumbline.model.blocks import block_kind
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import Decoder
 from plumbline.model.norms import make_norm
 from plumbline.model.objectives.further_tokens import FurtherTokens, FurtherTokensConfig
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import matrix_rules, norm_rules
 
 
 class SequentialMTPConfig(FurtherTokensConfig):
@@ -32,16 +33,22 @@ class SequentialMTPConfig(FurtherTokensConfig):
     weight: NonNegativeFloat = 0.3
     """Of the mean loss of the further tokens."""
 
+    def make(self, model: ModelConfig, multipliers: Multipliers, _seed: int) -> "SequentialMTP":
+        """Return the objective."""
+        return SequentialMTP(self, model, multipliers)
+
 
 class Link(nn.Module):
-    """One link of the chain."""
+    """Join the state with the true token's embedding, and run a block on it."""
+
+    tensors = (*norm_rules("(state|token)_layernorm"), *matrix_rules("(state|token)_proj"))
 
     def __init__(self, model: ModelConfig, multipliers: Multipliers) -> None:
         super().__init__()
         self.state_layernorm, self.token_layernorm = make_norm(model), make_norm(model)
         self.state_proj = nn.Linear(model.hidden_size, model.hidden_size, bias=False)  # the two halves of `join`
         self.token_proj = nn.Linear(model.hidden_size, model.hidden_size, bias=False)
-        self.block = make_block(model, multipliers, model.num_hidden_layers - 1)
+        self.block = block_kind(model)(model, multipliers, model.num_hidden_layers - 1)
 
     def join(self, state: Tensor, token: Tensor) -> Tensor:
         """What enters the block, [B, T, D]."""

@@ -5,6 +5,7 @@ pause     slots are learned vectors and one pass runs them (pause tokens, arXiv 
 coconut   a slot's input is the state of the one before (Coconut, arXiv 2412.06769, without its curriculum)
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveInt
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.lookahead.anchors import choose_anchors, uniform
+from plumbline.model.lookahead.anchors import choose_anchors, text_anchor_problems, uniform
 from plumbline.model.lookahead.masks import text_of
 from plumbline.model.lookahead.thoughts import Growth, Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
 from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class SilentThoughtsConfig(ObjectiveSettings):
@@ -32,10 +34,19 @@ class SilentThoughtsConfig(ObjectiveSettings):
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2."""
 
+    def make(self, model: ModelConfig, _multipliers: Multipliers, seed: int) -> "SilentThoughts":
+        """Return the objective."""
+        return SilentThoughts(self, model, seed)
+
+    def problems(self, model: ModelConfig, length: int, text: str | None) -> Iterator[str]:
+        """Yield what is wrong with anchors, too; see `ObjectiveSettings`."""
+        yield from super().problems(model, length, text)
+        yield from text_anchor_problems(self.anchor_policy, text)
+
     @property
     def thoughts(self) -> ThoughtSettings:
         """How they grow."""
-        growth: Growth = "pause" if self.name == "pause" else "grow"
+        growth: Growth = "at_once" if self.name == "pause" else "grow"
         return ThoughtSettings(self.horizon, growth, passes=1, bidirectional=False)
 
     @property
@@ -58,6 +69,10 @@ class SilentThoughts(Objective):
         super().__init__()
         self.config, self.seed = config, seed
         self.thinker = Thinker(config.thoughts, model.hidden_size)
+        self.undecodable = (
+            f"the thoughts of {config.name} are in evaluations alone (launcher/eval.py --thinking); without --think "
+            "the plain model decodes, which was not trained alone"
+        )
 
     def targets(self, batch: Batch) -> Tensor:
         """Valid labels."""

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from plumbline.model.parameterization.roles import Role
+from plumbline.model.parameterization.tensors import Role
 
 
 @dataclass(frozen=True)

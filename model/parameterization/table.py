@@ -15,14 +15,15 @@ Source: Table 1 of CompleteP (arXiv 2505.01618), with these additions:
 - An optimizer that orthogonalises (Muon) moves a matrix by a fixed spectral norm; the spectral condition (arXiv
   2310.17813: update norm ~ sqrt(fan_out / fan_in)) then takes the place of the 1/fan_in of AdamW.
 
-The role of a tensor follows from its *name*, never from its shape (ZeRO-3 shows empty shapes), and the table from the
-configuration alone, so the same rows serve `plan.py`, the initialisation and the optimizer's groups. Weight decay is in
-PyTorch's coupled convention: a step decays by lr * weight_decay.
+The role of a tensor follows from its *name* (tensors.py), never from its shape (ZeRO-3 shows empty shapes), and the
+table from the configuration alone, so the same rows serve `plan.py`, the initialisation and the optimizer's groups.
+Weight decay is in PyTorch's coupled convention: a step decays by lr * weight_decay.
 """
 
 import functools
 import math
 import re
+from collections.abc import Container
 from dataclasses import dataclass
 
 import torch
@@ -32,11 +33,10 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.objectives import ObjectiveConfig, make_objective
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.config import MatrixUpdate, OptimizerSettings, ParameterizationConfig
-from plumbline.model.parameterization.initialization import first_std, first_value, is_trainable
 from plumbline.model.parameterization.multipliers import Multipliers
-from plumbline.model.parameterization.roles import Role, fans_of, role_of
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.sizes import Sizes, sizes
+from plumbline.model.parameterization.tensors import Role, TensorRule, tensor_rule
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,17 @@ def scaling_table(size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, 
     }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ModelTensor:
+    """Hold what is known of a tensor before any memory is spent on it."""
+
+    shape: tuple[int, ...]
+    rule: TensorRule
+
+
 @functools.lru_cache
-def parameter_shapes(model: ModelConfig, objective: ObjectiveConfig | None = None) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor (a tied head has none), in the order of `named_parameters()`.
+def model_tensors(model: ModelConfig, objective: ObjectiveConfig | None = None) -> dict[str, ModelTensor]:
+    """Return shape and rule of every tensor (a tied head has none) by name, in the order of `named_parameters()`.
 
     With an objective, also of the tensors that it adds.
     """
@@ -90,7 +98,18 @@ def parameter_shapes(model: ModelConfig, objective: ObjectiveConfig | None = Non
             skeleton = CausalLM(model, forward)
         else:
             skeleton = TrainedLM(model, forward, make_objective(objective, model, forward))
-    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    return {
+        name: ModelTensor(tuple(parameter.shape), tensor_rule(skeleton, name))
+        for name, parameter in skeleton.named_parameters()
+    }
+
+
+def parameter_shapes(
+    model: ModelConfig, objective: ObjectiveConfig | None = None, roles: Container[Role] | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the same tensors by name; with `roles`, of those that have one of them."""
+    found = model_tensors(model, objective).items()
+    return {name: tensor.shape for name, tensor in found if roles is None or tensor.rule.role in roles}
 
 
 def parameter_count(model: ModelConfig) -> int:
@@ -135,9 +154,10 @@ def parameter_table(
             "set model.tie_word_embeddings: false"
         )
     size, unmatched, rows = sizes(model, config), set(config.lr_multipliers), []
-    for name, shape in parameter_shapes(model, objective).items():
-        role = role_of(name)
-        fan_in, fan_out = (getattr(size, fan) for fan in fans_of(name))
+    for name, tensor in model_tensors(model, objective).items():
+        shape, rule = tensor.shape, tensor.rule
+        role = rule.role
+        fan_in, fan_out = (getattr(size, fan) for fan in rule.fans)
         matrix_lr = matrix_lr_factor(shape, fan_in, fan_out, base.matrix_update) if role == "hidden_matrix" else 1.0
         scaling = scaling_table(size, fan_in, fan_out, matrix_lr, config.output_scaling == "absorbed")[role]
         matches = [key for key in config.lr_multipliers if key == role or re.fullmatch(key, name)]
@@ -151,9 +171,9 @@ def parameter_table(
                 name=name,
                 role=role,
                 shape=shape,
-                init_mean=first_value(name, model),
-                init_std=0.0 if starts_at_zero else first_std(name, model, scaling.init_std),
-                trainable=is_trainable(name, model),
+                init_mean=rule.first_value(model),
+                init_std=0.0 if starts_at_zero else rule.std(model, scaling.init_std),
+                trainable=rule.trains(model),
                 lr=base.lr * lr_multiplier,
                 lr_multiplier=lr_multiplier,
                 weight_decay=base.weight_decay * scaling.weight_decay / config.gamma_0,

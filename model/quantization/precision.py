@@ -10,9 +10,9 @@ from pydantic import BaseModel, ValidationInfo, field_validator
 from pydantic import model_validator as validator
 from torch import Tensor, nn
 
+from plumbline.model.attention import ATTENTIONS, attention_kind
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.config import ModelConfig
-from plumbline.model.parameterization.roles import role_of
 from plumbline.model.parameterization.table import parameter_shapes
 from plumbline.model.quantization.formats import parse_format
 from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
@@ -28,7 +28,6 @@ BLOCK_FORMATS = {  # elements that share a scale of few bits
     "nvfp4": Quantizer(format="e2m1", granularity="group", group_size=16, scales="e4m3"),
 }
 PLAIN_BITS = 16  # of what is not rounded, as laws of precision count
-STORES = ("softmax", "shaped")  # kinds of attention whose keys and values are rounded
 FLOAT8_MULTIPLE = 16  # of both sides of a matrix, which float8 units of GPUs ask for
 
 
@@ -129,12 +128,13 @@ def check_precision(precision: PrecisionConfig, model: ModelConfig) -> None:
     """
     if precision.is_plain:
         return
-    if precision.kv_cache is not None and model.attention not in STORES:
+    if precision.kv_cache is not None and not attention_kind(model).rounds_stored:
+        stores = " or ".join(name for name, kind in ATTENTIONS.items() if kind.rounds_stored)
         raise ValueError(
-            f"precision.kv_cache rounds the keys and values of model.attention: {' or '.join(STORES)}; it is "
-            f"{model.attention}, so leave kv_cache out"
+            f"precision.kv_cache rounds the keys and values of model.attention: {stores}; it is {model.attention}, so "
+            "leave kv_cache out"
         )
-    matrices = {name: shape for name, shape in parameter_shapes(model).items() if role_of(name) == "hidden_matrix"}
+    matrices = parameter_shapes(model, roles=("hidden_matrix",))
     rows = {name: shape[1] for name, shape in matrices.items()}
     heads = {"model.head_dim": model.head_dim}
     for site, lengths in (("weights", rows), ("activations", rows), ("kv_cache", heads)):

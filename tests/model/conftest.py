@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.config.parse import parse_config
 from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.model.combinations import check_model
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.objectives import make_objective
@@ -72,7 +73,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def make_config() -> MakeConfig:
     def make(**changes: Any) -> ModelConfig:
-        return ModelConfig.model_validate({**SHAPE, **changes})
+        return check_model(ModelConfig.model_validate({**SHAPE, **changes}))
 
     return make
 

@@ -8,9 +8,9 @@ from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.config import ModelConfig
 from plumbline.model.flops import training_flops_per_token
-from plumbline.model.parameterization.roles import role_of
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.table import parameter_shapes
+from plumbline.model.parameterization.tensors import Role
 
 GIB = 2**30
 
@@ -58,17 +58,11 @@ def device_memory(config: Config, parameters: int, stage: int, ranks: int) -> De
 
 
 def state_beyond_adamw(config: Config) -> float:
-    """Bytes of optimizer state over AdamW's two fp32 moments, of the whole model; negative for Muon.
-
-    For a hidden matrix Muon has the first moment only; SOAP has a covariance and a basis besides, for each side.
-    """
-    optimizer, total = config.optimizer, 0.0
-    for name, shape in parameter_shapes(config.model, config.objective).items():
-        if role_of(name) == "hidden_matrix" and optimizer.name == "muon":
-            total -= 4.0 * shape[0] * shape[1]
-        if role_of(name) == "hidden_matrix" and optimizer.max_precondition_dim is not None:
-            total += sum(8.0 * size**2 for size in shape if size <= optimizer.max_precondition_dim)
-    return total
+    """Return the bytes of optimizer state over AdamW's two fp32 moments, of the whole model; negative for Muon."""
+    kind = config.optimizer.kind
+    roles: tuple[Role, ...] | None = None if kind.all_tensors else ("hidden_matrix",)
+    shapes = parameter_shapes(config.model, config.objective, roles).values()
+    return sum(kind.state_beyond_adamw(shape, config.optimizer) for shape in shapes)
 
 
 def activation_bytes(config: Config, ranks: int = 1) -> float:
@@ -96,7 +90,7 @@ def activation_bytes(config: Config, ranks: int = 1) -> float:
 
 def hidden_matrices(model: ModelConfig) -> int:
     """Parameters of the linear layers of all blocks."""
-    return sum(math.prod(shape) for name, shape in parameter_shapes(model).items() if role_of(name) == "hidden_matrix")
+    return sum(math.prod(shape) for shape in parameter_shapes(model, roles=("hidden_matrix",)).values())
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ another, as far as the values themselves tell; what follows from them (plan.py) 
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator
 from pydantic import model_validator as validator
 
 from plumbline.data.config import DataConfig
@@ -19,14 +19,12 @@ from plumbline.launcher.runtime.config.sections import (
     TrainConfig,
 )
 from plumbline.launcher.runtime.optim.horizon import HorizonConfig
-from plumbline.launcher.runtime.optim.optimizer import ZERO_STAGES, OptimizerConfig
+from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
 from plumbline.launcher.runtime.optim.schedule import ScheduleConfig
-from plumbline.model.attention.block_sparse import refusal
+from plumbline.model.combinations import check_model
 from plumbline.model.config import ModelConfig
 from plumbline.model.objectives import ObjectiveConfig
-from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
 from plumbline.model.objectives.next_token import NextTokenConfig
-from plumbline.model.objectives.silent_thoughts import SilentThoughtsConfig
 from plumbline.model.parameterization.config import ParameterizationConfig
 from plumbline.model.quantization.precision import PrecisionConfig
 
@@ -36,7 +34,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
 
     # What a change of a section shapes, unless a field of it says otherwise: see identity.py
     run: RunConfig = Field(json_schema_extra={"shapes": "nothing"})
-    model: ModelConfig = Field(json_schema_extra={"shapes": "model"})
+    model: Annotated[ModelConfig, AfterValidator(check_model)] = Field(json_schema_extra={"shapes": "model"})
     parameterization: ParameterizationConfig = Field(json_schema_extra={"shapes": "model"})
     precision: PrecisionConfig = Field(default=PrecisionConfig(), json_schema_extra={"shapes": "model"})
     objective: ObjectiveConfig = Field(
@@ -54,7 +52,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     @field_validator("objective", mode="before")
     @classmethod
     def _name_objective(cls, objective: Any) -> Any:
-        return {"name": "next_token", **objective} if isinstance(objective, dict) else objective
+        return {"name": NextTokenConfig().name, **objective} if isinstance(objective, dict) else objective
 
     @validator(mode="before")
     @classmethod
@@ -74,7 +72,6 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             *self._length_problems(),
             *self._precision_problems(),
             *self._objective_problems(),
-            *self._anchor_problems(),
             *self._optimizer_problems(),
         ]
         if problems:
@@ -93,13 +90,6 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
                 f"train.ema_half_life_tokens = {half_life} is less than one step of {tokens} tokens: "
                 "it is in tokens; a hundredth of the whole run is a start"
             )
-        for key in ("horizon", "anchors"):
-            asked = getattr(self.objective, key, None)
-            if asked is not None and asked > self.data.sequence_length:
-                yield (
-                    f"objective.{key} = {asked} is more than data.sequence_length = {self.data.sequence_length} has "
-                    f"room for: set {self.data.sequence_length} or less"
-                )
 
     def _precision_problems(self) -> Iterator[str]:
         if self.precision.float8 and self.deepspeed.precision == "bf16" and self.deepspeed.zero_stage == 0:
@@ -109,42 +99,18 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             )
 
     def _objective_problems(self) -> Iterator[str]:
-        if not isinstance(self.objective, NextTokenConfig):
-            if self.model.attention != "softmax":
-                yield (
-                    f"objective.name = {self.objective.name} needs model.attention: softmax; it is "
-                    f"{self.model.attention}, so train for next_token"
-                )
-        elif self.objective.pruning_weight and self.model.attention != "pruned":
-            yield (
-                f"objective.pruning_weight = {self.objective.pruning_weight} prices the context that model.attention: "
-                f"pruned keeps, and it is {self.model.attention}: set it to 0"
-            )
-
-    def _anchor_problems(self) -> Iterator[str]:
-        objective = self.objective
-        if not isinstance(objective, LatentLookaheadConfig | SilentThoughtsConfig):
-            return
-        texts = [number for number, source in enumerate(self.data.train) if source.task is None]
-        if texts and objective.anchor_policy in ("response_start", "sequential"):
-            yield (
-                f"objective.anchor_policy = {objective.anchor_policy} begins where labels begin, and in a text "
-                f"(data.train.{texts[0]}) that is its first token: set stratified or random"
-            )
-        if isinstance(objective, LatentLookaheadConfig) and objective.masks == "blocks":
-            reason = refusal(self.model)
-            if reason is not None:
-                yield f"objective.masks = blocks: the kernel does not serve this model: {reason}; set dense"
+        texts = [f"data.train.{number}" for number, source in enumerate(self.data.train) if source.task is None]
+        yield from self.objective.problems(self.model, self.data.sequence_length, texts[0] if texts else None)
 
     def _optimizer_problems(self) -> Iterator[str]:
-        name, stage = self.optimizer.name, self.deepspeed.zero_stage
-        if stage not in ZERO_STAGES[name]:
-            known = ", ".join(str(stage) for stage in ZERO_STAGES[name])
+        kind, stage = self.optimizer.kind, self.deepspeed.zero_stage
+        if stage not in kind.zero_stages:
+            known = ", ".join(str(stage) for stage in kind.zero_stages)
             yield (
-                f"deepspeed.zero_stage = {stage}: optimizer.name = {name} needs whole matrices and works at stage "
+                f"deepspeed.zero_stage = {stage}: optimizer.name = {kind.name} needs whole matrices and works at stage "
                 f"{known}: set deepspeed.zero_stage={known}, or another optimizer.name"
             )
-        if name == "muon" and self.deepspeed.offload_optimizer:
+        if kind.offload_refusal is not None and self.deepspeed.offload_optimizer:
             yield (
-                "deepspeed.offload_optimizer = true: optimizer.name = muon orthogonalises on the device: turn it off"
+                f"deepspeed.offload_optimizer = true: optimizer.name = {kind.name} {kind.offload_refusal}: turn it off"
             )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.attention.block_sparse import permit_graphs
-from plumbline.model.blocks import KINDS
+from plumbline.model.blocks.kind import Block
 from plumbline.model.objectives import make_objective
 from plumbline.model.objectives.next_token import NextTokenConfig
 from plumbline.model.objectives.objective import TrainedLM
@@ -85,6 +85,6 @@ def build_for_training(
     model.model.activation_checkpointing = config.train.activation_checkpointing
     if config.train.compile:
         permit_graphs()
-        for block in (module for module in model.modules() if isinstance(module, tuple(KINDS.values()))):
+        for block in (module for module in model.modules() if isinstance(module, Block)):
             block.compile()
     return model

@@ -70,7 +70,7 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
         "communication_data_type": "fp32",
         "prescale_gradients": False,
         "zero_optimization": zero,
-        "zero_allow_untested_optimizer": config.optimizer.name != "adamw",  # AdamW and Muon as one are not on its list
+        "zero_allow_untested_optimizer": not config.optimizer.kind.on_deepspeeds_list,
         "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW updates offloaded states as well
         "checkpoint": {"tag_validation": "Fail", "load_universal": False},
         "steps_per_print": 2**31,

@@ -21,8 +21,8 @@ from plumbline.launcher.runtime.models.open import LoadedModel, load_tokenizer, 
 from plumbline.model.attention.context import LayerCache
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import native, thinker
-from plumbline.model.export.compat import Headroom, headroom
-from plumbline.model.export.targets import to_hugging_face
+from plumbline.model.export.stock import Headroom
+from plumbline.model.export.targets import TARGETS, resolved, to_hugging_face
 from plumbline.model.lookahead.generation import Trigger, generate_thinking, think
 from plumbline.model.objectives.latent_lookahead import LatentLookahead
 from plumbline.model.objectives.objective import TrainedLM
@@ -108,14 +108,17 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     weights = {name: weight.detach().float() for name, weight in ours.named_parameters()}
     weights |= {f"model.layers.{name}": weight for name, weight in rounded_weights(ours.model.layers).items()}
     plain = {name: weight for name, weight in weights.items() if not name.startswith(OBJECTIVE)}
+    target = resolved(target, ours.config)
     entries, stock_weights = to_hugging_face(target, ours.config, ours.multipliers, plain)
-    room = _headroom(ours) if target == "compat" else None
+    room = _headroom(target, ours)
 
     with new_folder(output, EXPORT) as staging:
         end = _write_tokenizer(model, staging)
         with quiet_transformers():
             architecture = _write_model(entries, stock_weights, end, staging)
-            own_code = entries["model_type"] == native.MODEL_TYPE
+            own_code = bool(TARGETS[target].code)
+            for file in TARGETS[target].code:
+                shutil.copy(file, staging)
             report = replace(_verify(ours, staging, output, architecture, own_code), headroom=room)
             look = ours.objective if isinstance(ours, TrainedLM) else None
             if isinstance(look, LatentLookahead):
@@ -160,9 +163,6 @@ def _write_model(entries: dict[str, Any], weights: dict[str, Tensor], end: int |
     stock.tie_weights()
     stock.generation_config.bos_token_id = stock.generation_config.eos_token_id = end
     stock.save_pretrained(folder)
-    if entries["model_type"] == native.MODEL_TYPE:
-        for file in native.CODE:
-            shutil.copy(file, folder)
     return type(stock).__name__
 
 
@@ -197,13 +197,14 @@ def _check_prompt(model: CausalLM) -> tuple[Tensor, int]:
     return prompt, min(GREEDY_TOKENS, room - prompt.size(1))
 
 
-def _headroom(ours: CausalLM) -> Headroom:
-    """That of the constant channels, if it is enough."""
-    found = headroom(ours, check_tokens(ours.config))
-    if not found.largest <= found.limit:
+def _headroom(target: str, ours: CausalLM) -> Headroom | None:
+    """Return that of the target's constant channels, if it has any and it is enough."""
+    found = TARGETS[target].headroom(ours, check_tokens(ours.config))
+    if found is not None and not found.largest <= found.limit:
         raise ExportError(
-            f"--target compat: the stream's sum of squares reaches {found.largest:.1e}, and {found.constant_channels} "
-            f"constant channel(s) hide at most {found.limit:.1e}: try --target native; nothing was exported"
+            f"--target {target}: the stream's sum of squares reaches {found.largest:.1e}, and "
+            f"{found.constant_channels} constant channel(s) hide at most {found.limit:.1e}: try --target native; "
+            "nothing was exported"
         )
     return found
 

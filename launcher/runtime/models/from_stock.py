@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint.weights import read_weights
 from plumbline.launcher.runtime.config.stock import section_of, stock_entries, stock_folder
-from plumbline.model.attention.pruned import is_vote
+from plumbline.model.attention import attention_kind
 from plumbline.model.export.from_stock import from_stock
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_shapes
@@ -32,9 +32,9 @@ def check(config: "Config") -> None:
     if spec is None or resumes:
         return
     section = section_of(spec)
-    # Pruning may be learned on top of a model that was trained without
-    pruned = {"attention"} if config.model.attention == "pruned" else set()
-    free = {"family"} | pruned | ({"max_position_embeddings"} if config.model.position_embedding == "rope" else set())
+    # What a kind of attention adds may be learned on top of a model that was trained without
+    grafted = {"attention"} if attention_kind(config.model).grafted else set()
+    free = {"family"} | grafted | ({"max_position_embeddings"} if config.model.position_embedding == "rope" else set())
     lines = [
         f"  model.{key}: {getattr(config.model, key)!r}, there {value!r}"
         for key, value in section.items()
@@ -67,7 +67,8 @@ def initial_weights(config: "Config") -> Mapping[str, Tensor] | None:
     except KeyError as error:
         raise ValueError(f"train.initialize_from = {spec}: {folder} has no tensor {error}") from error
     found = {name: tuple(weight.shape) for name, weight in weights.items()}
-    expected = {name: shape for name, shape in parameter_shapes(config.model).items() if not is_vote(name)}
+    grafted = attention_kind(config.model).grafted
+    expected = {name: shape for name, shape in parameter_shapes(config.model).items() if not name.endswith(grafted)}
     if found != expected:
         names = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
         raise ValueError(f"train.initialize_from = {spec}: {folder} has other tensors: {', '.join(names[:4])}")

@@ -29,8 +29,7 @@ from plumbline.model.export.native import MODEL_TYPE
 from plumbline.model.generation import generate
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
 from plumbline.model.objectives.latent_lookahead import LatentLookahead
-from plumbline.model.objectives.objective import TrainedLM
-from plumbline.model.objectives.silent_thoughts import SilentThoughts
+from plumbline.model.objectives.objective import Objective, TrainedLM
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -128,16 +127,9 @@ class LoadedModel:
                 "give --model the run to think here"
             )
         objective = self.module.objective if isinstance(self.module, TrainedLM) else None
-        if isinstance(objective, SilentThoughts):
-            raise ValueError(
-                f"{self.source}: the thoughts of {objective.config.name} are in evaluations alone "
-                "(launcher/eval.py --thinking); without --think the plain model decodes, which was not trained alone"
-            )
         if not isinstance(objective, LatentLookahead):
-            raise ValueError(
-                f"{self.source}: decoding with thoughts is for runs with objective.name: latent_lookahead; "
-                "leave --think out"
-            )
+            reason = Objective.undecodable if objective is None else objective.undecodable
+            raise ValueError(f"{self.source}: {reason}")
         return objective
 
     def continuation(

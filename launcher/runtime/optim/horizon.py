@@ -67,7 +67,7 @@ def scale_settings(
         ValueError: the rule is not for this optimizer, or it would make a beta negative: the batch is too large for
             this horizon.
     """
-    if horizon.rule == "complete_dp" and optimizer.name != "adamw":
+    if horizon.rule == "complete_dp" and not optimizer.kind.keeps_sde:
         raise ValueError(
             f"horizon: rule complete_dp is the limit of AdamW, and optimizer.name is {optimizer.name}: use power_law"
         )
@@ -88,9 +88,7 @@ def scale_settings(
         if horizon.base_tokens_per_parameter is not None:
             tau *= (tokens / parameter_count(model) / horizon.base_tokens_per_parameter) ** horizon.tau_exponent
         weight_decay = 1 / (tau * lr * steps)
-    return OptimizerSettings(
-        lr, weight_decay, eps, betas, matrix_update="orthogonal" if optimizer.name == "muon" else "elementwise"
-    )
+    return OptimizerSettings(lr, weight_decay, eps, betas, optimizer.kind.matrix_update)
 
 
 def _beta(base: float, ratio: float) -> float:

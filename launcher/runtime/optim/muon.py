@@ -11,6 +11,7 @@ DeepSpeed 0.19.8 has a Muon of its own. It is not used: in fp32, and at stages 2
 update instead of the gradient, and the norm that it reports mixes the two.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -18,8 +19,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
+from plumbline.launcher.runtime.optim.kind import Groups, OptimizerKind
 from plumbline.launcher.runtime.system.world import World
 
 
@@ -137,3 +140,31 @@ def orthogonal_step(update: Tensor) -> Tensor:
     stand_in.grad = update
     torch.optim.Muon([stand_in], lr=1.0, weight_decay=0.0, momentum=0.0, adjust_lr_fn="match_rms_adamw").step()
     return stand_in.detach()
+
+
+class MuonKeys(BaseModel, use_attribute_docstrings=True):
+    """Hold the keys of the optimizer section that Muon alone uses."""
+
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """muon: Nesterov momentum. Default: 0.95."""
+
+
+def _make(groups: Groups, zero_stage: int) -> torch.optim.Optimizer:
+    if zero_stage > 0:
+        return ShardedMuon(groups)
+    return torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
+
+
+def _one_moment_less(shape: tuple[int, ...], _keys: MuonKeys) -> float:
+    return -4.0 * math.prod(shape)
+
+
+MUON = OptimizerKind(
+    "muon",
+    _make,
+    reads=(),
+    own_keys={"momentum": 0.95},
+    matrix_update="orthogonal",
+    offload_refusal="orthogonalises on the device",
+    state_beyond_adamw=_one_moment_less,
+)

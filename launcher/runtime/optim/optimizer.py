@@ -1,36 +1,32 @@
 """The optimizer: one group for each distinct set of hyperparameters in the parameterization's table.
 
-AdamW updates every tensor, or all but the hidden matrices, which Muon or SOAP take over: by role, never by shape.
-Groups are formed by parameter name, before DeepSpeed sees the model, and carry a `name` of their own: DeepSpeed drops
-empty groups and flattens the others, so neither position nor shape identifies them later.
+A kind (kind.py) updates every tensor, or the hidden matrices alone, and AdamW the rest: by role, never by shape. Groups
+are formed by parameter name, before DeepSpeed sees the model, and carry a `name` of their own: DeepSpeed drops empty
+groups and flattens the others, so neither position nor shape identifies them later.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, model_validator
 from torch import nn
 
-from plumbline.launcher.runtime.optim.muon import ShardedMuon
-from plumbline.launcher.runtime.optim.soap import SOAP
+from plumbline.launcher.runtime.optim.adamw import ADAMW
+from plumbline.launcher.runtime.optim.kind import OptimizerKind
+from plumbline.launcher.runtime.optim.muon import MUON, MuonKeys
+from plumbline.launcher.runtime.optim.soap import SOAP_KIND, SOAPKeys
+from plumbline.model.kinds import kind_named
 from plumbline.model.parameterization.rows import ParameterRow
 
-# The keys that only one optimizer uses, with their defaults
-OWN_KEYS: dict[str, dict[str, Any]] = {
-    "adamw": {},
-    "muon": {"momentum": 0.95},
-    "soap": {"precondition_frequency": 10, "max_precondition_dim": 10_000},
-}
-# Sharding cuts matrices into flat pieces. Muon puts them together again; SOAP's state cannot be cut
-ZERO_STAGES = {"adamw": (0, 1, 2, 3), "muon": (0, 1, 2, 3), "soap": (0,)}
+OPTIMIZERS: dict[str, OptimizerKind] = {kind.name: kind for kind in (ADAMW, MUON, SOAP_KIND)}
 
 
-class OptimizerConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """The optimizer at the base size; the parameterization scales lr, weight_decay and eps for each role of tensor."""
+class CommonKeys(BaseModel, use_attribute_docstrings=True):
+    """Hold the keys of the optimizer section that every optimizer uses, at the base size."""
 
-    name: Literal["adamw", "muon", "soap"] = Field(default="adamw", json_schema_extra={"shapes": "state"})
-    """AdamW for everything, or for all but the hidden matrices, which then go to Muon or to SOAP."""
+    name: str = Field(default=ADAMW.name, json_schema_extra={"shapes": "state"})
+    """Which optimizer: AdamW for everything, or for all but the hidden matrices, which then go to Muon or to SOAP."""
     lr: PositiveFloat
     """Peak learning rate at the base size. Muon's update is scaled to AdamW's RMS, so one value serves both."""
     betas: list[float] = Field(default=[0.9, 0.95], min_length=2, max_length=2)
@@ -41,31 +37,38 @@ class OptimizerConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """Coupled decay (a step decays by lr x weight_decay), on matrices and embeddings only."""
     grad_clip: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
-    momentum: float | None = Field(default=None, ge=0, lt=1)
-    """muon: Nesterov momentum. Default: 0.95."""
-    precondition_frequency: PositiveInt | None = None
-    """soap: steps between refreshes of the eigenbases. Default: 10."""
-    max_precondition_dim: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
-    """soap: longer sides of a matrix get no preconditioner (a side of n costs 8 n^2 bytes). Default: 10000."""
+
+
+class OptimizerConfig(
+    SOAPKeys, MuonKeys, CommonKeys, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+):
+    """Configure the optimizer; lr, weight_decay and eps scale from the base size for each role of tensor."""
 
     @model_validator(mode="before")
     @classmethod
     def _fill_own_keys(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        own = OWN_KEYS.get(str(values.get("name", "adamw")), {})
+        own = kind_named(OPTIMIZERS, "name", str(values.get("name", ADAMW.name))).own_keys
         return values | {key: default for key, default in own.items() if values.get(key) is None}
 
     @model_validator(mode="after")
     def _check(self) -> "OptimizerConfig":
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas = {self.betas}: both lie in [0, 1)")
-        for name, keys in OWN_KEYS.items():
-            for key in keys:
+        for kind in OPTIMIZERS.values():
+            for key in kind.own_keys:
                 value = getattr(self, key)
-                if name != self.name and value is not None:
-                    raise ValueError(f"{key} = {value}: only name: {name} uses it, and name is {self.name}; remove it")
+                if kind is not self.kind and value is not None:
+                    raise ValueError(
+                        f"{key} = {value}: only name: {kind.name} uses it, and name is {self.name}; remove it"
+                    )
         return self
+
+    @property
+    def kind(self) -> OptimizerKind:
+        """What the optimizer states about itself."""
+        return OPTIMIZERS[self.name]
 
 
 def group_settings(
@@ -99,15 +102,16 @@ def group_settings(
 
 def _fixed_settings(row: ParameterRow, optimizer: OptimizerConfig, betas: tuple[float, float]) -> dict[str, Any]:
     """What stays the same over a run for the group of this row."""
-    algorithm = optimizer.name if row.role == "hidden_matrix" else "adamw"
-    settings: dict[str, Any] = {
-        "algorithm": algorithm,
+    chosen = optimizer.kind
+    kind = chosen if chosen.all_tensors or row.role == "hidden_matrix" else ADAMW
+    known: dict[str, Any] = {"eps": row.eps, "betas": betas}
+    return {
+        "algorithm": kind.name,
         "lr_multiplier": row.lr_multiplier,
         "weight_decay": row.weight_decay,
+        **{key: value for key, value in known.items() if key in kind.reads},
+        **{key: getattr(optimizer, key) for key in kind.own_keys},
     }
-    if algorithm != "muon":
-        settings |= {"eps": row.eps, "betas": betas}
-    return settings | {key: getattr(optimizer, key) for key in OWN_KEYS[algorithm]}
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
@@ -134,24 +138,18 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
 
 def make_optimizer(model: nn.Module, settings: dict[str, dict[str, Any]], zero_stage: int) -> torch.optim.Optimizer:
-    """Build the optimizer over the groups of `group_settings`: torch's fused AdamW, alone or with Muon or SOAP."""
+    """Build the optimizer over the groups of `group_settings`: one, or AdamW and one for the hidden matrices."""
     parameters = dict(model.named_parameters())
     groups: list[dict[str, Any]] = []
     for name, wanted in settings.items():
         hyperparameters = {key: value for key, value in wanted.items() if key != "parameters"}
         groups.append({"name": name, "params": [parameters[p] for p in wanted["parameters"]], **hyperparameters})
-    adamw = torch.optim.AdamW([group for group in groups if group["algorithm"] == "adamw"], fused=True)
-    matrices = [group for group in groups if group["algorithm"] != "adamw"]
-    if not matrices:
-        return adamw
-    matrix_optimizer: torch.optim.Optimizer
-    if matrices[0]["algorithm"] == "soap":
-        matrix_optimizer = SOAP(matrices)
-    elif zero_stage > 0:
-        matrix_optimizer = ShardedMuon(matrices)
-    else:
-        matrix_optimizer = torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw")
-    return CombinedOptimizer(groups, {"adamw": adamw, matrices[0]["algorithm"]: matrix_optimizer})
+    parts: dict[str, torch.optim.Optimizer] = {}
+    for kind in OPTIMIZERS.values():
+        own = [group for group in groups if group["algorithm"] == kind.name]
+        if own:
+            parts[kind.name] = kind.make(own, zero_stage)
+    return CombinedOptimizer(groups, parts) if len(parts) > 1 else next(iter(parts.values()))
 
 
 def set_learning_rates(groups: list[dict[str, Any]], base_lr: float) -> None:

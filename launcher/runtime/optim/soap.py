@@ -14,7 +14,10 @@ import math
 from typing import Any
 
 import torch
+from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor
+
+from plumbline.launcher.runtime.optim.kind import Groups, OptimizerKind
 
 SIDES = (0, 1)  # of a matrix: L and Q_L belong to its rows, R and Q_R to its columns
 
@@ -102,3 +105,30 @@ def out_of_basis(matrix: Tensor, state: dict[str, Any]) -> Tensor:
     if "basis_0" in state:
         matrix = state["basis_0"] @ matrix
     return matrix @ state["basis_1"].T if "basis_1" in state else matrix
+
+
+class SOAPKeys(BaseModel, use_attribute_docstrings=True):
+    """Hold the keys of the optimizer section that SOAP alone uses."""
+
+    precondition_frequency: PositiveInt | None = None
+    """soap: steps between refreshes of the eigenbases. Default: 10."""
+    max_precondition_dim: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
+    """soap: longer sides of a matrix get no preconditioner (a side of n costs 8 n^2 bytes). Default: 10000."""
+
+
+def _make(groups: Groups, _zero_stage: int) -> torch.optim.Optimizer:
+    return SOAP(groups)
+
+
+def _covariances_and_bases(shape: tuple[int, ...], keys: SOAPKeys) -> float:
+    assert keys.max_precondition_dim is not None, "the configuration fills it in"
+    return sum(8.0 * size**2 for size in shape if size <= keys.max_precondition_dim)
+
+
+SOAP_KIND = OptimizerKind(
+    "soap",
+    _make,
+    own_keys={"precondition_frequency": 10, "max_precondition_dim": 10_000},
+    zero_stages=(0,),  # the state of a matrix cannot be cut
+    state_beyond_adamw=_covariances_and_bases,
+)

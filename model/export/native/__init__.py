@@ -4,23 +4,50 @@ The two files named in `CODE` are copied into the folder as they are; they impor
 into the folder of any class whose training taught it to think (../thinker.py).
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
+from plumbline.model.attention import attention_kind
+from plumbline.model.blocks import block_kind
 from plumbline.model.config import ModelConfig
-from plumbline.model.export.fold import FOLDED, Weights
-from plumbline.model.export.stock import PLAIN, SHAPES, Export
+from plumbline.model.export.fold import FOLDED, Weights, fold_multipliers, folded_config
+from plumbline.model.export.stock import PLAIN, SHAPES, Export, Target
+from plumbline.model.parameterization.multipliers import Multipliers
 
 CODE = tuple(Path(__file__).with_name(f"{kind}_plumbline.py") for kind in ("configuration", "modeling"))
 MODEL_TYPE = "plumbline"
+AUTO_MAP = {
+    "AutoConfig": "configuration_plumbline.PlumblineConfig",
+    "AutoModel": "modeling_plumbline.PlumblineModel",
+    "AutoModelForCausalLM": "modeling_plumbline.PlumblineForCausalLM",
+}
 KEYS = (SHAPES | set(PLAIN)) - set(FOLDED)
 """Keys of a model that the code reads."""
 
 
-def native(config: ModelConfig, weights: Weights) -> Export:
-    """Entries of config.json and weights of a folded decoder: our keys and names."""
-    auto_map = {
-        "AutoConfig": "configuration_plumbline.PlumblineConfig",
-        "AutoModel": "modeling_plumbline.PlumblineModel",
-        "AutoModelForCausalLM": "modeling_plumbline.PlumblineForCausalLM",
-    }
-    return {"model_type": MODEL_TYPE, **config.model_dump(include=set(KEYS)), "auto_map": auto_map}, weights
+@dataclass(frozen=True)
+class Native(Target):
+    """Write any decoder whose kinds the modelling code has, with our keys and names."""
+
+    code = CODE
+
+    def refusal(self, config: ModelConfig) -> str | None:
+        """Return what the modelling code lacks."""
+        reasons = {
+            "block": block_kind(config).no_native_code,
+            "attention": attention_kind(config).no_native_code,
+        }
+        for key, reason in reasons.items():
+            if reason is not None:
+                return f"cannot hold model.{key} = {getattr(config, key)}: {reason}"
+        return None
+
+    def export(self, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
+        """Fold every multiplier into the weights."""
+        entries = folded_config(config).model_dump(include=set(KEYS))
+        return {"model_type": MODEL_TYPE, **entries, "auto_map": AUTO_MAP}, fold_multipliers(
+            weights, config, multipliers
+        )
+
+
+NATIVE = Native()

@@ -13,6 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from plumbline.model.blocks import BLOCKS
 from plumbline.model.decoder import CausalLM
 from plumbline.model.norms import SingleScaleRMSNorm
 from plumbline.model.quantization.post_training.calibration import decoder_blocks
@@ -21,7 +22,7 @@ STOCK = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralFor
 WRITERS = ("self_attn.o_proj", "mlp.down_proj")
 # Switches of ours -> the values under which the stream and the values of a head may be turned
 ALLOWED = {
-    "block": ("pre_norm",),
+    "block": tuple(name for name, block in BLOCKS.items() if block.rotates),
     "norm": ("rmsnorm", "single_scale_rmsnorm"),
     "branch_gain": ("fixed", "scalar"),
     "embedding_projection": (False,),

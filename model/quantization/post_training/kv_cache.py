@@ -4,8 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from plumbline.model.attention.mixing import MixingAttention
-from plumbline.model.attention.pruned import PrunedAttention
+from plumbline.model.attention import attention_kind
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.precision import StoredRounded
@@ -19,7 +18,7 @@ def check_kv_cache(model: nn.Module) -> None:
         ValueError: says which.
     """
     if isinstance(model, CausalLM):
-        if any(isinstance(module, (MixingAttention, PrunedAttention)) for module in model.modules()):
+        if not attention_kind(model.config).rounds_stored:
             kind = model.config.attention
             raise ValueError(
                 f"model.attention = {kind}: its cache is not rounded; take a recipe without keys and values"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plumbline.model.attention import make_attention
+from plumbline.model.attention import attention_kind
 from plumbline.model.attention.context import AttentionContext, attention_context
 from plumbline.model.attention.mixing import MixingAttention, draw_mixing
 from plumbline.model.attention.shaped import ShapedAttention
@@ -33,7 +33,7 @@ def prepare(make_config: MakeConfig, enliven: Enliven) -> Callable[..., Prepared
     @torch.no_grad()
     def build(layer: int = 1, **shape: Any) -> Prepared:
         config = make_config(**shape)
-        module = make_attention(config, Multipliers(attention=0.9), layer)
+        module = attention_kind(config)(config, Multipliers(attention=0.9), layer)
         enliven(module)
         x = torch.randn(2, LENGTH, 32, generator=torch.Generator().manual_seed(3))
         context = attention_context(config, torch.arange(LENGTH)[None], 0, None, x.dtype)

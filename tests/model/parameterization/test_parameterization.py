@@ -16,10 +16,10 @@ from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
 from plumbline.model.parameterization.initialization import initialize
-from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.parameterization.roles import ROLES, Role, role_of
+from plumbline.model.parameterization.multipliers import Multipliers, multipliers
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.table import parameter_table
+from plumbline.model.parameterization.tensors import Role, tensor_rule
 
 MakeConfig = Callable[..., ModelConfig]
 
@@ -200,19 +200,30 @@ FAMILIES: list[dict[str, Any]] = [
 def test_every_tensor_has_exactly_one_role_and_one_row(make_config: MakeConfig, family: dict[str, Any]) -> None:
     model = make_config(**family)
     rule = ParameterizationConfig(rule="sp")
-    parameters = dict(CausalLM(model, multipliers(model, rule)).named_parameters())
+    module = CausalLM(model, multipliers(model, rule))
+    parameters = dict(module.named_parameters())
     rows = parameter_table(model, rule, BASE)
     assert [(row.name, row.shape) for row in rows] == [(name, tuple(p.shape)) for name, p in parameters.items()]
     assert sum(row.count for row in rows) == sum(p.numel() for p in parameters.values())
     for row in rows:
-        assert [role for pattern, role in ROLES if re.fullmatch(pattern, row.name)] == [row.role]
+        parts = row.name.split(".")
+        stated = [
+            rule.role
+            for depth in range(len(parts))
+            for rule in getattr(module.get_submodule(".".join(parts[:depth])), "tensors", ())
+            if re.fullmatch(rule.name, ".".join(parts[depth:]))
+        ]
+        assert stated == [row.role], row.name
     assert ("lm_head.weight" in parameters) is not model.tie_word_embeddings
 
 
-@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.scale", "lm_head.bias", "xmodel.norm.weight"])
-def test_an_unknown_name_has_no_role(name: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(repr(name))):
-        role_of(name)
+@pytest.mark.parametrize("place", ["model.layers.1.self_attn.q_proj", "model.layers.0", "lm_head", ""])
+def test_a_tensor_that_no_module_states_is_refused(make_config: MakeConfig, place: str) -> None:
+    model = CausalLM(make_config(), Multipliers(attention=1.0))
+    model.get_submodule(place).register_parameter("extra", nn.Parameter(torch.zeros(1)))
+    name = f"{place}.extra".removeprefix(".")
+    with pytest.raises(ValueError, match=rf"parameter {re.escape(repr(name))} has no role"):
+        tensor_rule(model, name)
 
 
 def test_initial_moments_of_each_tensor(make_config: MakeConfig) -> None:

@@ -1,0 +1,12 @@
+"""AdamW, torch's fused one: the optimizer of every tensor that no other takes over."""
+
+import torch
+
+from plumbline.launcher.runtime.optim.kind import Groups, OptimizerKind
+
+
+def _make(groups: Groups, _zero_stage: int) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, fused=True)
+
+
+ADAMW = OptimizerKind("adamw", _make, all_tensors=True, keeps_sde=True, on_deepspeeds_list=True)

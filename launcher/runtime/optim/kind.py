@@ -1,0 +1,45 @@
+"""What every optimizer states about itself, so that nobody else asks for it by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from plumbline.model.parameterization.config import MatrixUpdate
+
+Groups = list[dict[str, Any]]
+
+
+def _nothing(_shape: tuple[int, ...], _keys: Any) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """State what the groups, the configuration and the engine must know of one optimizer.
+
+    Each kind is one file of this folder and one line of `OPTIMIZERS`.
+    """
+
+    name: str
+    make: Callable[[Groups, int], torch.optim.Optimizer]
+    """Builds it from its parameter groups and the ZeRO stage."""
+    all_tensors: bool = False
+    """Whether it updates every tensor; if not, it updates the hidden matrices and AdamW the rest."""
+    reads: tuple[str, ...] = ("eps", "betas")
+    """Which of the table's further settings its groups carry."""
+    own_keys: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of the optimizer section that no other one uses -> their defaults; its groups carry them as well."""
+    matrix_update: MatrixUpdate = "elementwise"
+    """What it makes of a hidden matrix's gradient, which decides how the learning rate scales with width."""
+    keeps_sde: bool = False
+    """Whether horizon.rule complete_dp, a limit of AdamW, holds for it."""
+    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages that it serves."""
+    offload_refusal: str | None = None
+    """Why its state cannot be in the host's memory; None: it can."""
+    on_deepspeeds_list: bool = False
+    """Whether DeepSpeed has it on its list of optimizers that work with ZeRO."""
+    state_beyond_adamw: Callable[[tuple[int, ...], Any], float] = _nothing
+    """Bytes of state for a tensor of a shape over AdamW's two fp32 moments, from the optimizer section."""

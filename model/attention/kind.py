@@ -1,0 +1,75 @@
+"""What every kind of attention states about itself, so that nobody else asks for it by name."""
+
+# ruff: noqa: ARG002 - the signatures are those of the kinds
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from plumbline.model.attention.context import LayerCache
+from plumbline.model.config import ModelConfig
+from plumbline.model.kinds import Need
+from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import TensorRule
+
+
+class Attention(nn.Module):
+    """Map [B, T, hidden_size] -> [B, T, hidden_size] over positions; `forward(x, context, cache=None)`.
+
+    Each kind is one file of this folder and one line of `ATTENTIONS`. Every flag is false unless a kind sets it, and
+    a kind that inherits from another states all of them anew.
+    """
+
+    tensors: ClassVar[tuple[TensorRule, ...]]
+    """Roles and first values of its tensors."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """What it cannot be combined with, and why."""
+    own_keys: ClassVar[Mapping[str, Any]] = {}
+    """Switches that no other kind reads -> the value that they have there."""
+    grafted: ClassVar[tuple[str, ...]] = ()
+    """Ends of the names of tensors without which it is softmax attention: training may start from a model that has
+    none of them (train.initialize_from)."""
+    rounds_stored: ClassVar[bool] = False
+    """Whether keys and values can be rounded as a cache would store them, through an attribute `as_stored`."""
+    serves_slots: ClassVar[bool] = False
+    """Whether slots of thoughts may attend through it: under any mask, to keys and values of another pass."""
+    no_native_code: ClassVar[str | None] = "model/export/native/modeling_plumbline.py lacks it"
+    """Why exports with our own code cannot hold it; None: they can."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        multipliers: Multipliers,
+        layer: int,
+        values: bool = True,
+        output: bool = True,
+    ) -> None:
+        """Build the attention of one block.
+
+        Args:
+            config: the model's switches.
+            multipliers: the parameterization's constants.
+            layer: number of the block.
+            values: whether it projects the stream to values, or takes it as it is.
+            output: whether it projects what it has mixed.
+        """
+        super().__init__()
+
+    @classmethod
+    def new_cache(cls, config: ModelConfig, batch: int, capacity: int, like: Tensor) -> Any:
+        """Return an empty cache of one layer for up to `capacity` tokens, on the device and of the dtype of `like`.
+
+        It has a `length`, the tokens seen.
+        """
+        return LayerCache(batch, capacity, config, like.device, like.dtype)
+
+    @classmethod
+    def has_unregulated_logits(cls, _config: ModelConfig) -> bool:
+        """Return whether nothing in the block holds the size of the attention logits but its norms."""
+        return False
+
+    @classmethod
+    def scaled_module(cls, config: ModelConfig) -> str | None:
+        """Return the module whose outputs a factor on the attention logits folds into; None: there are no logits."""
+        raise NotImplementedError

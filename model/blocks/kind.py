@@ -1,0 +1,69 @@
+"""What every block states about itself, so that nobody else asks for it by name."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from plumbline.model.attention.kind import Attention
+from plumbline.model.config import ModelConfig
+from plumbline.model.kinds import Need
+from plumbline.model.mlp import MLP
+from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.tensors import TensorRule, norm_rules
+
+NO_SHARED_NORM = Need({"parallel": (False,)}, "has no norm that both branches could read")
+GAIN_IN_NORM = Need({"branch_gain": ("fixed",)}, "has the branch gain in its norm")
+
+
+class Block(nn.Module):
+    """Run one block, [B, T, hidden_size] -> [B, T, hidden_size]; `forward(x, context, cache=None)`.
+
+    Each kind is one file of this folder and one line of `BLOCKS`.
+    """
+
+    tensors: ClassVar[tuple[TensorRule, ...]] = norm_rules(r"\w+_layernorm")
+    """Roles and first values of its own tensors; its branches and residuals state theirs."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """What it cannot be combined with, and why."""
+    branch_ends: ClassVar[Mapping[str, str]] = MappingProxyType({"attn": "self_attn.o_proj", "mlp": "mlp.down_proj"})
+    """Branch that is added to the stream by `{branch}_residual` -> the module that it ends in, into whose outputs its
+    factors fold."""
+    ends_in_norm: ClassVar[bool] = False
+    """Whether those modules are norms, whose gains are the branch gains."""
+    rotates: ClassVar[bool] = False
+    """Whether an orthogonal matrix commutes with everything between its matrices: norms stand before branches only."""
+
+    no_native_code: ClassVar[str | None] = "model/export/native/modeling_plumbline.py lacks it"
+    """Why exports with our own code cannot hold it; None: they can."""
+
+    self_attn: Attention
+    mlp: MLP
+
+    def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:  # noqa: ARG002
+        """Build block number `layer`.
+
+        Args:
+            config: the model's switches.
+            multipliers: the parameterization's constants.
+            layer: number of the block.
+        """
+        super().__init__()
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """Return what attention makes of the stream x [B, T, hidden_size] first."""
+        raise NotImplementedError
+
+    @classmethod
+    def check_shape(cls, config: ModelConfig) -> None:
+        """Refuse shapes that do not fit, beyond what `needs` says.
+
+        Raises:
+            ValueError: names keys and values.
+        """
+
+    @classmethod
+    def cautions(cls, _config: ModelConfig) -> list[str]:
+        """Return what is allowed and has been seen to fail, a sentence each."""
+        return []

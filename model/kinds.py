@@ -1,0 +1,52 @@
+"""What every kind (of block, attention, ...) is found and checked by: its name, and what it asks of other switches."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True)
+class Need:
+    """State which values of other switches a kind can be combined with."""
+
+    fitting: Mapping[str, tuple[Any, ...]]
+    """Switch of the ModelConfig -> its values that fit."""
+    why: str
+    """The reason, as a sentence about the kind: "mixes the whole prefix"."""
+
+    def check(self, what: str, config: object) -> None:
+        """Refuse a configuration with a value that does not fit.
+
+        Args:
+            what: key and value that ask: "attention = mixing".
+            config: the configuration with the switches.
+
+        Raises:
+            ValueError: names both keys, their values and what would fit.
+        """
+        for key, fitting in self.fitting.items():
+            value = getattr(config, key)
+            if value not in fitting:
+                known = " or ".join(str(each) for each in fitting)
+                raise ValueError(f"{what} {self.why}: {key} = {value} does not fit, set it to {known}")
+
+
+def kind_named(kinds: Mapping[str, Kind], key: str, name: str) -> Kind:
+    """Return the kind of this name.
+
+    Args:
+        kinds: the known ones by name.
+        key: the configuration's key that chose it.
+        name: what was chosen.
+
+    Raises:
+        ValueError: there is no such kind; the message has the nearest name, or all of them.
+    """
+    if name in kinds:
+        return kinds[name]
+    close = difflib.get_close_matches(name, kinds, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(kinds)}"
+    raise ValueError(f"{key} = {name}: there is none of that name; {hint}")
