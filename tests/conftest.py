@@ -1,10 +1,12 @@
 """What all tests share: a small real corpus, a small model's configuration, and ways to start real training runs.
 
 `Pretrain` starts `launcher/pretrain.py` in processes of its own, by any launcher, and returns what a user would see:
-exit codes, output and the run folder. `work` runs a worker script of the tests the same way.
+exit codes, output and the run folder. Most processes are forked from one that has imported everything (fork_server.py);
+`fresh=True` asks for new interpreters.
 """
 
 import email
+import fcntl
 import json
 import os
 import socket
@@ -21,7 +23,10 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.fork_server import Forked, start_server
+
 REPOSITORY = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
 PATIENCE = 900.0
 """Seconds that a test waits for processes: only those that hang take as long, on any machine."""
 
@@ -92,7 +97,7 @@ class Outcome:
 class Job:
     """Processes that were started and may still run."""
 
-    processes: tuple["subprocess.Popen[bytes]", ...]
+    processes: tuple["subprocess.Popen[bytes] | Forked", ...]
     logs: Path
     run: Run
 
@@ -132,14 +137,14 @@ class Job:
                 for child in psutil.Process(process.pid).children(recursive=True):
                     child.kill()
                 process.kill()
-                process.wait()
+                process.wait(PATIENCE)
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """Ours without what another launcher may have left in it; one thread for each rank."""
     ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM", "DS_", "TORCHELASTIC")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}"
+    path = f"{BIN}{os.pathsep}{kept.get('PATH', '')}"
     fixed = {"PATH": path, "PYTHONPATH": str(REPOSITORY / "launcher"), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     return {**kept, **fixed, "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
 
@@ -150,14 +155,40 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that all workers of pytest-xdist have in common."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+def once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """Let the first worker that comes fill a folder; the others wait for it and then use the same one."""
+    done = folder.with_name(f"{folder.name}.done")
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            make(folder)
+            done.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fork_server(shared_folder: Path, worker_id: str) -> Path:
+    """Socket of the process that forks others, one for all workers; it ends with them."""
+    owner = os.getpid() if worker_id == "master" else os.getppid()
+    return once(shared_folder / "fork", lambda place: start_server(place, owner, environment()))
+
+
 Start = Callable[..., Job]
 
 
 @pytest.fixture(scope="session")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
+def start(fork_server: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """Start a script of the repository on some ranks, by a launcher.
 
     launcher: "python" (one process), "ranks" (one process for each rank, as srun does), "torchrun", "deepspeed".
+    fresh: new interpreters also for "python" and "ranks".
     """
 
     def begin(
@@ -167,32 +198,38 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Start:
         ranks: int = 1,
         launcher: str = "ranks",
         env: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> Job:
         logs = tmp_path_factory.mktemp("logs")
         program = [str(REPOSITORY / script), *map(str, arguments)]
         port = str(free_port())
-        commands: list[tuple[list[str], dict[str, str]]] = []
+        own: list[dict[str, str]] = [{}]  # variables of each process
+        before: list[str] = []  # what starts the program
         if launcher == "ranks":
-            for rank in range(ranks):
-                places = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-                meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-                commands.append(([sys.executable, *program], {**places, **meeting}))
-        elif launcher == "python":
-            commands.append(([sys.executable, *program], {}))
+            meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            own = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **meeting} for rank in range(ranks)]
         elif launcher == "torchrun":
-            torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
-            commands.append(([*torchrun, f"--master-port={port}", *program], {}))
-        else:
-            deepspeed = [str(Path(sys.executable).parent / "deepspeed"), f"--num_accelerators={ranks}"]
-            commands.append(([*deepspeed, f"--master_port={port}", *program], {}))
-        processes = []
-        for number, (command, places) in enumerate(commands):
-            with (logs / f"{number}.out").open("wb") as out, (logs / f"{number}.err").open("wb") as err:
-                variables = {**environment(env), **places}
-                processes.append(subprocess.Popen(command, cwd=logs, env=variables, stdout=out, stderr=err))
+            before = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={port}"]
+        elif launcher == "deepspeed":
+            before = [str(BIN / "deepspeed"), f"--num_accelerators={ranks}", f"--master_port={port}"]
+        processes: list[subprocess.Popen[bytes] | Forked] = []
+        for number, variables in enumerate(own):
+            whole, paths = {**environment(env), **variables}, [logs / f"{number}.{kind}" for kind in ("out", "err")]
+            if before or fresh:
+                processes.append(interpreter([*before, *program], logs, whole, *paths))
+            else:
+                processes.append(Forked(fork_server, program, logs, whole, *paths))
         return Job(tuple(processes), logs, Run(run))
 
     return begin
+
+
+def interpreter(
+    arguments: Sequence[str], folder: Path, variables: Mapping[str, str], out: Path, err: Path
+) -> "subprocess.Popen[bytes]":
+    """Start a Python of its own."""
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        return subprocess.Popen([sys.executable, *arguments], cwd=folder, env=variables, stdout=stdout, stderr=stderr)
 
 
 Pretrain = Callable[..., Outcome]
@@ -220,25 +257,28 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def command() -> Command:
+def command(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Command:
     """Run an entry point in a process of its own: command("plan", "--config", path)."""
 
     def run(verb: str, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-        words = [sys.executable, str(REPOSITORY / "launcher" / f"{verb}.py"), *map(str, arguments)]
-        return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+        place = tmp_path_factory.getbasetemp()
+        outcome = start(f"launcher/{verb}.py", arguments, place, launcher="python").wait()
+        return subprocess.CompletedProcess([verb, *map(str, arguments)], outcome.code, outcome.stdout, outcome.stderr)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def corpus(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(command: Command, shared_folder: Path) -> Path:
     """The standard library's email package as a corpus of bytes: 20 documents, 370 thousand tokens."""
-    output = tmp_path_factory.mktemp("corpora") / "email"
-    source = Path(email.__file__).parent / "*.py"
-    share = ("--validation-fraction", "0.005")  # one whole document
-    done = command("prepare", "--source", source, "--tokenizer", "byte", "--output", output, *share)
-    assert done.returncode == 0, done.stderr
-    return output
+
+    def prepare(output: Path) -> None:
+        source = Path(email.__file__).parent / "*.py"
+        options = ("--tokenizer", "byte", "--validation-fraction", "0.005")  # one whole document
+        done = command("prepare", "--source", source, *options, "--output", output)
+        assert done.returncode == 0, done.stderr
+
+    return once(shared_folder / "email", prepare)
 
 
 @pytest.fixture(scope="session")

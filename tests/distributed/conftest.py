@@ -3,10 +3,12 @@
 The group is for what needs a real engine but no second rank; the loop is what every engine is held to.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -22,6 +24,9 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.rows import ParameterRow
+
+if TYPE_CHECKING:
+    from tests.conftest import Run, Start
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
@@ -48,6 +53,27 @@ def world(process_group: tuple[World, dict[str, str]]) -> Iterator[World]:
     set_environment(process_group[1])
     yield process_group[0]
     set_environment(before)
+
+
+Settings = Mapping[str, list[str]]
+TrainMatrix = Callable[..., "dict[str, Run]"]
+
+
+@pytest.fixture(scope="session")
+def train_matrix(start: "Start") -> TrainMatrix:
+    """Train many settings in one set of processes: (config, name -> overrides, ranks, groups) -> finished runs.
+
+    groups: look at the optimizer's groups, in a second engine as well (see train_matrix.py).
+    """
+
+    def train(config: Path, settings: Settings, ranks: int = 2, groups: bool = False) -> "dict[str, Run]":
+        folder = config.parent / "runs"
+        arguments = [config, json.dumps(settings), *(["groups"] if groups else [])]
+        outcome = start(Path(__file__).with_name("train_matrix.py"), arguments, folder, ranks=ranks).wait()
+        assert outcome.code == 0, outcome.stderr
+        return {name: type(outcome.run)(folder / name) for name in settings}
+
+    return train
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from plumbline.launcher.runtime.system.world import World
-    from tests.conftest import Run, Start
+    from tests.conftest import Run
+    from tests.distributed.conftest import TrainMatrix
 
 STEPS, STEP_TOKENS, HALF_LIFE = 4, 256, 1000
 SHORT = [f"train.steps={STEPS}", "train.eval_interval=2"]
@@ -45,15 +46,12 @@ ALONE = ("fp32_3", "bf16_1", "bf16_3")
 
 
 @pytest.fixture(scope="module")
-def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """The finished runs by two ranks: each stage with the average, and some without (NAME_off)."""
-    folder = tiny_config.parent / "runs"
     settings = {f"ema_{name}": [*overrides, *AVERAGED] for name, overrides in STAGES.items()}
     settings |= {f"ema_{name}_off": [*STAGES[name], *SHORT] for name in ALONE}
-    worker = Path(__file__).with_name("train_matrix.py")
-    outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=2).wait()
-    assert outcome.code == 0, outcome.stderr
-    return lambda name: type(outcome.run)(folder / f"ema_{name}")
+    found = train_matrix(tiny_config, settings)
+    return lambda name: found[f"ema_{name}"]
 
 
 def saved(run: Run, prefix: str, step: int) -> dict[str, Tensor]:

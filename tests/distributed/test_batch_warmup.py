@@ -25,7 +25,8 @@ from plumbline.launcher.runtime.system.world import World
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Pretrain, Run, Start
+    from tests.conftest import Pretrain, Run
+    from tests.distributed.conftest import TrainMatrix
 
 SIZES = [4, 4, 4, 4, 8, 8, 16, 16, 16, 16]
 FACTORS = [0.5 * math.sqrt(4 / 16), *(math.sqrt(size / 16) for size in SIZES[1:])]
@@ -47,12 +48,9 @@ SPEED = ("tokens_per_second", "mfu")
 
 
 @pytest.fixture(scope="module")
-def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """All settings, by two ranks."""
-    worker, folder = Path(__file__).with_name("train_matrix.py"), tiny_config.parent / "runs"
-    outcome = start(worker, [tiny_config, json.dumps(EXACT | RESUMED)], folder, ranks=2).wait()
-    assert outcome.code == 0, outcome.stderr
-    return lambda name: type(outcome.run)(folder / name)
+    return train_matrix(tiny_config, EXACT | RESUMED).__getitem__
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ Four steps on two ranks for each setting; what the stages compute must agree, an
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,8 @@ from plumbline.model.parameterization.multipliers import multipliers
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Run, Start
+    from tests.conftest import Run
+    from tests.distributed.conftest import TrainMatrix
 
 MODELS = {
     "gains": [
@@ -51,14 +51,11 @@ def typed(model: str, stage: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def runs(start: Start, tiny_config: Path) -> Callable[[str, str], Run]:
+def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str, str], Run]:
     """The finished runs of all models at all stages."""
-    worker = Path(__file__).with_name("train_matrix.py")
-    folder = tiny_config.parent / "runs"
     settings = {f"{model}_{stage}": typed(model, stage) for model in MODELS for stage in STAGES}
-    outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=2).wait()
-    assert outcome.code == 0, outcome.stderr
-    return lambda model, stage: type(outcome.run)(folder / f"{model}_{stage}")
+    found = train_matrix(tiny_config, settings)
+    return lambda model, stage: found[f"{model}_{stage}"]
 
 
 @pytest.mark.parametrize("model", MODELS)

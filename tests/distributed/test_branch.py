@@ -33,6 +33,7 @@ from plumbline.launcher.runtime.train.submission import check as check_job
 
 if TYPE_CHECKING:
     from tests.conftest import Outcome, Pretrain, Run, Start
+    from tests.distributed.conftest import TrainMatrix
 
 SETTINGS = ["deepspeed.precision=bf16", "model.dropout=0.1", "checkpoint.interval=10", "checkpoint.keep_last=9"]
 SETTINGS += ["schedule.warmup_steps=12"]
@@ -54,14 +55,9 @@ def content(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def whole(start: Start, tiny_config: Path) -> dict[str, Run]:
+def whole(train_matrix: TrainMatrix, tiny_config: Path) -> dict[str, Run]:
     """The parent to its end, and a run that decays from step 20 to 35 as it was meant to from the start."""
-    worker = Path(__file__).with_name("train_matrix.py")
-    folder = tiny_config.parent / "runs"
-    settings = {"branch_parent": PARENT, "branch_direct": [*DIRECT, *SHAPE]}
-    outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=2).wait()
-    assert outcome.code == 0, outcome.stderr
-    return {name: type(outcome.run)(folder / name) for name in settings}
+    return train_matrix(tiny_config, {"branch_parent": PARENT, "branch_direct": [*DIRECT, *SHAPE]})
 
 
 @pytest.fixture(scope="module")

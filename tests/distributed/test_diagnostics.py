@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Run, Start
+    from tests.conftest import Run
+    from tests.distributed.conftest import TrainMatrix
 
 STEPS, INTERVAL = 4, 2
 SHORT = [f"train.steps={STEPS}", "train.eval_interval=2", "checkpoint.interval=null"]
@@ -39,17 +39,14 @@ HALF_BATCH = ["data.micro_batch_size=4", "deepspeed.zero_stage=1"]
 
 
 @pytest.fixture(scope="module")
-def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """The finished runs by two ranks, observed and (NAME_off) not, and one by a single rank."""
-    folder = tiny_config.parent / "runs"
     settings = {f"seen_{name}": [*overrides, *ON] for name, overrides in STAGES.items()}
     settings |= {f"seen_{name}_off": [*STAGES[name], *OFF] for name in ALONE}
     settings |= {"seen_half": [*HALF_BATCH, *ON, "checkpoint.interval=1", f"checkpoint.keep_last={STEPS}"]}
-    worker = Path(__file__).with_name("train_matrix.py")
-    for ranks, group in ((2, settings), (1, {"seen_whole": [*WHOLE_BATCH, *ON]})):
-        outcome = start(worker, [tiny_config, json.dumps(group), "once"], folder, ranks=ranks).wait()
-        assert outcome.code == 0, outcome.stderr
-    return lambda name: type(outcome.run)(folder / f"seen_{name}")
+    found = train_matrix(tiny_config, settings)
+    found |= train_matrix(tiny_config, {"seen_whole": [*WHOLE_BATCH, *ON]}, ranks=1)
+    return lambda name: found[f"seen_{name}"]
 
 
 def diagnostics(run: Run) -> dict[int, dict[str, float]]:

@@ -22,7 +22,7 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 @pytest.fixture(scope="module")
 def alone(run_pretrain: Pretrain, tiny_config: Path) -> dict[int, float]:
     """Losses of a run by plain `python`."""
-    outcome = run_pretrain(tiny_config, "python", SHORT, launcher="python")
+    outcome = run_pretrain(tiny_config, "python", SHORT, launcher="python", fresh=True)
     assert outcome.code == 0, outcome.stderr
     assert "1 rank(s)" in outcome.stdout
     losses: dict[int, float] = outcome.run.column("loss")
@@ -139,7 +139,7 @@ def test_a_taken_port_is_one_error(run_pretrain: Pretrain, tiny_config: Path) ->
 
 def test_a_missing_compiler_is_one_error(run_pretrain: Pretrain, tiny_config: Path) -> None:
     env = {"CXX": "/nonexistent/c++"}
-    outcome = run_pretrain(tiny_config, "compiler", SHORT, launcher="python", env=env)
+    outcome = run_pretrain(tiny_config, "compiler", SHORT, launcher="python", fresh=True, env=env)
     assert outcome.code == 2
     assert outcome.stderr.startswith("error: C++ compiler '/nonexistent/c++' not found")
     assert "install g++" in outcome.stderr
@@ -157,7 +157,7 @@ def test_a_stale_build_lock_does_not_hang(
     lock = tmp_path / "extensions" / "deepspeed_shm_comm" / "lock"
     lock.touch()
     env = {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}
-    outcome = run_pretrain(tiny_config, "stale_lock", SHORT, launcher="python", env=env)
+    outcome = run_pretrain(tiny_config, "stale_lock", SHORT, launcher="python", fresh=True, env=env)
     assert outcome.code == 0, outcome.stderr
     assert outcome.run.column("loss") == alone
     assert not lock.exists()

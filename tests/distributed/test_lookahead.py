@@ -21,7 +21,8 @@ from plumbline.launcher.runtime.models.open import load_model
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Command, Pretrain, Run, Start
+    from tests.conftest import Command, Pretrain, Run
+    from tests.distributed.conftest import TrainMatrix
 
 LOOKAHEAD = [
     "objective.name=latent_lookahead",
@@ -59,18 +60,15 @@ REST = {
 
 
 @pytest.fixture(scope="module")
-def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """The finished runs by two ranks, and of one by a single rank."""
-    worker, folder = Path(__file__).with_name("train_matrix.py"), tiny_config.parent / "runs"
     two = {f"look_{name}": [*LOOKAHEAD, *overrides] for name, overrides in (STAGES | REST).items()}
     plain = [override for override in LOOKAHEAD if not override.startswith("objective.")]
     for name, overrides in BASELINES.items():
         two |= {f"look_{name}_{stage}": [*plain, *overrides, f"deepspeed.zero_stage={stage}"] for stage in (1, 3)}
-    one = {"look_single": [*LOOKAHEAD, *STAGES["stage_1"]]}
-    for ranks, settings in ((2, two), (1, one)):
-        outcome = start(worker, [tiny_config, json.dumps(settings), "once"], folder, ranks=ranks).wait()
-        assert outcome.code == 0, outcome.stderr
-    return lambda name: type(outcome.run)(folder / f"look_{name}")
+    found = train_matrix(tiny_config, two)
+    found |= train_matrix(tiny_config, {"look_single": [*LOOKAHEAD, *STAGES["stage_1"]]}, ranks=1)
+    return lambda name: found[f"look_{name}"]
 
 
 def curves(run: Run) -> dict[str, list[float]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Pretrain, Run, Start
-    from tests.distributed.conftest import Optimizers, PlainLoop, Reference
+    from tests.distributed.conftest import Optimizers, PlainLoop, Reference, TrainMatrix
 
 NAMES = ("muon", "soap")
 STEPS = ["train.steps=12", "checkpoint.interval=6", "train.eval_interval=12"]
@@ -54,13 +54,9 @@ CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.
 
 
 @pytest.fixture(scope="module")
-def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """The finished runs of all settings, by two ranks."""
-    folder = tiny_config.parent / "runs"
-    worker = Path(__file__).with_name("train_matrix.py")
-    outcome = start(worker, [tiny_config, json.dumps(SETTINGS)], folder, ranks=2).wait()
-    assert outcome.code == 0, outcome.stderr
-    return lambda name: type(outcome.run)(folder / name)
+    return train_matrix(tiny_config, SETTINGS, groups=True).__getitem__
 
 
 def by_hand(config: Config) -> Optimizers:

@@ -6,7 +6,6 @@ step, and training amplifies that: so curves agree tightly at first and loosely 
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
 
     from plumbline.launcher.runtime.config.schema import Config
     from plumbline.launcher.runtime.system.world import World
-    from tests.conftest import Pretrain, Run, Start
+    from tests.conftest import Pretrain, Run
+    from tests.distributed.conftest import TrainMatrix
 
 BY_TOKEN = [
     "precision.weights=4",
@@ -56,13 +56,10 @@ SPEED = ("tokens_per_second", "mfu")
 
 
 @pytest.fixture(scope="module")
-def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """The finished runs of all settings, by two ranks."""
-    worker, folder = Path(__file__).with_name("train_matrix.py"), tiny_config.parent / "runs"
-    settings = {f"rounded_{name}": overrides for name, overrides in SETTINGS.items()}
-    outcome = start(worker, [tiny_config, json.dumps(settings), "once"], folder, ranks=2).wait()
-    assert outcome.code == 0, outcome.stderr
-    return lambda name: type(outcome.run)(folder / f"rounded_{name}")
+    found = train_matrix(tiny_config, {f"rounded_{name}": overrides for name, overrides in SETTINGS.items()})
+    return lambda name: found[f"rounded_{name}"]
 
 
 def assert_together(found: dict[int, float], expected: dict[int, float]) -> None:

@@ -26,8 +26,8 @@ from plumbline.model.parameterization.rows import ParameterRow
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.conftest import Run, Start
-    from tests.distributed.conftest import PlainLoop, Reference
+    from tests.conftest import Run
+    from tests.distributed.conftest import PlainLoop, Reference, TrainMatrix
 
 FP32 = {f"fp32_{stage}": [f"deepspeed.zero_stage={stage}"] for stage in range(4)}
 BF16 = {f"bf16_{stage}": ["deepspeed.precision=bf16", f"deepspeed.zero_stage={stage}"] for stage in range(4)}
@@ -46,14 +46,11 @@ def config(tiny_config: Path) -> Config:
 
 
 @pytest.fixture(scope="module")
-def runs(start: Start, tiny_config: Path) -> Callable[[str], Run]:
+def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """The finished runs of all settings, by two ranks, and of one by a single rank."""
-    worker = Path(__file__).with_name("train_matrix.py")
-    folder = tiny_config.parent / "runs"
-    for ranks, settings in ((2, SETTINGS), (1, {"single": FP32["fp32_1"]})):
-        outcome = start(worker, [tiny_config, json.dumps(settings)], folder, ranks=ranks).wait()
-        assert outcome.code == 0, outcome.stderr
-    return lambda name: type(outcome.run)(folder / name)
+    found = train_matrix(tiny_config, SETTINGS, groups=True)
+    found |= train_matrix(tiny_config, {"single": FP32["fp32_1"]}, ranks=1)
+    return found.__getitem__
 
 
 @pytest.fixture(scope="module")

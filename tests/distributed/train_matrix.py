@@ -1,10 +1,10 @@
 """A program for tests to start on several ranks: train many settings of one configuration in one set of processes.
 
-    train_matrix.py CONFIG SETTINGS [once]      SETTINGS: JSON, name -> list of overrides
+    train_matrix.py CONFIG SETTINGS [groups]      SETTINGS: JSON, name -> list of overrides
 
-Each setting trains by the training loop itself, into a run folder of its own; after it, `groups.json` in that folder
-holds the optimizer's groups as the engine has them: before training, after it, and in a second engine that loaded the
-last checkpoint under other hyperparameters. `once` leaves the second engine and the file out.
+Each setting trains by the training loop itself, into a run folder of its own. With `groups`, `groups.json` in that
+folder then holds the optimizer's groups as the engine has them: before training, after it, and in a second engine that
+loaded the last checkpoint under other hyperparameters.
 """
 
 import json
@@ -32,7 +32,7 @@ def main() -> None:
     startup.start(world, timeout_minutes=5.0)
     for name, overrides in settings.items():
         overrides = [f"run.root={config_file.parent / 'runs'}", f"run.name={name}", *overrides]
-        changed = None if "once" in sys.argv[3:] else load_config(config_file, [*overrides, *CHANGED])
+        changed = load_config(config_file, [*overrides, *CHANGED]) if "groups" in sys.argv[3:] else None
         train(load_config(config_file, overrides), changed, world, stop)
     startup.stop()
     # DeepSpeed keeps gloo's threads alive; a Python that ends among those of so many engines has been seen to abort

@@ -183,7 +183,7 @@ def evaluate(start: Start, place: Path) -> Evaluate:
             "HF_DATASETS_OFFLINE": "1",
             "HF_HOME": str(place / "home"),
         }
-        return start("launcher/eval.py", arguments, place, launcher="python", env=env).wait()
+        return start("launcher/eval.py", arguments, place, launcher="python", env=env, fresh=True).wait()
 
     return run
 

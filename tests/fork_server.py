@@ -1,0 +1,165 @@
+"""Start scripts in processes that need not import torch and DeepSpeed again: forks of one that has.
+
+    fork_server.py SOCKET OWNER      serve at SOCKET until the process OWNER is gone
+
+A training of a few steps takes nine seconds of processor time in a new interpreter, of which all but half a second are
+imports. Here one interpreter imports them; each request makes it fork a process that runs a script as `__main__`, with
+an environment, a folder and output files of its own, and that ends as any interpreter does. The rest of a process is
+its own: signals, collectives, exit codes. What a fork cannot show is that a script finds its imports by itself, and
+string hashes that differ between ranks: tests that are about a start, and some of every kind, ask for a new
+interpreter.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# What the verbs import, sooner or later; DeepSpeed looks at Muon, and so at torch's compiler, whenever it starts
+IMPORTS = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "matplotlib.pyplot",
+    "plumbline.launcher.runtime.train.loop",
+    "scipy.optimize",
+    "scipy.stats",
+    "sentencepiece",
+    "tokenizers",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.utils.cpp_extension",
+    "torch.utils.tensorboard",
+    "transformers.models.qwen3.modeling_qwen3",
+)
+ALIVE_INTERVAL = 2.0
+"""Seconds between two looks at the owner."""
+
+
+def main() -> None:
+    """Import, then fork for each request; in a fork, run the script and leave through the end of this file."""
+    place, owner = sys.argv[1], int(sys.argv[2])
+    for module in IMPORTS:
+        importlib.import_module(module)
+    threads = psutil.Process().num_threads()
+    assert threads == 1, f"{threads} threads after imports: a fork would have one of them and the locks of all"
+    gc.freeze()  # or each fork would copy, in order to collect, what it shares with this process
+    request = serve(place, owner)
+    if request is not None:
+        become(request)
+
+
+def serve(place: str, owner: int) -> dict[str, Any] | None:
+    """Answer requests. Returns None to the server, once its owner is gone, and to each fork its request."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{place}.new")
+        listener.listen(64)
+        Path(f"{place}.new").rename(place)  # it is there when it answers
+        while psutil.pid_exists(owner):
+            with contextlib.suppress(ChildProcessError):  # guards that have ended, or none at all
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            if not select.select([listener], [], [], ALIVE_INTERVAL)[0]:
+                continue
+            connection, _ = listener.accept()
+            with connection:
+                if os.fork() == 0:
+                    listener.close()
+                    return guard(connection)
+    return None
+
+
+def guard(connection: socket.socket) -> dict[str, Any]:
+    """Fork once more: the guard tells the client how the other one ends, the other one returns the request."""
+    with connection.makefile("rw", encoding="utf-8") as stream:
+        request: dict[str, Any] = json.loads(stream.readline())
+        child = os.fork()
+        if child == 0:
+            return request
+        with contextlib.suppress(BrokenPipeError):  # the client may be gone
+            print(child, file=stream, flush=True)
+            _, status = os.waitpid(child, 0)
+            print(os.waitstatus_to_exitcode(status), file=stream, flush=True)
+    os._exit(0)
+
+
+def become(request: Mapping[str, Any]) -> None:
+    """Run the script of a request as if this interpreter had been started for it."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["folder"])
+    for descriptor, path in enumerate((os.devnull, request["stdout"], request["stderr"])):
+        opened = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    script, *arguments = request["command"]
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+class Forked:
+    """A process that a fork server made, used as a `subprocess.Popen`."""
+
+    def __init__(
+        self, place: Path, command: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path
+    ) -> None:
+        request = {"command": command, "folder": folder, "environment": environment, "stdout": out, "stderr": err}
+        self.args = command
+        self.returncode: int | None = None
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(place))
+        self._stream = self._socket.makefile("rw", encoding="utf-8")
+        print(json.dumps(request, default=str), file=self._stream, flush=True)
+        self.pid = int(self._stream.readline())
+
+    def poll(self) -> int | None:
+        """The exit code, or None while the process runs."""
+        if self.returncode is None and select.select([self._socket], [], [], 0)[0]:
+            self.returncode = int(self._stream.readline())
+            self._stream.close()
+            self._socket.close()
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """The exit code, once there is one."""
+        if self.returncode is None and not select.select([self._socket], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(list(self.args), timeout)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def start_server(place: Path, owner: int, environment: Mapping[str, str]) -> None:
+    """Start a server at a socket and wait until it answers; it lives as long as the process `owner`."""
+    log = place.with_suffix(".log")
+    with log.open("wb") as output:
+        command = [sys.executable, __file__, str(place), str(owner)]
+        server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    while not place.exists():
+        assert server.poll() is None, log.read_text(errors="replace")
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()
