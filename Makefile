@@ -23,8 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup  ## prepare a small real corpus, pretrain, evaluate, sample, export (about 5 minutes on 2 cores)
 	$(BIN)/python launcher/quickstart.py
 
-test: setup      ## the whole test suite, by two processes
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+# The third process begins with the Slurm tests, which mostly wait
+test: setup      ## the whole test suite, by three processes for two cores
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup      ## formatting, rules, types
 	$(BIN)/ruff format --check .

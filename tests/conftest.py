@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -24,6 +24,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.fork_server import Forked, start_server
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -43,6 +46,33 @@ deepspeed: {{zero_stage: 1, precision: fp32}}
 checkpoint: {{interval: 10}}
 metrics: {{tensorboard: false, peak_tflops: 0.1}}
 """
+
+
+SLOWEST_FIRST = ("slurm", "distributed", "launcher", "model", "data")
+"""Folders of tests in the order in which workers take their files, so that none is left alone with a long one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the folders; within one, tests stay as they are."""
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.relative_to(REPOSITORY / "tests").parts[0]
+        return SLOWEST_FIRST.index(folder) if folder in SLOWEST_FIRST else len(SLOWEST_FIRST)
+
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileScheduling | None":
+    """With `--dist loadfile`, keep the Slurm tests together as well: they share a cluster, and mostly wait."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
+        def _split_scope(self, nodeid: str) -> str:
+            scope = str(super()._split_scope(nodeid))
+            return "tests/slurm" if scope.startswith("tests/slurm/") else scope
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @dataclass(frozen=True)
@@ -274,7 +304,7 @@ def corpus(command: Command, shared_folder: Path) -> Path:
 
     def prepare(output: Path) -> None:
         source = Path(email.__file__).parent / "*.py"
-        options = ("--tokenizer", "byte", "--validation-fraction", "0.005")  # one whole document
+        options = ("--tokenizer", "byte", "--workers", "1", "--validation-fraction", "0.005")  # one whole document
         done = command("prepare", "--source", source, *options, "--output", output)
         assert done.returncode == 0, done.stderr
 

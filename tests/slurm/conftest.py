@@ -7,7 +7,6 @@ how the end of the session finds what a job may have left behind.
 """
 
 import contextlib
-import email
 import getpass
 import os
 import shutil
@@ -112,25 +111,6 @@ class Cluster:
         """Wait until the job has ended for good (not: requeued), and return its fields."""
         ended = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
         return self.wait_for(job_id, lambda job: job["JobState"] in ended)
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The standard library's email package as a corpus of bytes: 20 documents, 350 thousand tokens."""
-    folder = tmp_path_factory.mktemp("corpora") / "email"
-    source = str(Path(email.__file__).parent / "*.py")
-    command = [
-        sys.executable,
-        "launcher/prepare.py",
-        "--source",
-        source,
-        "--tokenizer",
-        "byte",
-        "--output",
-        str(folder),
-    ]
-    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=PATIENCE)
-    return folder
 
 
 @pytest.fixture
