@@ -38,6 +38,7 @@ RULES = {
     # As wide and deep as its base, so it is sp
     "completep": {"parameterization.base_hidden_size": 64, "parameterization.base_num_hidden_layers": 2},
 }
+LONG = 200  # steps, enough for a signal to arrive among them
 AXES = {"rule": RULES, "optimizer.lr": [0.004, 0.008, 1e38]}
 
 
@@ -201,7 +202,7 @@ def interrupted(
 ) -> tuple[Plan, Outcome, Outcome, int]:
     """Two runs and one worker: killed in the first run, asked to stop in the second, and the same command again."""
     file = write(
-        tmp_path_factory.mktemp("interrupted") / "sweep.yaml", tiny_config, 400, [1, 2], {"optimizer.lr": [0.004]}
+        tmp_path_factory.mktemp("interrupted") / "sweep.yaml", tiny_config, LONG, [1, 2], {"optimizer.lr": [0.004]}
     )
     plan = make_plan(file, [])
     runs = [Run(cell.config.run.folder) for cell in plan.runs]
@@ -230,13 +231,13 @@ def test_asked_to_stop_a_sweep_saves_and_goes_on_next_time(
     plan, stopped, again, saved = interrupted
     assert stopped.code == 85, stopped.stderr
     assert "stopped on request" in stopped.stderr
-    assert 3 <= saved < 400
+    assert 3 <= saved < LONG
     assert again.code == 0, again.stderr
     assert json.loads(again.stdout)["runs"] == {"finished": 2}
 
     resumed = Run(plan.runs[1].config.run.folder)
     assert f"resuming after step {saved}" in (resumed.folder / "log.txt").read_text()
-    values = {**SETTINGS, "train.steps": 400, "run.seed": plan.runs[1].config.run.seed}
+    values = {**SETTINGS, "train.steps": LONG, "run.seed": plan.runs[1].config.run.seed}
     overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     alone = run_pretrain(tiny_config, "alone", overrides, launcher="python")
     assert alone.code == 0, alone.stderr
