@@ -43,6 +43,7 @@ MODELS = {
 }
 STAGES = ["fp32_0", "fp32_1", "fp32_3", "bf16_3"]
 SHORT = ["train.steps=4", "train.eval_interval=null", "checkpoint.interval=4", "train.sample_prompts=[]"]
+SHORT += ["train.eval_batches=1", "metrics.diagnostics_interval=null"]
 
 
 def typed(model: str, stage: str) -> list[str]:
