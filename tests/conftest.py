@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -24,9 +24,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.fork_server import Forked, start_server
-
-if TYPE_CHECKING:
-    from xdist.scheduler import LoadFileScheduling
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -63,11 +60,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileScheduling | None":
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `--dist loadfile`, keep the Slurm tests together as well: they share a cluster, and mostly wait."""
-    from xdist.scheduler import LoadFileScheduling
+    from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
-    class Scheduling(LoadFileScheduling):  # type: ignore[misc, unused-ignore]
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             scope = str(super()._split_scope(nodeid))
             return "tests/slurm" if scope.startswith("tests/slurm/") else scope
@@ -104,6 +101,11 @@ class Run:
         """Names of everything in checkpoints/, hidden ones included."""
         root = self.folder / "checkpoints"
         return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+
+
+def written(folder: Path) -> dict[Path, int]:
+    """When each file of a run was written, but for its lock, which is taken by whoever looks."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
 @dataclass(frozen=True)

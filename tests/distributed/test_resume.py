@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from plumbline.launcher.runtime.system.signals import REQUEUE
+from tests.conftest import written
 
 if TYPE_CHECKING:
     from tests.conftest import Pretrain, Run, Start
@@ -100,7 +101,7 @@ def test_killed_and_resumed_equals_uninterrupted(
 
 def test_a_complete_run_is_left_alone(whole: dict[str, Run], run_pretrain: Pretrain, tiny_config: Path) -> None:
     run = whole["zero3_lookahead"]
-    before = {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()}
+    before = written(run.folder)
     outcome = run_pretrain(tiny_config, "whole_zero3_lookahead", SETTINGS["zero3_lookahead"], ranks=2)
     assert outcome.code == 0
     assert outcome.stdout.count("is complete: step 30, nothing to do") == 1
@@ -112,7 +113,7 @@ def test_a_complete_run_is_left_alone(whole: dict[str, Run], run_pretrain: Pretr
     )
     assert "optimizer.lr: 0." in outcome.stderr
     assert "keep_last" not in outcome.stderr
-    assert {path: path.stat().st_mtime_ns for path in run.folder.rglob("*") if path.is_file()} == before
+    assert written(run.folder) == before
 
 
 def test_a_second_launch_of_a_run_that_trains_is_refused(

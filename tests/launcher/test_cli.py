@@ -15,6 +15,7 @@ from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.system.slurm import Request
 from plumbline.launcher.runtime.train import submission
+from tests.conftest import written
 
 if TYPE_CHECKING:
     import subprocess
@@ -205,13 +206,13 @@ def unfinished(trained: Path) -> Path:
 def test_the_run_folder_of_another_model_is_refused(
     run_pretrain: Pretrain, tiny_config: Path, unfinished: Path
 ) -> None:
-    before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*") if path.is_file()}
+    before = written(unfinished)
     overrides = [*OVERRIDES, "model.intermediate_size=160", "run.seed=3"]
     error = the_error(run_pretrain(tiny_config, "unfinished", overrides, launcher="python"))
     assert "model.intermediate_size: 96 -> 160" in error
     assert "run.seed: 1 -> 3" in error
     assert "another run.name" in error
-    assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*") if path.is_file()} == before
+    assert written(unfinished) == before
 
 
 def test_another_corpus_in_the_same_place_is_refused(
@@ -224,13 +225,13 @@ def test_another_corpus_in_the_same_place_is_refused(
         source = Path(os.__file__).parent / "json" / "*.py"
         done = command("prepare", "--source", source, "--tokenizer", "byte", "--output", corpus)
         assert done.returncode == 0, done.stderr
-        before = {path: path.stat().st_mtime_ns for path in unfinished.rglob("*") if path.is_file()}
+        before = written(unfinished)
         error = the_error(run_pretrain(tiny_config, "unfinished", OVERRIDES, launcher="python"))
     finally:
         shutil.rmtree(corpus)
         aside.rename(corpus)
     assert "corpora: {'email': " in error
-    assert {path: path.stat().st_mtime_ns for path in unfinished.rglob("*") if path.is_file()} == before
+    assert written(unfinished) == before
 
 
 def test_fewer_steps_than_were_made_is_refused(run_pretrain: Pretrain, tiny_config: Path, unfinished: Path) -> None:

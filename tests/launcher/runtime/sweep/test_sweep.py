@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.sweep.pool import places, run_all
 from plumbline.launcher.runtime.sweep.worker import run_cell
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from tests.conftest import Job, Outcome, Pretrain, Run, Start
+from tests.conftest import Job, Outcome, Pretrain, Run, Start, written
 from tests.launcher.runtime.run.test_lock import held_elsewhere
 
 SETTINGS: dict[str, Any] = {
@@ -94,7 +94,7 @@ def first(plan: Plan, file: Path, sweep: Sweep) -> Outcome:
 def before(first: Outcome, plan: Plan) -> dict[Path, int]:
     """When each file of the finished runs was written."""
     folders = [folder(plan, 0.004), folder(plan, 1e38)]
-    return {path: path.stat().st_mtime_ns for run in folders for path in run.rglob("*")}
+    return {path: time for run in folders for path, time in written(run).items()}
 
 
 @pytest.fixture(scope="module")
