@@ -134,6 +134,13 @@ def test_deepspeed_is_known_to_the_engine_and_to_start_up_alone() -> None:
     assert engine == {runtime / "engine" / "zero_shards.py"}
 
 
+def test_models_are_assembled_in_one_place() -> None:
+    launcher = {path: path.read_text(encoding="utf-8") for path in LAUNCHER.rglob("*.py")}
+    assembled = re.compile(r"\b(CausalLM|TrainedLM|apply_precision)\(")
+    found = {path for path, text in launcher.items() if assembled.search(text)}
+    assert found == {LAUNCHER / "runtime" / "engine" / "build.py"}
+
+
 def test_no_name_beside_an_entry_point_hides_a_library() -> None:
     """`python launcher/x.py` puts launcher/ first on the path, where evaluate.py would be `import evaluate` to all."""
     libraries = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}

@@ -1,4 +1,4 @@
-"""Put a model together: parameterization, objective, precision; the only place that does.
+"""Assemble a model: parameterization, objective and precision meet here and nowhere else.
 
 Training, loading and the coordinate check build the same skeleton, `build_model`, and fill it each in its own way.
 """

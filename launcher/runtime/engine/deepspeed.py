@@ -1,4 +1,4 @@
-"""The engine that trains: DeepSpeed, with nothing left to its defaults.
+"""Train with DeepSpeed, with nothing left to its defaults.
 
 DeepSpeed accepts unknown keys in silence and its defaults move between releases. So its configuration is generated
 here with every key that matters, what took effect is read back after `initialize`, and a mismatch refuses to train.

@@ -1,4 +1,4 @@
-"""What training asks of an engine, and the optimizer step that every engine takes.
+"""Define what training asks of an engine, and the optimizer step that every engine takes.
 
 `deepspeed.py` implements it for ZeRO stages 0 to 3, `plain.py` in plain PyTorch for one process. Whoever trains,
 evaluates, averages, observes or saves talks to `Engine` alone and knows nothing of how weights lie over ranks.
@@ -159,7 +159,7 @@ class Engine(ABC):
         """Return the batch on this rank's device."""
         return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in batch.items()}
 
-    # What an engine must have for it
+    # What `train_step` and evaluation need of a subclass
 
     @abstractmethod
     def _expect_micro_batches(self, count: int) -> None:

@@ -1,7 +1,7 @@
-"""An engine in plain PyTorch for one process: what every other engine must compute.
+"""Train in plain PyTorch and one process, as every other engine must compute it.
 
-In fp32 DeepSpeed agrees up to the order of summation; with bf16 this is autocast over fp32 weights, as ZeRO stage 0 is.
-`train/loop.py` trains by either; tests do, users train by DeepSpeed.
+The training loop runs on either engine: users train with DeepSpeed, and tests compare its runs with those of this one.
+In fp32 they agree up to the order of summation; bf16 is autocast over fp32 weights here, as at ZeRO stage 0.
 """
 
 import math

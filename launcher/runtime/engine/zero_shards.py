@@ -1,4 +1,4 @@
-"""Where DeepSpeed's ZeRO keeps weights and gradients: with `deepspeed.py` all that knows it.
+"""Find weights and gradients where DeepSpeed's ZeRO keeps them; only this file and `deepspeed.py` know.
 
     stage 0     every rank has all parameters, and they are the master weights
     stage 1, 2  the tensors of a parameter group lie one behind the other in a flat fp32 buffer, which is cut into one
