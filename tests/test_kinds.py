@@ -9,12 +9,14 @@ from typing import Any, get_args
 import pytest
 
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
+from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, ScheduleConfig
 from plumbline.model.attention import ATTENTIONS
 from plumbline.model.attention.kind import Attention
 from plumbline.model.blocks import BLOCKS
 from plumbline.model.blocks.kind import Block
 from plumbline.model.export.targets import TARGETS
 from plumbline.model.objectives import ObjectiveConfig
+from plumbline.model.quantization.post_training.recipes import METHODS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 # The code of exported folders is copied there as it is, so it imports nothing of ours and names kinds itself
@@ -34,6 +36,8 @@ def own_files() -> dict[str, Path]:
     kinds += [(name, kind.make) for name, kind in OPTIMIZERS.items()]
     for settings in get_args(ObjectiveConfig):
         kinds += [(name, settings) for name in get_args(settings.model_fields["name"].annotation)]
+    kinds += [(name, method.round) for name, method in METHODS.items()]
+    kinds += [(name, ScheduleConfig) for name in COOLDOWNS]
     return {name: Path(inspect.getfile(kind)).resolve() for name, kind in kinds}
 
 

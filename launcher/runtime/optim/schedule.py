@@ -6,6 +6,7 @@ schedulers are not used: several of them write one absolute rate into all groups
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field, PositiveInt
@@ -13,14 +14,31 @@ from pydantic import model_validator as validator
 
 from plumbline.data.batch_plan import BatchPlan
 from plumbline.launcher.runtime.optim.duration import UNITS, Duration, DurationKey
+from plumbline.model.kinds import kind_named
 
-SHAPES: dict[str, Callable[[float], float]] = {
-    "linear": lambda x: 1 - x,
-    "one_minus_sqrt": lambda x: 1 - math.sqrt(x),
-    "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
-    "square": lambda x: 1 - x * x,
+
+@dataclass(frozen=True)
+class Cooldown:
+    """State how the rate falls."""
+
+    factor: Callable[[float, float], float]
+    """Returns the share of the peak at x in [0, 1] of the way down to an end value."""
+    reaches_zero: bool = True
+    """Whether the end value may be 0."""
+
+
+def _blend(left: Callable[[float], float]) -> Cooldown:
+    """Fall so that `left` is what is left at x of the way from the peak to the end value."""
+    return Cooldown(lambda x, end: end + (1 - end) * left(x))
+
+
+COOLDOWNS = {
+    "linear": _blend(lambda x: 1 - x),
+    "one_minus_sqrt": _blend(lambda x: 1 - math.sqrt(x)),
+    "cosine": _blend(lambda x: (1 + math.cos(math.pi * x)) / 2),
+    "square": _blend(lambda x: 1 - x * x),
+    "exponential": Cooldown(lambda x, end: math.pow(end, x), reaches_zero=False),
 }
-"""What is left of the way from the peak to the end value at x in [0, 1] of a decay. exponential is no such blend."""
 
 PHASES = ("warmup", "decay")
 
@@ -75,8 +93,9 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
     decay: DurationKey = Duration(0.2, "fraction")
     """wsd: how long the rate falls at the end, in the same units. Older spelling: decay_steps, decay_tokens or
     decay_fraction."""
-    cooldown: Literal["linear", "one_minus_sqrt", "cosine", "square", "exponential"] = "linear"
-    """Shape of the decay of wsd and of a branch. one_minus_sqrt is better than linear in arXiv 2405.18392."""
+    cooldown: str = "linear"
+    """Shape of the decay of wsd and of a branch: one of COOLDOWNS. one_minus_sqrt is better than linear in arXiv
+    2405.18392."""
     final_lr_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
     """Rate at the end, as a fraction of the peak. nanoGPT uses 0.1; 0 is better for long runs (arXiv 2502.15938)."""
     lr_scaling: Literal["none", "sqrt"] = "none"
@@ -97,10 +116,10 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
     def _check(self) -> "ScheduleConfig":
         if self.decay.amount == 0:
             raise ValueError(f"decay = {self.decay}: must be longer; name: constant never decays")
-        if self.cooldown == "exponential" and self.final_lr_fraction == 0:
+        if not kind_named(COOLDOWNS, "cooldown", self.cooldown).reaches_zero and self.final_lr_fraction == 0:
             raise ValueError(
-                "final_lr_fraction = 0.0: an exponential cooldown never gets there; set it above 0 (0.01, say) or take "
-                "another cooldown"
+                f"final_lr_fraction = 0.0: an {self.cooldown} cooldown never gets there; set it above 0 (0.01, say) or "
+                "take another cooldown"
             )
         return self
 
@@ -163,14 +182,11 @@ class Schedule:
         if tokens < self.warmup_end:
             return min(1.0, after / self.warmup_end)
         progress = max(0.0, (tokens - self.decay_start) / max(1, self.end - self.decay_start))  # 0 until the decay
-        final, shape = self.config.final_lr_fraction, self._shape
-        if shape == "exponential":
-            return math.pow(final, progress)
-        return final + (1 - final) * SHAPES[shape](progress)
+        return COOLDOWNS[self._shape].factor(progress, self.config.final_lr_fraction)
 
     @property
     def _shape(self) -> str:
-        """How the rate falls; a constant one never does."""
+        """Return the name of the cooldown by which the rate falls; a constant one never does."""
         config = self.config
         return config.name if config.name in ("cosine", "linear") and config.branch is None else config.cooldown
 

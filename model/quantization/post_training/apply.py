@@ -6,14 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from plumbline.model.quantization.layers import QuantizedLinear
-from plumbline.model.quantization.post_training.awq import awq_grid, awq_scale
 from plumbline.model.quantization.post_training.calibration import (
     CalibrationText,
     InputSums,
     decoder_blocks,
     unfold_conv1d,
 )
-from plumbline.model.quantization.post_training.gptq import gptq
 from plumbline.model.quantization.post_training.hadamard import check_rotation, rotate
 from plumbline.model.quantization.post_training.kv_cache import check_kv_cache, round_kv_cache
 from plumbline.model.quantization.post_training.recipes import Recipe
@@ -123,7 +121,7 @@ def _round_group(
 ) -> dict[str, QuantizedLinear]:
     """Rounded layers in the place of those that share an input."""
     first = next(iter(group.values()))
-    sums = text.sums(first, with_products=recipe.method != "rtn") if text and recipe.needs_samples else None
+    sums = text.sums(first, with_products=recipe.rounding.needs_text) if text and recipe.needs_samples else None
     scale = None if sums is None else _input_scale(recipe, group, sums)
     scale = None if scale is None else scale.to(first.weight.dtype)
     quantizers = {name: recipe.input_quantizer(name) for name in group}
@@ -151,20 +149,17 @@ def _input_scale(recipe: Recipe, group: Mapping[str, nn.Linear], sums: InputSums
     weights = [layer.weight.float() for layer in group.values()]
     if recipe.smooth is not None:
         return smooth_scale(weights, sums.largest, recipe.smooth)
-    if recipe.method == "awq" and recipe.weights is not None:
-        return awq_scale(weights, recipe.weights, sums.mean_size, sums.products)
-    return None
+    choose = recipe.rounding.input_scale
+    if choose is None or recipe.weights is None:
+        return None
+    return choose(weights, recipe.weights, sums.mean_size, sums.products)
 
 
 def _round_weight(
     recipe: Recipe, quantizer: Quantizer, weight: Tensor, sums: InputSums | None, scale: Tensor | None
 ) -> tuple[Tensor, Grid]:
-    """The weight, multiplied by the input scale before, on its grid."""
-    if sums is not None and recipe.method != "rtn":
+    """Return the weight, multiplied by the input scale before, on its grid."""
+    products = None
+    if sums is not None and recipe.rounding.needs_text:
         products = sums.products if scale is None else sums.products / scale.outer(scale)
-        if recipe.method == "gptq":
-            return gptq(weight, products, quantizer, recipe.act_order, recipe.damping, recipe.block_size)
-        grid = awq_grid(weight, quantizer, products)
-    else:
-        grid = quantizer.grid(weight, "weights")
-    return grid.round(quantizer.blocked(weight, "weights")[0]).reshape(weight.shape), grid
+    return recipe.rounding.round(weight, products, quantizer, recipe)

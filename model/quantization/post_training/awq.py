@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from plumbline.model.quantization.post_training.method import Method, MethodSettings, on_grid
 from plumbline.model.quantization.quantizer import Grid, Quantizer
 
 ALPHAS = [step / 20 for step in range(20)]
@@ -70,3 +71,13 @@ def _error_of(weights: Sequence[Tensor], quantizer: Quantizer, scale: Tensor, pr
         missed = (quantizer.fake_quantize(weight * scale, "weights") / scale - weight).to(products.dtype)
         total += float(((missed @ products) * missed).sum())
     return total
+
+
+def _round(
+    weight: Tensor, products: Tensor | None, quantizer: Quantizer, _settings: MethodSettings
+) -> tuple[Tensor, Grid]:
+    assert products is not None, "a recipe that needs text is refused without"
+    return on_grid(weight, awq_grid(weight, quantizer, products), quantizer)
+
+
+AWQ = Method(_round, needs_text=True, input_scale=awq_scale)

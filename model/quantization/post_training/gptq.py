@@ -8,6 +8,7 @@ of ever smaller H, are those of the upper Cholesky factor of the first H^-1.
 import torch
 from torch import Tensor
 
+from plumbline.model.quantization.post_training.method import Method, MethodSettings
 from plumbline.model.quantization.quantizer import Grid, Quantizer
 
 
@@ -92,3 +93,13 @@ def _inverse_factor(hessian: Tensor) -> Tensor:
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
     factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
     return factor
+
+
+def _round(
+    weight: Tensor, products: Tensor | None, quantizer: Quantizer, settings: MethodSettings
+) -> tuple[Tensor, Grid]:
+    assert products is not None, "a recipe that needs text is refused without"
+    return gptq(weight, products, quantizer, settings.act_order, settings.damping, settings.block_size)
+
+
+GPTQ = Method(_round, needs_text=True, orders_columns=True)

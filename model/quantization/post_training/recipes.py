@@ -7,14 +7,19 @@ in full.
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError, ValidationInfo, field_validator
 from pydantic import model_validator as validator
 
+from plumbline.model.kinds import kind_named
+from plumbline.model.quantization.post_training.awq import AWQ
+from plumbline.model.quantization.post_training.gptq import GPTQ
+from plumbline.model.quantization.post_training.method import RTN, Method
 from plumbline.model.quantization.precision import BLOCK_FORMATS
 from plumbline.model.quantization.quantizer import Granularity, Quantizer, Site
 
+METHODS: dict[str, Method] = {"rtn": RTN, "gptq": GPTQ, "awq": AWQ}
 DOWN_PROJECTIONS = ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2")  # an MLP's second layer, in several classes
 RULE = """\
   rtn-wB, gptq-wB, awq-wB   weights of B bits, a scale for each output channel; then -tensor or -gN (groups of N),
@@ -28,7 +33,7 @@ RULE = """\
   kvB                       keys and values, a scale for each tensor; then -head, -token or -channel (keys by the
                             channel, values by the token), -asym
   and at the end of any of them -hadamard (rotated first)"""
-WEIGHTS_ONLY = re.compile(r"(?P<method>rtn|gptq|awq)-w(?P<bits>\d+)")
+WEIGHTS_ONLY = re.compile(rf"(?P<method>{'|'.join(METHODS)})-w(?P<bits>\d+)")
 WEIGHTS_AND_INPUTS = re.compile(r"w(?P<bits>\d+)a(?P<input_bits>\d+)")
 FLOAT = re.compile("fp8-(?P<format>e2m5|e3m4|e4m3|e5m2|e6m1)")
 BLOCKS = re.compile("(?P<format>" + "|".join(sorted(BLOCK_FORMATS, key=len, reverse=True)) + ")")
@@ -45,9 +50,9 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
 
     name: str
     """What reports call it."""
-    method: Literal["rtn", "gptq", "awq"] = "rtn"
-    """How weights are rounded: to the nearest value, with what is left of the error spread over later columns
-    (arXiv 2210.17323), or to the nearest after a search for input scales and ranges (arXiv 2306.00978)."""
+    method: str = "rtn"
+    """How weights are rounded, one of METHODS: to the nearest value, with what is left of the error spread over later
+    columns (arXiv 2210.17323), or to the nearest after a search for input scales and ranges (arXiv 2306.00978)."""
     weights: Quantizer | None = None
     """Weights of the linear layers."""
     activations: Quantizer | None = None
@@ -89,12 +94,14 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
 
     @validator(mode="after")
     def _check(self) -> "Recipe":
-        if self.method != "rtn" and self.weights is None:
+        method = kind_named(METHODS, "method", self.method)
+        if method.needs_text and self.weights is None:
             raise ValueError(f"method = {self.method} is about weights: say how they are rounded")
-        if self.method != "gptq" and self.act_order:
-            raise ValueError(f"act_order = true, method = {self.method}: only gptq has an order of columns")
-        if self.method == "awq" and self.smooth is not None:
-            raise ValueError(f"smooth = {self.smooth}, method = awq: both choose input scales, leave one out")
+        if self.act_order and not method.orders_columns:
+            ordered = " and ".join(name for name, each in METHODS.items() if each.orders_columns)
+            raise ValueError(f"act_order = true, method = {self.method}: only {ordered} has an order of columns")
+        if method.input_scale is not None and self.smooth is not None:
+            raise ValueError(f"smooth = {self.smooth}, method = {self.method}: both choose input scales, leave one out")
         if self.inputs and self.activations is None:
             raise ValueError(f"inputs = {', '.join(self.inputs)}: exceptions from activations, which are not rounded")
         for quantizer in (self.activations, *self.inputs.values()) if self.static else ():
@@ -112,7 +119,12 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     @property
     def needs_samples(self) -> bool:
         """Whether it needs calibration text."""
-        return self.method != "rtn" or self.static or self.smooth is not None
+        return self.rounding.needs_text or self.static or self.smooth is not None
+
+    @property
+    def rounding(self) -> Method:
+        """What the method states about itself."""
+        return METHODS[self.method]
 
     @property
     def rounds_layers(self) -> bool:
