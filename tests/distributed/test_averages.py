@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
@@ -194,7 +195,7 @@ def test_only_an_average_of_the_same_half_life_goes_on(
 ) -> None:
     value = "null" if half_life is None else half_life
     new = load_config(tiny_config, [BF16, *AVERAGED, f"train.ema_half_life_tokens={value}"])
-    checkpoint.check_resume(config, new, inputs.fingerprints, folder, world)
+    resume.check_resume(config, new, inputs.fingerprints, folder, world)
     trainer = Trainer(new, inputs, world, StopRequest())
     capsys.readouterr()
     trainer.resume(folder)

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError, check_resume
+from plumbline.launcher.runtime.checkpoint.resume import check_resume
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.plain import PlainEngine

@@ -19,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, TrainState
 from plumbline.launcher.runtime.config.load import load_config
@@ -105,7 +106,7 @@ def test_manifest_covers_every_file(root: Path) -> None:
         "samples": 24,
         "tokens": 768,
     }
-    assert checkpoint.verify(folder, list(manifest["files"])) == []
+    assert checkpoint.problems(folder, contents=True) == []
 
 
 def test_others_may_read_what_the_umask_lets_them(original: Path) -> None:
@@ -117,12 +118,12 @@ def test_others_may_read_what_the_umask_lets_them(original: Path) -> None:
 
 
 def test_newest_whole_checkpoint_is_found_and_pointed_at(root: Path, world: World) -> None:
-    assert checkpoint.find(root, world) == root / "step_00000003"
+    assert resume.find(root, world) == root / "step_00000003"
     assert (root / "latest").read_text() == "step_00000003\n"
 
 
 def test_nothing_there_is_not_an_error(tmp_path: Path, world: World) -> None:
-    assert checkpoint.find(tmp_path / "checkpoints", world) is None
+    assert resume.find(tmp_path / "checkpoints", world) is None
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
@@ -138,7 +139,7 @@ def test_damage_is_noticed_and_passed_over(
         os.truncate(file, size // 2)
     else:
         file.unlink()
-    assert checkpoint.find(root, world) == root / "step_00000002"
+    assert resume.find(root, world) == root / "step_00000002"
     warning = capsys.readouterr().err
     assert warning.startswith("warning: ")
     assert "step_00000003" in warning
@@ -162,7 +163,7 @@ def test_a_checkpoint_of_another_format_is_refused_not_passed_over(
 ) -> None:
     monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
     with pytest.raises(CheckpointError, match=f"format 1, this version reads {checkpoint.FORMAT}"):
-        checkpoint.find(root, world)
+        resume.find(root, world)
 
 
 @pytest.mark.parametrize("file", ["model-00000.safetensors", "config.yaml", "manifest.json"])
@@ -186,7 +187,7 @@ def test_no_whole_checkpoint_is_refused(root: Path, world: World, capsys: pytest
     for folder in root.glob("step_*"):
         (folder / "state.json").unlink()
     with pytest.raises(CheckpointError, match="no whole checkpoint among 3; remove them to start from scratch"):
-        checkpoint.find(root, world)
+        resume.find(root, world)
     assert capsys.readouterr().err.count("state.json is missing") == 3
 
 
@@ -195,12 +196,12 @@ def test_leftover_staging_folders_are_ignored_and_cleaned(
 ) -> None:
     for step in (3, 4, 9):
         shutil.copytree(root / "step_00000002", root / f".step_{step:08d}.staging")
-    assert checkpoint.find(root, world) == root / "step_00000003"
+    assert resume.find(root, world) == root / "step_00000003"
     checkpoint.save(engine, config, state(4, inputs), root, world)
     assert sorted(path.name for path in root.iterdir()) == [
         "latest", "step_00000002", "step_00000003", "step_00000004"
     ]  # fmt: skip
-    assert checkpoint.find(root, world) == root / "step_00000004"
+    assert resume.find(root, world) == root / "step_00000004"
 
 
 def test_retention(root: Path, tiny_config: Path, engine: DeepSpeedEngine, inputs: Inputs, world: World) -> None:
@@ -217,9 +218,9 @@ def test_damaged_checkpoints_do_not_crowd_out_whole_ones(
     """A run that fell back, and saves again before it reaches the damaged step, keeps what it saves."""
     config = load_config(tiny_config, ["checkpoint.keep_last=1"])
     flip(root / "step_00000003" / "state.json", 3)
-    assert checkpoint.find(root, world) == root / "step_00000002"
+    assert resume.find(root, world) == root / "step_00000002"
     checkpoint.save(engine, config, state(2, inputs), root, world)
-    assert checkpoint.find(root, world) == root / "step_00000002"
+    assert resume.find(root, world) == root / "step_00000002"
     assert [folder.name for folder in checkpoint.checkpoints(root)] == ["step_00000002"]
     assert load_model(root.parent, torch.device("cpu")).step == 2
 
@@ -229,14 +230,14 @@ def test_a_damaged_checkpoint_is_replaced(
 ) -> None:
     flip(root / "step_00000003" / KINDS["optimizer shard"], 5000)
     checkpoint.save(engine, config, state(3, inputs), root, world)
-    assert checkpoint.find(root, world) == root / "step_00000003"
+    assert resume.find(root, world) == root / "step_00000003"
 
 
 def test_load_restores_weights_and_position(
     root: Path, engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World
 ) -> None:
     expected = load_file(root / "step_00000002" / KINDS["weights"])
-    assert checkpoint.load(engine, root / "step_00000002") == state(2, inputs)
+    assert resume.load(engine, root / "step_00000002") == state(2, inputs)
     found = dict(engine.fp32_weights())
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -262,7 +263,7 @@ def test_a_resume_that_contradicts_the_run_is_refused(
 ) -> None:
     new, folder = load_config(tiny_config, overrides), root / "step_00000003"
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.check_resume(config, new, inputs.fingerprints, folder, world)
+        resume.check_resume(config, new, inputs.fingerprints, folder, world)
     assert f"  {line}" in str(caught.value).splitlines()
     assert "another run.name" in str(caught.value)
 
@@ -271,9 +272,9 @@ def test_another_world_size_or_corpus_is_refused(root: Path, config: Config, inp
     folder = root / "step_00000003"
     four = World(0, 0, 4, torch.device("cpu"))
     with pytest.raises(CheckpointError, match="world_size: 1 -> 4"):
-        checkpoint.check_resume(config, config, inputs.fingerprints, folder, four)
+        resume.check_resume(config, config, inputs.fingerprints, folder, four)
     with pytest.raises(CheckpointError, match=r"corpora: .*'email': '(?!0123)\w+'.* -> .*'email': '0123'"):
-        checkpoint.check_resume(config, config, {"email": "0123"}, folder, world)
+        resume.check_resume(config, config, {"email": "0123"}, folder, world)
 
 
 def test_what_does_not_shape_the_run_may_change(
@@ -287,7 +288,7 @@ def test_what_does_not_shape_the_run_may_change(
         "schedule.name=cosine",
     ]
     new = load_config(tiny_config, overrides)
-    checkpoint.check_resume(config, new, inputs.fingerprints, root / "step_00000003", world)
+    resume.check_resume(config, new, inputs.fingerprints, root / "step_00000003", world)
 
 
 def test_a_full_disk_is_one_error_and_earlier_checkpoints_stay(
@@ -310,8 +311,8 @@ def test_a_full_disk_is_one_error_and_earlier_checkpoints_stay(
             checkpoint.save(engine, config, state(2, inputs), root, world)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert sorted(path.name for path in root.iterdir()) == ["latest", "step_00000001"]
-        assert checkpoint.find(root, world) == whole
-        assert checkpoint.load(engine, whole) == state(1, inputs)
+        assert resume.find(root, world) == whole
+        assert resume.load(engine, whole) == state(1, inputs)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         if mounted:
@@ -339,7 +340,7 @@ def test_a_checkpoint_that_cannot_be_deleted_is_tried_again(
         patched.setattr(shutil, "rmtree", refuse)
         assert checkpoint.save(engine, config, state(4, inputs), root, world) == root / "step_00000004"
     assert "step_00000001 cannot be deleted" in capsys.readouterr().err
-    assert checkpoint.find(root, world) == root / "step_00000004"
+    assert resume.find(root, world) == root / "step_00000004"
     checkpoint.save(engine, config, state(5, inputs), root, world)
     assert [int(folder.name[5:]) for folder in checkpoint.checkpoints(root)] == [5, 4, 3]
 
@@ -371,4 +372,4 @@ def test_a_rank_that_cannot_write_for_a_while_does_not_end_the_run(
     assert "the next save tries again" in outcome.stderr
     for name in (name for name in job.run.checkpoints if name != "latest"):
         folder = job.run.folder / "checkpoints" / name
-        assert checkpoint.verify(folder, list(checkpoint.read_manifest(folder)["files"])) == []
+        assert checkpoint.problems(folder, contents=True) == []

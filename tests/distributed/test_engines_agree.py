@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
@@ -59,7 +59,7 @@ def train(engine: MakeEngine, name: str, overrides: list[str], tiny_config: Path
     root = tiny_config.parent / "engines"
     config = load_config(tiny_config, [*EVERYTHING, f"run.root={root}", f"run.name={name}", *overrides])
     inputs = open_inputs(config, world)
-    found = checkpoint.find(config.run.folder / "checkpoints", world)
+    found = resume.find(config.run.folder / "checkpoints", world)
     prepare_run_folder(config, inputs, world)
     trainer = Trainer(config, inputs, world, StopRequest(), make_engine=engine)
     if found is not None:

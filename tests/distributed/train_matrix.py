@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
@@ -52,7 +52,7 @@ def train(config: Config, changed: Config | None, world: World, stop: StopReques
     groups["after"] = dump(trainer)
 
     resumed = Trainer(changed, inputs, world, stop)
-    found = checkpoint.find(config.run.folder / "checkpoints", world)
+    found = resume.find(config.run.folder / "checkpoints", world)
     assert found is not None
     resumed.resume(found)
     groups["changed"] = dump(resumed)

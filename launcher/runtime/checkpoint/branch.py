@@ -5,14 +5,13 @@ there and cools down, in another precision if it is given one. The parent is onl
 out once and kept in its config.yaml, so the same command resumes it whatever the parent has saved or deleted since.
 """
 
-import sys
 from pathlib import Path
 
+from plumbline.launcher.runtime.checkpoint.resume import check_resume, damage
 from plumbline.launcher.runtime.checkpoint.store import (
     CheckpointError,
-    check_resume,
     checkpoints,
-    damage,
+    newest_whole,
     problems,
     read_manifest,
 )
@@ -43,7 +42,7 @@ def resolve(config: Config, warn: bool = True) -> Config:
     if (config.run.folder / "config.yaml").exists():
         branch = _started(config, branch)
     else:
-        folder = _newest_whole(Path(branch.checkpoint), warn)
+        folder = _parent_of(Path(branch.checkpoint), warn)
         facts = {"checkpoint": str(folder), "from_step": read_manifest(folder)["step"]}
         branch = branch.model_copy(update=facts)
     return _with_branch(config, branch)
@@ -129,18 +128,15 @@ def _with_branch(config: Config, branch: BranchConfig) -> Config:
     return config.model_copy(update={"schedule": config.schedule.model_copy(update={"branch": branch})})
 
 
-def _newest_whole(path: Path, warn: bool) -> Path:
-    """The checkpoint itself, or the newest one of a run folder whose files are all there."""
+def _parent_of(path: Path, warn: bool) -> Path:
+    """Return the checkpoint itself, or the newest one of a run folder whose files are all there."""
     if not (path / "checkpoints").is_dir():
         _refuse(path, problems(path))
         return path
-    for folder in checkpoints(path / "checkpoints"):
-        found = problems(folder)
-        if not found:
-            return folder
-        if warn:
-            print(f"warning: {folder} is damaged and passed over: {'; '.join(found[:3])}", file=sys.stderr)
-    raise CheckpointError(f"schedule.branch.checkpoint = {path}: this run has no whole checkpoint")
+    newest = newest_whole(checkpoints(path / "checkpoints"), problems, warn)
+    if newest is None:
+        raise CheckpointError(f"schedule.branch.checkpoint = {path}: this run has no whole checkpoint")
+    return newest
 
 
 def _refuse(folder: Path, found: list[str]) -> None:

@@ -18,7 +18,7 @@ that is whole.
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,16 +28,14 @@ from torch import Tensor
 
 from plumbline.data.workspace import apply_umask, sync
 from plumbline.launcher.runtime.checkpoint.weights import write_weights
-from plumbline.launcher.runtime.config.identity import RESUMED, differences
 from plumbline.launcher.runtime.config.load import save_config
-from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 
 FORMAT = 1
-MANIFEST, STATE, POINTER = "manifest.json", "state.json", "latest"
+MANIFEST, STATE, CONFIG, POINTER = "manifest.json", "state.json", "config.yaml", "latest"
 WEIGHTS, EMA_WEIGHTS = "model", "ema"  # how the names of safetensors files begin
 
 
@@ -109,7 +107,7 @@ def save(engine: Engine, config: Config, state: TrainState, root: Path, world: W
 
     def write_facts() -> None:
         if world.is_main:
-            save_config(config, staging / "config.yaml")
+            save_config(config, staging / CONFIG)
             _write_json(staging / STATE, asdict(state))
 
     _all_ranks(world, write_facts, staging)
@@ -124,7 +122,7 @@ def save(engine: Engine, config: Config, state: TrainState, root: Path, world: W
             "zero_stage": config.deepspeed.zero_stage,
             "precision": config.deepspeed.precision,
             **asdict(state),
-            "config_hash": xxhash.xxh3_64_hexdigest((staging / "config.yaml").read_bytes()),
+            "config_hash": xxhash.xxh3_64_hexdigest((staging / CONFIG).read_bytes()),
             "files": files,
         }
         _write_json(staging / MANIFEST, {**manifest, "checksum": _manifest_checksum(manifest)})
@@ -151,73 +149,64 @@ def _noting_broken(weights: Iterable[tuple[str, Tensor]], broken: list[str]) -> 
         yield name, weight
 
 
-def find(root: Path, world: World) -> Path | None:
-    """The newest whole checkpoint under `root`, the same on all ranks; None when there are none at all.
+def newest_whole(folders: Iterable[Path], check: Callable[[Path], list[str]], warn: bool = True) -> Path | None:
+    """Return the first checkpoint in which `check` finds no problem, or None.
 
-    Prints a warning for each damaged checkpoint that is passed over.
-
-    Raises:
-        CheckpointError: there are checkpoints and none is whole (starting from scratch would hide that), or the newest
-            is of another format.
+    Args:
+        folders: candidates, newest first, as `checkpoints` lists them.
+        check: what is wrong with a checkpoint: `problems`, as thorough as its use needs.
+        warn: print a warning for each that is passed over.
     """
-    candidates: list[Path] = gather_objects(checkpoints(root), world)[0]
-    for folder in candidates:
-        problems = damage(folder, world)
-        if not problems:
+    for folder in folders:
+        found = check(folder)
+        if not found:
             return folder
-        if world.is_main:
-            print(
-                f"warning: {folder} is damaged and passed over: {'; '.join(problems[:3])}", file=sys.stderr, flush=True
-            )
-    if candidates:
-        raise CheckpointError(f"{root}: no whole checkpoint among {len(candidates)}; remove them to start from scratch")
+        if warn:
+            print(f"warning: {folder} is damaged and passed over: {'; '.join(found[:3])}", file=sys.stderr, flush=True)
     return None
 
 
-def damage(folder: Path, world: World) -> list[str]:
-    """What is wrong with a checkpoint, to the last byte; all ranks must call, and get the same answer."""
-    return [problem for found in gather_objects(_verify_share(folder, world), world) for problem in found]
+def problems(
+    folder: Path,
+    contents: bool = False,
+    only: Callable[[str], bool] = lambda _name: True,
+    share: slice = slice(None),
+) -> list[str]:
+    """Return what is wrong with a checkpoint: files that are missing or damaged, or its manifest.
 
-
-def _verify_share(folder: Path, world: World) -> list[str]:
-    """What this rank found wrong; the ranks read different files, since checksums cost as much as loading."""
-    try:
-        names = sorted(read_manifest(folder)["files"])
-    except FormatError:
-        raise
-    except CheckpointError as error:
-        return [str(error)] if world.is_main else []
-    return verify(folder, names[world.rank :: world.size])
-
-
-def verify(folder: Path, only: list[str], contents: bool = True) -> list[str]:
-    """What is wrong with the files `only` of a checkpoint: missing, wrong size, or (`contents`) wrong checksum."""
-    files = read_manifest(folder)["files"]
-    problems = []
-    for name in only:
-        path, expected = folder / name, files[name]
-        if not path.is_file():
-            problems.append(f"{name} is missing")
-        elif path.stat().st_size != expected["bytes"]:
-            problems.append(f"{name} has {path.stat().st_size} bytes, expected {expected['bytes']}")
-        elif contents and _checksum(path) != expected["xxh3"]:
-            problems.append(f"{name} has another checksum than when it was written")
-    return problems
-
-
-def problems(folder: Path) -> list[str]:
-    """What is wrong with a checkpoint, as far as sizes tell; its config.yaml is read, so that is checked whole.
+    Args:
+        folder: the checkpoint.
+        contents: compare checksums, which takes as long as reading. Without, only sizes are compared, and the checksum
+            of config.yaml, which everybody reads.
+        only: which files to look at, by name.
+        share: which of these, in the order of their names, so that ranks can divide the work.
 
     Raises:
         FormatError: it is whole, and of another version.
     """
     try:
-        files = list(read_manifest(folder)["files"])
+        files = read_manifest(folder)["files"]
     except FormatError:  # not to be passed over
         raise
     except CheckpointError as error:
         return [str(error)]
-    return verify(folder, files, contents=False) or verify(folder, ["config.yaml"])
+    return [
+        problem
+        for name in sorted(filter(only, files))[share]
+        if (problem := _problem(folder, name, files[name], contents or name == CONFIG))
+    ]
+
+
+def _problem(folder: Path, name: str, expected: dict[str, Any], contents: bool) -> str | None:
+    """Return what is wrong with one file of a checkpoint, whose size and checksum the manifest says."""
+    path = folder / name
+    if not path.is_file():
+        return f"{name} is missing"
+    if path.stat().st_size != expected["bytes"]:
+        return f"{name} has {path.stat().st_size} bytes, expected {expected['bytes']}"
+    if contents and _checksum(path) != expected["xxh3"]:
+        return f"{name} has another checksum than when it was written"
+    return None
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -240,47 +229,6 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def _manifest_checksum(manifest: dict[str, Any]) -> str:
     """Of everything else in the manifest, which vouches for the other files and has none to vouch for it."""
     return xxhash.xxh3_64_hexdigest(json.dumps(manifest, sort_keys=True).encode())
-
-
-def load(engine: Engine, folder: Path) -> TrainState:
-    """Read the engine's state from a checkpoint that `find` returned."""
-    engine.load(folder)
-    return TrainState(**json.loads((folder / STATE).read_text(encoding="utf-8")))
-
-
-def check_resume(
-    old: Config,
-    new: Config,
-    corpora: dict[str, str],
-    folder: Path,
-    world: World,
-    remedy: str = "give this one another run.name, or undo",
-) -> None:
-    """Refuse a resume that contradicts what a run keeps until it ends: keys (config/identity.py), ranks and text.
-
-    Args:
-        old: the configuration in the checkpoint.
-        new: the configuration that wants to resume.
-        corpora: name -> fingerprint of the training corpora as they are now.
-        folder: the checkpoint.
-        world: this process among all.
-        remedy: what the error says to do.
-
-    Raises:
-        CheckpointError: names each difference.
-    """
-    lines = [f"  {line}" for line in differences(old, new, RESUMED)]
-    manifest = read_manifest(folder)
-    total_steps = plan_run(new).total_steps
-    if manifest["step"] > total_steps:
-        raise CheckpointError(
-            f"{folder} is at step {manifest['step']}, beyond the {total_steps} that train.steps (or train.tokens) "
-            "asks for: raise it, or give this run another run.name"
-        )
-    facts = {"world_size": world.size, "corpora": corpora}  # the same path may hold another text by now
-    lines += [f"  {key}: {manifest[key]!r} -> {value!r}" for key, value in facts.items() if manifest[key] != value]
-    if lines:
-        raise CheckpointError(f"{folder} was written by a different run; {remedy}:\n" + "\n".join(lines))
 
 
 def _all_ranks(world: World, action: Any, folder: Path) -> None:

@@ -8,7 +8,9 @@ steps:800,900,1000  the uniform mean of these checkpoints of the run
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -19,6 +21,8 @@ from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_wei
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
+
+Check = Callable[[Path], list[str]]  # what is wrong with a checkpoint
 
 
 @dataclass(frozen=True)
@@ -35,23 +39,23 @@ class OpenedWeights:
     """Which average they are, in words; None for the weights of one step."""
 
 
-def open_weights(anchor: Path, average: str | None) -> OpenedWeights:
-    """The weights that `average` means for a run opened at the checkpoint `anchor`; what is read is verified first.
+def open_weights(path: Path, average: str | None) -> OpenedWeights:
+    """Return the weights that `average` means for a run folder, or for a run opened at one of its checkpoints.
+
+    What is read is verified first; of a run folder, checkpoints in which that is damaged are passed over.
 
     Raises:
-        CheckpointError: `anchor` is damaged.
+        CheckpointError: the checkpoint `path` is damaged.
         ValueError: `average` cannot be read; the run has no such average or checkpoints; another checkpoint that takes
             part is damaged or of another model.
     """
-    folders = _window(anchor, average)
-    files = []
-    for folder in folders:
-        try:
-            files.append(_verified(folder, checkpoint.EMA_WEIGHTS if average == "ema" else checkpoint.WEIGHTS))
-        except CheckpointError as error:
-            if folder == anchor:
-                raise
-            raise ValueError(f"--average {average}: {error}; leave it out with steps:A,B,...") from error
+    prefix = f"{checkpoint.EMA_WEIGHTS if average == 'ema' else checkpoint.WEIGHTS}-"
+    check = partial(checkpoint.problems, contents=True, only=lambda name: name.startswith((prefix, checkpoint.CONFIG)))
+    folders = _window(path, average, check)
+    files = [
+        [folder / name for name in sorted(checkpoint.read_manifest(folder)["files"]) if name.startswith(prefix)]
+        for folder in folders
+    ]
     config, *others = (load_config(folder / "config.yaml", []) for folder in folders)
     for folder, other in zip(folders[1:], others, strict=True):
         if changes := differences(config, other, ["model"]):
@@ -60,49 +64,69 @@ def open_weights(anchor: Path, average: str | None) -> OpenedWeights:
         names = ", ".join(folder.name for folder in reversed(folders))
         return OpenedWeights(mean_weights(files), folders[0], config, f"mean of {names}")
     if not files[0]:
-        raise ValueError(f"--average ema: {anchor} has no moving average; train with train.ema_half_life_tokens")
+        raise ValueError(f"--average ema: {folders[0]} has no moving average; train with train.ema_half_life_tokens")
     words = None
     if average == "ema":
         words = f"exponential moving average, half-life {config.train.ema_half_life_tokens:,} tokens"
     return OpenedWeights(read_weights(files[0]), folders[0], config, words)
 
 
-def _window(anchor: Path, average: str | None) -> list[Path]:
-    """The checkpoints that take part when a run is opened at the checkpoint `anchor`, newest first.
+def _window(path: Path, average: str | None, check: Check) -> list[Path]:
+    """Return the checkpoints that take part, newest first, in none of which `check` finds a problem.
 
     Raises:
-        CheckpointError: the manifest of `anchor` is damaged.
-        ValueError: `average` cannot be read, or the run does not have these checkpoints.
+        CheckpointError: the checkpoint `path` is damaged.
+        ValueError: `average` cannot be read, the run does not have these checkpoints, or one of them is damaged.
     """
-    if average is None or average == "ema":
-        return [anchor]
-    if not re.fullmatch(r"last:[1-9]\d*|steps:\d+(,\d+)*", average):
+    if average is not None and not re.fullmatch(r"ema|last:[1-9]\d*|steps:\d+(,\d+)*", average):
         raise ValueError(f"--average {average}: unknown; known: ema, last:5, steps:800,900,1000 (numbers are examples)")
-    kind, _, numbers = average.partition(":")
-    root = anchor.resolve().parent
-    there = {int(folder.name[5:]): folder for folder in checkpoint.checkpoints(root)}
+    kind, _, numbers = (average or "").partition(":")
     if kind == "steps":
-        steps = sorted({int(number) for number in numbers.split(",")}, reverse=True)
-        missing = [step for step in steps if step not in there]
-        if missing:
-            raise ValueError(
-                f"--average {average}: {root} has no checkpoint of step {missing[0]}; it has {sorted(there)}"
-            )
-        return [there[step] for step in steps]
-    newest = checkpoint.read_manifest(anchor)["step"]
-    earlier = [there[step] for step in there if step < newest]
+        return _whole(_at_steps(path, average, numbers), average, check)
+    anchor = _anchor(path, check)
+    if kind != "last":
+        return [anchor]
+    newest, root = checkpoint.read_manifest(anchor)["step"], anchor.resolve().parent
+    earlier = [folder for folder in checkpoint.checkpoints(root) if int(folder.name[5:]) < newest]
     if len(earlier) + 1 < int(numbers):
         raise ValueError(
             f"--average {average}: {root} holds {len(earlier) + 1} checkpoint(s) up to step {newest}; "
             "average fewer, or train with a larger checkpoint.keep_last (or with checkpoint.keep_every)"
         )
-    return [anchor, *earlier[: int(numbers) - 1]]
+    return [anchor, *_whole(earlier[: int(numbers) - 1], average, check)]
 
 
-def _verified(folder: Path, prefix: str) -> list[Path]:
-    """The weight files of a checkpoint, once they and its configuration are found undamaged."""
-    names = sorted(name for name in checkpoint.read_manifest(folder)["files"] if name.startswith(f"{prefix}-"))
-    problems = checkpoint.verify(folder, only=[*names, "config.yaml"])
-    if problems:
-        raise CheckpointError(f"{folder} is damaged: {'; '.join(problems)}")
-    return [folder / name for name in names]
+def _anchor(path: Path, check: Check) -> Path:
+    """Return the checkpoint that a path stands for: itself, or the newest whole one of a run folder."""
+    if (path / checkpoint.MANIFEST).is_file():
+        if problems := check(path):
+            raise CheckpointError(f"{path} is damaged: {'; '.join(problems)}")
+        return path
+    root = path / "checkpoints"
+    newest = checkpoint.newest_whole(checkpoint.checkpoints(root), check)
+    if newest is None:
+        raise ValueError(
+            f"{root}: holds no whole checkpoint; the first is written at checkpoint.interval or at the end"
+        )
+    return newest
+
+
+def _at_steps(path: Path, average: str | None, numbers: str) -> list[Path]:
+    """Return the checkpoints, at the steps `numbers`, of the run that a path belongs to; newest first."""
+    root = path.resolve().parent if (path / checkpoint.MANIFEST).is_file() else path / "checkpoints"
+    there = {int(folder.name[5:]): folder for folder in checkpoint.checkpoints(root)}
+    steps = sorted({int(number) for number in numbers.split(",")}, reverse=True)
+    missing = [step for step in steps if step not in there]
+    if missing:
+        raise ValueError(f"--average {average}: {root} has no checkpoint of step {missing[0]}; it has {sorted(there)}")
+    return [there[step] for step in steps]
+
+
+def _whole(folders: list[Path], average: str | None, check: Check) -> list[Path]:
+    """Return the checkpoints as they are, or refuse the first one that is damaged."""
+    for folder in folders:
+        if problems := check(folder):
+            raise ValueError(
+                f"--average {average}: {folder} is damaged: {'; '.join(problems)}; leave it out with steps:A,B,..."
+            )
+    return folders

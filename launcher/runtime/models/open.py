@@ -5,7 +5,6 @@ Code that lies in a folder is never run, so opening a stranger's model runs none
 
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -203,10 +202,8 @@ def load_model(
     Raises:
         ValueError: nothing that can be opened is there, or a checkpoint is damaged.
     """
-    if (path / checkpoint.MANIFEST).is_file():
+    if (path / checkpoint.MANIFEST).is_file() or (path / "checkpoints").is_dir():
         return _load_checkpoint(path, device, dtype, average, with_objective)
-    if (path / "checkpoints").is_dir():
-        return _load_newest(path / "checkpoints", device, dtype, average, with_objective)
     if (path / "config.json").is_file():
         if average is not None:
             raise ValueError(f"--average {average}: {path} is a Hugging Face folder; give a run or a checkpoint")
@@ -217,21 +214,10 @@ def load_model(
     )
 
 
-def _load_newest(
-    root: Path, device: torch.device, dtype: torch.dtype, average: str | None, with_objective: bool
-) -> LoadedModel:
-    for folder in checkpoint.checkpoints(root):
-        try:
-            return _load_checkpoint(folder, device, dtype, average, with_objective)
-        except checkpoint.CheckpointError as error:
-            print(f"warning: passed over: {error}", file=sys.stderr)
-    raise ValueError(f"{root}: holds no whole checkpoint; the first is written at checkpoint.interval or at the end")
-
-
 def _load_checkpoint(
-    folder: Path, device: torch.device, dtype: torch.dtype, average: str | None, with_objective: bool
+    path: Path, device: torch.device, dtype: torch.dtype, average: str | None, with_objective: bool
 ) -> LoadedModel:
-    opened = open_weights(folder, average)
+    opened = open_weights(path, average)
     config, weights, manifest = opened.config, opened.weights, checkpoint.read_manifest(opened.folder)
     module = build_model(config if with_objective else without_objective(config), torch.device("meta"))
     if not with_objective:

@@ -21,8 +21,7 @@ from typing import Literal
 
 import torch
 
-from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.folder import RESULT
@@ -115,16 +114,16 @@ def outcome_of(config: Config) -> Outcome | None:
         return "diverged"
     if (folder / ERROR).is_file():
         return "failed"
-    return "stopped" if checkpoint.checkpoints(folder / "checkpoints") else None
+    return "stopped" if checkpoints(folder / "checkpoints") else None
 
 
 def _as_begun(config: Config) -> Config:
     """Under the parameterization that the run was begun with: cells of several rules can share it."""
-    for folder in checkpoint.checkpoints(config.run.folder / "checkpoints"):
-        with contextlib.suppress(ConfigError):  # a damaged checkpoint: the loop will pass over it as well
-            begun = load_config(folder / "config.yaml", [])
-            return config.model_copy(update={"parameterization": begun.parameterization})
-    return config
+    newest = newest_whole(checkpoints(config.run.folder / "checkpoints"), problems, warn=False)  # the loop warns
+    if newest is None:
+        return config
+    begun = load_config(newest / "config.yaml", [])
+    return config.model_copy(update={"parameterization": begun.parameterization})
 
 
 def _start(place: Place) -> World:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
@@ -55,9 +55,9 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
         TrainingError: the gradient, the loss or the weights are not finite.
     """
     root = config.run.folder / "checkpoints"
-    found = checkpoint.find(root, world)
+    found = resume.find(root, world)
     if found is not None:
-        checkpoint.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found, world)
+        resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found, world)
     else:
         found = branch.start(config, world)
     if world.is_main:
@@ -93,7 +93,7 @@ class Trainer:
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
-        state = checkpoint.load(self.engine, folder)
+        state = resume.load(self.engine, folder)
         self.state, self.saved_step = state, state.step
         self._say(f"resuming after step {state.step} from {folder}")
         if self.engine.ema is not None and self.engine.ema.tokens == 0:

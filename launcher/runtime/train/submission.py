@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from plumbline.launcher.runtime.checkpoint import branch
-from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint.resume import check_resume
+from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -38,11 +39,10 @@ def check(config: Config, request: Request) -> None:
     branch.check(config, inputs.fingerprints, world)
     if read_result(config) is not None:
         check_complete(config)
-    found = checkpoint.checkpoints(config.run.folder / "checkpoints")
-    newest = next((folder for folder in found if not checkpoint.problems(folder)), None)
+    newest = newest_whole(checkpoints(config.run.folder / "checkpoints"), problems)
     if newest is not None:
         saved = load_config(newest / "config.yaml", [])
-        checkpoint.check_resume(saved, config, inputs.fingerprints, newest, world)
+        check_resume(saved, config, inputs.fingerprints, newest, world)
 
 
 def write_submission(config: Config, request: Request) -> Path:

@@ -1,0 +1,84 @@
+"""Continue a run from its newest whole checkpoint, if it is the same run."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+from plumbline.launcher.runtime.checkpoint.store import (
+    STATE,
+    CheckpointError,
+    TrainState,
+    checkpoints,
+    newest_whole,
+    problems,
+    read_manifest,
+)
+from plumbline.launcher.runtime.config.identity import RESUMED, differences
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.world import World
+
+
+def find(root: Path, world: World) -> Path | None:
+    """Return the newest whole checkpoint under `root`, the same on all ranks; None when there are none at all.
+
+    Collective. Prints a warning for each damaged checkpoint that is passed over.
+
+    Raises:
+        CheckpointError: there are checkpoints and none is whole (starting from scratch would hide that), or the newest
+            is of another format.
+    """
+    candidates: list[Path] = gather_objects(checkpoints(root), world)[0]
+    newest = newest_whole(candidates, partial(damage, world=world), warn=world.is_main)
+    if newest is None and candidates:
+        raise CheckpointError(f"{root}: no whole checkpoint among {len(candidates)}; remove them to start from scratch")
+    return newest
+
+
+def damage(folder: Path, world: World) -> list[str]:
+    """Return what is wrong with a checkpoint, to the last byte; each rank reads a share of the files. Collective."""
+    mine = problems(folder, contents=True, share=slice(world.rank, None, world.size))
+    return list(dict.fromkeys(problem for share in gather_objects(mine, world) for problem in share))
+
+
+def load(engine: Engine, folder: Path) -> TrainState:
+    """Read the engine's state from a checkpoint that `find` returned, and return where training stands."""
+    engine.load(folder)
+    return TrainState(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+
+
+def check_resume(
+    old: Config,
+    new: Config,
+    corpora: dict[str, str],
+    folder: Path,
+    world: World,
+    remedy: str = "give this one another run.name, or undo",
+) -> None:
+    """Refuse a resume that contradicts what a run keeps until it ends: keys (config/identity.py), ranks and text.
+
+    Args:
+        old: the configuration in the checkpoint.
+        new: the configuration that wants to resume.
+        corpora: name -> fingerprint of the training corpora as they are now.
+        folder: the checkpoint.
+        world: this process among all.
+        remedy: what the error says to do.
+
+    Raises:
+        CheckpointError: names each difference.
+    """
+    lines = [f"  {line}" for line in differences(old, new, RESUMED)]
+    manifest = read_manifest(folder)
+    total_steps = plan_run(new).total_steps
+    if manifest["step"] > total_steps:
+        raise CheckpointError(
+            f"{folder} is at step {manifest['step']}, beyond the {total_steps} that train.steps (or train.tokens) "
+            "asks for: raise it, or give this run another run.name"
+        )
+    facts = {"world_size": world.size, "corpora": corpora}  # the same path may hold another text by now
+    lines += [f"  {key}: {manifest[key]!r} -> {value!r}" for key, value in facts.items() if manifest[key] != value]
+    if lines:
+        raise CheckpointError(f"{folder} was written by a different run; {remedy}:\n" + "\n".join(lines))
