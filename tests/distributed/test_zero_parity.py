@@ -146,11 +146,9 @@ def test_running_groups_are_those_of_the_table(runs: Callable[[str], Run], tiny_
 
 
 def rows_and_optimizer(config: Config) -> tuple[Sequence[ParameterRow], torch.optim.Optimizer]:
-    rows = plan_run(config).rows
+    plan = plan_run(config)
     model = CausalLM(config.model, multipliers(config.model, config.parameterization))
-    return rows, make_optimizer(
-        model, group_settings(rows, config.optimizer, plan_run(config).settings.betas), config.deepspeed.zero_stage
-    )
+    return plan.rows, make_optimizer(model, group_settings(plan.rows, config.optimizer, plan.settings.betas), True)
 
 
 def test_groups_hold_every_tensor_once(config: Config) -> None:

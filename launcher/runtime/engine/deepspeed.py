@@ -103,7 +103,7 @@ class DeepSpeedEngine(Engine):
             model = build_for_training(config, plan.rows, world.device, weights, construction, gather)
         else:
             model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
-        optimizer = make_optimizer(model, self.settings, self.stage)
+        optimizer = make_optimizer(model, self.settings, sharded=self.stage > 0)
         with quiet_stdout():
             self._engine, *_ = deepspeed.initialize(
                 model=model, optimizer=optimizer, config=self.requested, dist_init_required=False

@@ -48,7 +48,7 @@ class PlainEngine(Engine):
         plan = plan_run(config)
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
         model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
-        self._optimizer = make_optimizer(model, self.settings, zero_stage=0)
+        self._optimizer = make_optimizer(model, self.settings, sharded=False)
         super().__init__(config, plan, world, model)
         verify_settings(self.groups, self.settings)
 

@@ -5,7 +5,7 @@ import torch
 from plumbline.launcher.runtime.optim.kind import Groups, OptimizerKind
 
 
-def _make(groups: Groups, _zero_stage: int) -> torch.optim.Optimizer:
+def _make(groups: Groups, _sharded: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, fused=True)
 
 

@@ -23,8 +23,8 @@ class OptimizerKind:
     """
 
     name: str
-    make: Callable[[Groups, int], torch.optim.Optimizer]
-    """Builds it from its parameter groups and the ZeRO stage."""
+    make: Callable[[Groups, bool], torch.optim.Optimizer]
+    """Builds it from its parameter groups, and whether an engine will cut them into flat shards."""
     all_tensors: bool = False
     """Whether it updates every tensor; if not, it updates the hidden matrices and AdamW the rest."""
     reads: tuple[str, ...] = ("eps", "betas")

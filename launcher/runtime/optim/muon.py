@@ -149,8 +149,8 @@ class MuonKeys(BaseModel, use_attribute_docstrings=True):
     """muon: Nesterov momentum. Default: 0.95."""
 
 
-def _make(groups: Groups, zero_stage: int) -> torch.optim.Optimizer:
-    if zero_stage > 0:
+def _make(groups: Groups, sharded: bool) -> torch.optim.Optimizer:
+    if sharded:
         return ShardedMuon(groups)
     return torch.optim.Muon(groups, adjust_lr_fn="match_rms_adamw")
 

@@ -137,8 +137,14 @@ class CombinedOptimizer(torch.optim.Optimizer):
             part.step()
 
 
-def make_optimizer(model: nn.Module, settings: dict[str, dict[str, Any]], zero_stage: int) -> torch.optim.Optimizer:
-    """Build the optimizer over the groups of `group_settings`: one, or AdamW and one for the hidden matrices."""
+def make_optimizer(model: nn.Module, settings: dict[str, dict[str, Any]], sharded: bool) -> torch.optim.Optimizer:
+    """Build the optimizer over the groups of `group_settings`: one, or AdamW and one for the hidden matrices.
+
+    Args:
+        model: whose parameters it updates.
+        settings: of the groups.
+        sharded: whether an engine will put flat shards in the place of the parameters, as ZeRO does from stage 1 on.
+    """
     parameters = dict(model.named_parameters())
     groups: list[dict[str, Any]] = []
     for name, wanted in settings.items():
@@ -148,7 +154,7 @@ def make_optimizer(model: nn.Module, settings: dict[str, dict[str, Any]], zero_s
     for kind in OPTIMIZERS.values():
         own = [group for group in groups if group["algorithm"] == kind.name]
         if own:
-            parts[kind.name] = kind.make(own, zero_stage)
+            parts[kind.name] = kind.make(own, sharded)
     return CombinedOptimizer(groups, parts) if len(parts) > 1 else next(iter(parts.values()))
 
 

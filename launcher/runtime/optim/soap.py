@@ -116,7 +116,7 @@ class SOAPKeys(BaseModel, use_attribute_docstrings=True):
     """soap: longer sides of a matrix get no preconditioner (a side of n costs 8 n^2 bytes). Default: 10000."""
 
 
-def _make(groups: Groups, _zero_stage: int) -> torch.optim.Optimizer:
+def _make(groups: Groups, _sharded: bool) -> torch.optim.Optimizer:
     return SOAP(groups)
 
 

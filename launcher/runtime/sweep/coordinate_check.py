@@ -49,7 +49,7 @@ def run(config: Config, inputs: Inputs, world: World, _stop: StopRequest) -> boo
     model = build_model(config).to(world.device)
     initialize(model, plan.rows, config.run.seed)
     groups = group_settings(plan.rows, config.optimizer, plan.settings.betas)
-    optimizer = make_optimizer(model, groups, zero_stage=0)
+    optimizer = make_optimizer(model, groups, sharded=False)
     steps = [step for step in RECORD_AT if step <= plan.total_steps]
     result = {"step": plan.total_steps, "coordinates": coordinate_check(model, optimizer, input_ids, labels, steps)}
     write_whole(config.run.folder / RESULT, json.dumps(result, indent=2) + "\n")

@@ -71,7 +71,7 @@ def settings_of(config: Config) -> dict[str, dict[str, Any]]:
 
 def build(config: Config) -> tuple[CausalLM, torch.optim.Optimizer]:
     model = CausalLM(config.model, multipliers(config.model, config.parameterization))
-    return model, make_optimizer(model, settings_of(config), config.deepspeed.zero_stage)
+    return model, make_optimizer(model, settings_of(config), sharded=config.deepspeed.zero_stage > 0)
 
 
 @pytest.mark.parametrize(
