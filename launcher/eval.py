@@ -14,6 +14,11 @@ from dataclasses import replace
 
 from plumbline.launcher.runtime.system import cli
 
+OF_TASKS = ("task_folder", "num_fewshot", "limit", "bootstrap")
+"""Options that go with --tasks only."""
+NOT_OF_TASKS = ("thinking", "shuffle_questions", "sequence_length", "max_batches")
+"""Options that do not go with --tasks."""
+
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
@@ -66,7 +71,20 @@ def parse_arguments() -> argparse.Namespace:
     )
     cli.add_arithmetic_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    check_options(parser, arguments)
+    return arguments
+
+
+def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse options that the thing to score on has no use for: name them, and where they belong."""
+    for name in NOT_OF_TASKS if arguments.tasks else OF_TASKS:
+        value = getattr(arguments, name)
+        if value is not None and value is not False:  # --num-fewshot 0 was given
+            wrong, right = ("--tasks", "--data or --task") if arguments.tasks else ("--data or --task", "--tasks")
+            parser.error(f"--{name.replace('_', '-')} does not go with {wrong}: leave it out, or give {right}")
+    if arguments.num_fewshot is not None and arguments.num_fewshot < 0:
+        parser.error(f"--num-fewshot {arguments.num_fewshot}: 0 is none, more are examples before each question")
 
 
 if __name__ == "__main__":
@@ -87,16 +105,10 @@ from plumbline.launcher.runtime.models.held_out import check_tokenizer, own_task
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model, load_tokenizer
 from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
 
-OF_TASKS = ("task_folder", "num_fewshot", "limit", "bootstrap")
-"""Options that go with --tasks only."""
-NOT_OF_TASKS = ("thinking", "shuffle_questions", "sequence_length", "max_batches")
-"""Options that do not go with --tasks."""
-
 
 def main() -> None:
     """Score on what was asked for."""
     arguments = parse_arguments()
-    check_options(arguments)
     if arguments.tasks:
         score_tasks(arguments)
     else:
@@ -155,21 +167,6 @@ def score_held_out(arguments: argparse.Namespace) -> None:
     scores = held_out_loss(model, tqdm(batches, unit="batch", disable=None), split, arguments.thinking)
     assert scores is not None, "only a training run interrupts an evaluation"
     report(arguments, model, corpus, length, scores)
-
-
-def check_options(arguments: argparse.Namespace) -> None:
-    """Refuse what the thing to score on has no use for.
-
-    Raises:
-        ValueError: names the option, and where it belongs.
-    """
-    for name in NOT_OF_TASKS if arguments.tasks else OF_TASKS:
-        value = getattr(arguments, name)
-        if value is not None and value is not False:  # --num-fewshot 0 was given
-            wrong, right = ("--tasks", "--data or --task") if arguments.tasks else ("--data or --task", "--tasks")
-            raise ValueError(f"--{name.replace('_', '-')} does not go with {wrong}: leave it out, or give {right}")
-    if arguments.num_fewshot is not None and arguments.num_fewshot < 0:
-        raise ValueError(f"--num-fewshot {arguments.num_fewshot}: 0 is none, more are examples before each question")
 
 
 def read_task(text: str) -> SourceConfig | None:
