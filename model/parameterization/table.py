@@ -25,8 +25,10 @@ import math
 import re
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
@@ -86,13 +88,27 @@ class ModelTensor:
     rule: TensorRule
 
 
+class NoInitialValues(TorchFunctionMode):
+    """Skip the initial values that modules of torch draw for themselves: a skeleton has none.
+
+    On the meta device torch would import its whole compiler for them, which takes longer than all else that is planned.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Return the tensor that was to be filled, or what any other function returns."""
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
+
+
 @functools.lru_cache
 def model_tensors(model: ModelConfig, objective: ObjectiveConfig | None = None) -> dict[str, ModelTensor]:
     """Return shape and rule of every tensor (a tied head has none) by name, in the order of `named_parameters()`.
 
     With an objective, also of the tensors that it adds.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), NoInitialValues():
         forward = Multipliers(attention=1.0)
         if objective is None:
             skeleton = CausalLM(model, forward)
