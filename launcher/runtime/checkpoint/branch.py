@@ -21,7 +21,6 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.schedule import BranchConfig
-from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 
 
@@ -92,16 +91,11 @@ def start(config: Config, world: World) -> Path | None:
     """The checkpoint that a new branch starts from, verified to the last byte; all ranks must call. None: no branch.
 
     Raises:
-        CheckpointError: it is damaged, or the parent saved while the ranks were looking for its newest one.
+        CheckpointError: it is damaged.
     """
     branch = config.schedule.branch
     if branch is None:
         return None
-    if any(other != branch for other in gather_objects(branch, world)):
-        raise CheckpointError(
-            "schedule.branch.checkpoint: the newest checkpoint changed while the ranks looked it up; name one, such as "
-            f"{branch.checkpoint}"
-        )
     folder = Path(branch.checkpoint)
     _refuse(folder, damage(folder, world))
     return folder

@@ -10,7 +10,7 @@ HUB = "hf:"
 
 
 def section_of(spec: str) -> dict[str, Any]:
-    """The model section that computes what the folder computes.
+    """Return the model section that computes what the folder computes.
 
     Args:
         spec: a folder, or hf:NAME for one of the hub.
@@ -25,16 +25,16 @@ def section_of(spec: str) -> dict[str, Any]:
 
 
 def stock_folder(spec: str) -> Path:
-    """The folder of a model, downloaded first if it is on the hub."""
+    """Return the folder of a model; of one on the hub, a folder with its config.json and whatever is there already."""
     if not spec.startswith(HUB):
         return Path(spec)
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(spec.removeprefix(HUB), allow_patterns=["*.json", "*.safetensors"]))
+    return Path(snapshot_download(spec.removeprefix(HUB), allow_patterns=["config.json"]))
 
 
 def stock_entries(folder: Path) -> dict[str, Any]:
-    """The configuration of a Hugging Face folder; of the kinds that can be taken over, every default filled in."""
+    """Return the configuration of a Hugging Face folder, with every default filled in where it can be taken over."""
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():

@@ -6,22 +6,25 @@ the run's own checkpoints and does not look at the folder again.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint.weights import read_weights
-from plumbline.launcher.runtime.config.stock import section_of, stock_entries, stock_folder
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.config.stock import HUB, section_of, stock_entries
+from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.world import World
 from plumbline.model.attention import attention_kind
 from plumbline.model.export.from_stock import from_stock
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_shapes
 
-if TYPE_CHECKING:
-    from plumbline.launcher.runtime.config.schema import Config
+FILES = ["*.json", "*.safetensors"]
+"""What a model on the hub is read from."""
 
 
-def check(config: "Config") -> None:
+def check(config: Config) -> None:
     """Refuse a folder of another model, before any weight is read. A run with checkpoints no longer needs the folder.
 
     Raises:
@@ -47,8 +50,32 @@ def check(config: "Config") -> None:
         )
 
 
-def initial_weights(config: "Config") -> Mapping[str, Tensor] | None:
-    """The weights that the run starts from, by our names, fp32; None, or a name that is not there: they are drawn.
+def fetch(config: Config, world: World) -> None:
+    """Download the model that training starts from, if it is on the hub: one rank of each host; all ranks must call.
+
+    Raises:
+        ValueError: a host could not download it.
+    """
+    spec = config.train.initialize_from
+    if spec is None or not spec.startswith(HUB):
+        return
+    problem = None
+    if world.local_rank == 0:
+        from huggingface_hub import snapshot_download
+
+        try:
+            snapshot_download(spec.removeprefix(HUB), allow_patterns=FILES)
+        except (OSError, ValueError) as error:
+            problem = f"rank {world.rank}: {error}"
+    problems = [each for each in gather_objects(problem, world) if each is not None]
+    if problems:
+        raise ValueError(f"train.initialize_from = {spec}: not downloaded: {'; '.join(problems)}")
+
+
+def initial_weights(config: Config) -> Mapping[str, Tensor] | None:
+    """Return the fp32 weights that the run starts from, by our names; what is not there (or None) is drawn instead.
+
+    Those of a model on the hub have to be there: see `fetch`.
 
     Raises:
         ValueError: the folder does not hold the tensors that its configuration asks for.
@@ -56,7 +83,7 @@ def initial_weights(config: "Config") -> Mapping[str, Tensor] | None:
     spec = config.train.initialize_from
     if spec is None:
         return None
-    folder = stock_folder(spec)
+    folder = _fetched_folder(spec)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ValueError(f"train.initialize_from = {spec}: {folder} holds no .safetensors; nothing else is read")
@@ -73,3 +100,11 @@ def initial_weights(config: "Config") -> Mapping[str, Tensor] | None:
         names = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
         raise ValueError(f"train.initialize_from = {spec}: {folder} has other tensors: {', '.join(names[:4])}")
     return weights
+
+
+def _fetched_folder(spec: str) -> Path:
+    if not spec.startswith(HUB):
+        return Path(spec)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(spec.removeprefix(HUB), allow_patterns=FILES, local_files_only=True))

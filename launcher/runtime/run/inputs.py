@@ -1,11 +1,14 @@
 """What training reads, opened and checked before any process group or GPU is used."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plumbline.data.loader import TrainBatches, ValidationBatches, validation_splits
 from plumbline.data.streams import WindowStream
 from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 
 
@@ -46,3 +49,39 @@ def open_inputs(config: Config, world: World) -> Inputs:
         for name, split in validation_splits(data).items()
     }
     return Inputs(train, validation)
+
+
+View = tuple[Config, dict[str, str]]
+"""What one rank sees: the resolved configuration, and the fingerprints of the corpora by name."""
+
+
+def check_agreement(config: Config, inputs: Inputs, world: World) -> None:
+    """Refuse to train where ranks see different files; all ranks must call.
+
+    Every rank resolves the configuration and opens the corpora for itself, so that a mistake is told within seconds,
+    before the ranks meet. Hosts may hold different copies of a corpus, or a branch's parent may have saved meanwhile.
+
+    Raises:
+        ConfigError: names the first rank that differs from rank 0, and in what.
+    """
+    found = disagreement(gather_objects((config, inputs.fingerprints), world))
+    if found is not None:
+        raise ConfigError(found)
+
+
+def disagreement(views: Sequence[View]) -> str | None:
+    """Return in what the first rank that differs from rank 0 does so; None where all see the same."""
+    config, fingerprints = views[0]
+    for rank, (other, others) in enumerate(views):
+        lines = differences(config, other)
+        lines += [
+            f"fingerprint of {name}: {fingerprints.get(name)} -> {others.get(name)}"
+            for name in sorted({*fingerprints, *others})
+            if fingerprints.get(name) != others.get(name)
+        ]
+        if lines:
+            return (
+                f"rank {rank} does not see what rank 0 does; give all hosts the same files, and name a checkpoint "
+                "rather than a run that still saves:\n  " + "\n  ".join(lines)
+            )
+    return None

@@ -24,9 +24,9 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, StepResult
-from plumbline.launcher.runtime.models.from_stock import initial_weights
+from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
 from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
-from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
 from plumbline.launcher.runtime.system.collectives import any_rank, sum_over_ranks
@@ -54,6 +54,7 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
             run cannot do without, of the last step or of a request to stop, was not written.
         TrainingError: the gradient, the loss or the weights are not finite.
     """
+    check_agreement(config, inputs, world)
     root = config.run.folder / "checkpoints"
     found = resume.find(root, world)
     if found is not None:
@@ -62,7 +63,11 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
         found = branch.start(config, world)
     if world.is_main:
         prepare_run_folder(config, inputs, world)
-    trainer = Trainer(config, inputs, world, stop, initial_weights(config) if found is None else None)
+    weights = None
+    if found is None:
+        fetch(config, world)
+        weights = initial_weights(config)
+    trainer = Trainer(config, inputs, world, stop, weights)
     if found is not None:
         trainer.resume(found)
     try:
