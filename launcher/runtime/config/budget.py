@@ -1,4 +1,4 @@
-"""What a run will cost before it starts: memory of one device for each ZeRO stage, FLOPs and time."""
+"""Estimate what a run will cost before it starts: memory of one device for each ZeRO stage, FLOPs and time."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on one device. Model states are counted, activations are estimated."""
+    """Hold the bytes on one device. Model states are counted, activations are estimated."""
 
     weights: float
     gradients: float
@@ -28,12 +28,12 @@ class DeviceMemory:
 
     @property
     def total(self) -> float:
-        """All of it, without the allocator's slack and communication buffers."""
+        """Bytes of all of it, without the allocator's slack and communication buffers."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
 def device_memory(config: Config, parameters: int, stage: int, ranks: int) -> DeviceMemory:
-    """Memory of one of `ranks` devices under ZeRO `stage` (arXiv 1910.02054, section 3).
+    """Return the memory of one of `ranks` devices under ZeRO `stage` (arXiv 1910.02054, section 3).
 
     Under bf16 the weights are bf16 and the optimizer holds fp32 master weights and two moments; gradients are
     accumulated in fp32, at stage 1 in a full-size buffer on every rank. Stage 0 keeps everything in fp32. A moving
@@ -66,7 +66,7 @@ def state_beyond_adamw(config: Config) -> float:
 
 
 def activation_bytes(config: Config, ranks: int = 1) -> float:
-    """What one micro-batch keeps for the backward pass, estimated: block inputs and outputs, heads, MLP; and logits.
+    """Estimate the bytes that one micro-batch keeps for the backward pass: inputs and outputs of blocks, MLP, logits.
 
     Counts the tensors that autograd saves in the pre-norm block with a flash-type attention kernel. With activation
     checkpointing, one block's worth plus the inputs of all blocks. Slots and blocks of the objective count as the
@@ -89,13 +89,13 @@ def activation_bytes(config: Config, ranks: int = 1) -> float:
 
 
 def hidden_matrices(model: ModelConfig) -> int:
-    """Parameters of the linear layers of all blocks."""
+    """Return the number of parameters of the linear layers of all blocks."""
     return sum(math.prod(shape) for shape in parameter_shapes(model, roles=("hidden_matrix",)).values())
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Work and time of the run; of a branch, without its parent."""
+    """Hold work and time of a run; of a branch, without its parent."""
 
     steps: int
     tokens: int
@@ -104,7 +104,7 @@ class Compute:
 
 
 def compute(config: Config, plan: RunPlan, devices: int, tflops: float, mfu: float) -> Compute:
-    """FLOPs of the run, and hours on `devices` of `tflops` peak each at an assumed utilisation."""
+    """Return the FLOPs of a run, and hours on `devices` of `tflops` peak each at an assumed utilisation."""
     steps = plan.total_steps - plan.first_step
     tokens = plan.total_tokens - plan.batches.tokens_before(plan.first_step)
     flops = tokens * training_flops_per_token(config.model, config.data.sequence_length, config.objective)
@@ -112,7 +112,7 @@ def compute(config: Config, plan: RunPlan, devices: int, tflops: float, mfu: flo
 
 
 def totals(rows: Sequence[ParameterRow]) -> dict[str, int]:
-    """Parameters: all of them, and what scaling laws call N: without embedding, unembedding and the objective's own."""
+    """Count the parameters: all, and those that scaling laws call N (no embedding, unembedding or objective's own)."""
     counted = [
         row for row in rows if row.role not in ("embedding", "unembedding") and not row.name.startswith("objective.")
     ]

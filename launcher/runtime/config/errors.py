@@ -1,4 +1,4 @@
-"""One readable line for each thing that is wrong with a configuration."""
+"""Put what is wrong with a configuration into words: one readable line for each problem."""
 
 import difflib
 import re
@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message lists every problem, one per line."""
+    """Report a configuration that cannot be used; the message lists every problem, one for each line."""
 
 
 def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterator[str]:
@@ -47,7 +47,7 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
 
 
 def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:
-    """A place in values for `schema` as one types it, and the schema of the section that is there, if one is.
+    """Return a place in values for `schema` as one types it, and the schema of the section there, if one is.
 
     Where a section's `name` chooses among several schemas, pydantic puts that name into the location.
     """
@@ -67,5 +67,5 @@ def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[l
 
 
 def _names(schema: type[BaseModel]) -> tuple[str, ...]:
-    """What `name` may be in this section, if it chooses."""
+    """Return what `name` may be in this section, if it chooses among schemas."""
     return get_args(schema.model_fields["name"].annotation) if "name" in schema.model_fields else ()

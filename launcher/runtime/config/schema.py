@@ -30,7 +30,7 @@ from plumbline.model.quantization.precision import PrecisionConfig
 
 
 class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Everything about a run. Saved, complete, with the run and with each checkpoint."""
+    """Hold everything about a run. It is saved, complete, with the run and with each checkpoint."""
 
     # What a change of a section shapes, unless a field of it says otherwise: see identity.py
     run: RunConfig = Field(json_schema_extra={"shapes": "nothing"})

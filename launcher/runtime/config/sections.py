@@ -10,7 +10,7 @@ from plumbline.launcher.runtime.optim.duration import Duration
 
 
 class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Where a run lives and what makes it repeatable."""
+    """Say where a run lives and what makes it repeatable."""
 
     name: str = Field(min_length=1, pattern=r"^[\w.+-]+$")
     """Name of the run and of its folder."""
@@ -21,12 +21,12 @@ class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
 
     @property
     def folder(self) -> Path:
-        """The run folder, root/name."""
+        """Folder of the run, root/name."""
         return Path(self.root) / self.name
 
 
 class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """How long to train and how often to look."""
+    """Say how long to train and how often to look."""
 
     steps: PositiveInt | None = None
     """Optimizer steps. Give this or tokens."""
@@ -62,7 +62,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 
 
 class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """What DeepSpeed is asked to do. Everything else in its configuration is generated, with every key explicit."""
+    """Say what to ask of DeepSpeed. The rest of its configuration is generated, with every key explicit."""
 
     zero_stage: int = Field(default=1, ge=0, le=3, json_schema_extra={"shapes": "state"})
     """0: replicate everything; 1: shard optimizer states; 2: and gradients; 3: and parameters."""
@@ -83,7 +83,7 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
 
 
 class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """When to save and what to keep. The last step is always saved."""
+    """Say when to save and what to keep. The last step is always saved."""
 
     interval: PositiveInt | None = None
     """Steps between checkpoints. None: only at the end (and when the job is asked to stop)."""
@@ -94,7 +94,7 @@ class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
 
 
 class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Where numbers go. metrics.jsonl is always written."""
+    """Say where numbers go. metrics.jsonl is always written."""
 
     tensorboard: bool = True
     """Also write TensorBoard event files."""

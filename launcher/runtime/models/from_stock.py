@@ -1,4 +1,4 @@
-"""train.initialize_from: the weights of a stock Hugging Face model as the start of a run, for continued pretraining.
+"""Start a run from the weights of a stock Hugging Face model (train.initialize_from), for continued pretraining.
 
 The model section has to be that of the folder; left out, it is taken from there. The run computes the folder's function
 before its first step, whatever its parameterization multiplies (model/export/from_stock.py). A resume continues from

@@ -1,4 +1,4 @@
-"""How hyperparameters tuned at one batch size and training length carry over to another.
+"""Carry hyperparameters tuned at one batch size and training length over to another.
 
     m_B = batch tokens / base batch tokens        m_D = training tokens / base training tokens
 
@@ -14,7 +14,7 @@ the weights forget (Power Lines, arXiv 2505.13738), held constant or falling as 
 """
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
 
@@ -23,12 +23,9 @@ from plumbline.model.config import ModelConfig
 from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.table import parameter_count
 
-if TYPE_CHECKING:
-    pass
-
 
 class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Rules for batch size and training length, and the base at which the hyperparameters were tuned."""
+    """Say which rules hold for batch size and training length, and the base at which the hyperparameters were tuned."""
 
     rule: Literal["none", "complete_dp", "power_law"] = "none"
     """none: lr, betas, eps and weight_decay are used as they are; complete_dp and power_law: see the module."""
@@ -61,7 +58,7 @@ class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
 def scale_settings(
     optimizer: OptimizerConfig, horizon: HorizonConfig, model: ModelConfig, batch_tokens: int, steps: int, tokens: int
 ) -> OptimizerSettings:
-    """The optimizer's base values for a run of `tokens` tokens in `steps` steps, the batch of `batch_tokens` at last.
+    """Return the optimizer's base values for a run of `tokens` tokens in `steps` steps, of `batch_tokens` each at last.
 
     Raises:
         ValueError: the rule is not for this optimizer, or it would make a beta negative: the batch is too large for
@@ -92,7 +89,7 @@ def scale_settings(
 
 
 def _beta(base: float, ratio: float) -> float:
-    """Beta with 1 - beta scaled; exactly the base when there is nothing to scale."""
+    """Return beta with 1 - beta scaled; exactly the base when there is nothing to scale."""
     beta = base if ratio == 1 else 1 - (1 - base) * ratio
     if beta < 0:
         raise ValueError(

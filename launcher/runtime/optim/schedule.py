@@ -1,4 +1,4 @@
-"""The learning-rate schedule: a pure function of the tokens consumed, so there is nothing to save or to resume.
+"""Schedule the learning rate: a pure function of the tokens consumed, so there is nothing to save or to resume.
 
 The factor multiplies every group's own peak learning rate (base lr x the parameterization's multiplier). DeepSpeed's
 schedulers are not used: several of them write one absolute rate into all groups. docs/schedules.md shows the shapes.
@@ -44,7 +44,7 @@ PHASES = ("warmup", "decay")
 
 
 class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """A cooldown from a checkpoint of another run, the parent, in a run folder of its own (checkpoint/branch.py).
+    """Cool down from a checkpoint of another run, the parent, in a run folder of its own (checkpoint/branch.py).
 
     Its shape and end value are those of the schedule section. The run ends when the cooldown does; train.steps and
     train.tokens stay the parent's.
@@ -146,7 +146,7 @@ def with_one_key_each(section: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 class Schedule:
-    """The learning rate of one run: a ScheduleConfig with its durations counted in tokens.
+    """Count the durations of a ScheduleConfig in tokens, and give the learning rate of one run.
 
     Attributes:
         warmup_end: tokens consumed when the warm-up is over.
@@ -166,7 +166,7 @@ class Schedule:
             self.decay_start = max(self.warmup_end, decays_from.get(config.name, 0))
 
     def factor(self, tokens: int) -> float:
-        """Factor on every group's peak learning rate for the update that is made after `tokens` tokens.
+        """Return the factor on every group's peak learning rate for the update that is made after `tokens` tokens.
 
         The last update of the warm-up and the first one after it run at 1. The decay reaches final_lr_fraction just
         after the last update, so no update is spent at a rate of zero.
@@ -178,7 +178,7 @@ class Schedule:
         return factor
 
     def _phase(self, tokens: int, after: int) -> float:
-        """The factor for a full batch, of the update that takes training from `tokens` to `after` tokens."""
+        """Return the factor for a full batch, of the update that takes training from `tokens` to `after` tokens."""
         if tokens < self.warmup_end:
             return min(1.0, after / self.warmup_end)
         progress = max(0.0, (tokens - self.decay_start) / max(1, self.end - self.decay_start))  # 0 until the decay
@@ -191,7 +191,7 @@ class Schedule:
         return config.name if config.name in ("cosine", "linear") and config.branch is None else config.cooldown
 
     def describe(self) -> str:
-        """The phases in one line, by the steps at which they end."""
+        """Return the phases in one line, by the steps at which they end."""
         warmup, decay, end = (self.plan.steps_for(tokens) for tokens in (self.warmup_end, self.decay_start, self.end))
         phases = [f"warm-up to step {warmup:,}"] if warmup else []
         if decay > warmup:

@@ -1,4 +1,4 @@
-"""What training reads, opened and checked before any process group or GPU is used."""
+"""Open and check what training reads, before any process group or GPU is used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from plumbline.launcher.runtime.system.world import World
 
 @dataclass(frozen=True)
 class Inputs:
-    """This rank's share of the training and held-out batches."""
+    """Hold this rank's share of the training and held-out batches."""
 
     train: TrainBatches
     validation: dict[str, tuple[WindowStream, ValidationBatches]]

@@ -8,7 +8,7 @@ from plumbline.launcher.runtime.engine.interface import StepResult
 from plumbline.launcher.runtime.train.guards.guard import Guard, TrainingError
 
 MAX_SKIPPED = 10  # consecutive updates with a non-finite gradient before the run is called broken
-REMEDY = "Lower optimizer.lr, lengthen schedule.warmup_steps, or look at the data of this step"
+REMEDY = "Lower optimizer.lr, lengthen schedule.warmup, or look at the data of this step"
 
 
 class NonFinite(Guard):
