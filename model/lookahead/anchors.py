@@ -135,7 +135,11 @@ def uniform(seed: int, sample_index: Tensor, length: int) -> Tensor:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """SplitMix64 of each word; int64 wraps around as uint64 does."""
+    """Return the splitmix64 finalizer of each word; int64 wraps around as uint64 does.
+
+    `data/order.py` has the same of NumPy arrays. The model may not import the data, and torch has no uint64 arithmetic,
+    so there are two; a test holds them to each other.
+    """
     words = (words ^ _shift(words, 30)) * _signed(_MIX_1)
     words = (words ^ _shift(words, 27)) * _signed(_MIX_2)
     return words ^ _shift(words, 31)

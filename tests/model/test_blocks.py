@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from plumbline.model.attention import ATTENTIONS
+from plumbline.model.blocks import BLOCKS
 from plumbline.model.combinations import cautions
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
@@ -37,6 +39,12 @@ SHAPES: list[dict[str, Any]] = [
     {"family": "mixit", "num_key_value_heads": 2},
     {"attention": "pruned", "pruning_rank": 8, "num_key_value_heads": 2},
 ]
+
+
+def test_every_kind_of_block_and_attention_is_among_the_shapes(make_config: MakeConfig) -> None:
+    configs = [make_config(**shape) for shape in SHAPES]
+    assert {config.block for config in configs} == set(BLOCKS)
+    assert {config.attention for config in configs} == set(ATTENTIONS)
 
 
 def tokens(length: int = 21) -> Tensor:

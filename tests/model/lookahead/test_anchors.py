@@ -1,9 +1,11 @@
 """Anchors: which tokens they are, on what they depend, and what the slots behind them predict."""
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from plumbline.data.order import subkey
 from plumbline.model.lookahead.anchors import (
     AnchorPolicy,
     Anchors,
@@ -57,6 +59,8 @@ def test_draws_are_those_of_splitmix64() -> None:
     words = [[mixed(row + column * golden) for column in (1, 2, 3)] for row in rows]
     expected = [[((word >> 12) + 0.5) / 2**52 for word in row] for row in words]
     assert uniform(3, torch.tensor([0, 5]), 3).tolist() == expected
+    # The order of the data draws from the same generator, by other code: the model may not import the data
+    assert subkey(7, np.arange(3)).tolist() == [mixed(7 + number * golden) for number in (1, 2, 3)]
 
 
 def test_stratified_takes_any_one_token_of_each_stretch() -> None:
