@@ -109,7 +109,7 @@ def new_folder(output: Path, kind: FolderKind) -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
         check_replaceable(output, kind)  # again: filling may have taken hours
-        _publish(folder, output)
+        publish_folder(folder, output)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -121,7 +121,12 @@ def new_folder(output: Path, kind: FolderKind) -> Iterator[Path]:
         os.close(lock)
 
 
-def _publish(folder: Path, output: Path) -> None:
+def publish_folder(folder: Path, output: Path) -> None:
+    """Flush a filled folder to disk and give it its final name, in place of what is there.
+
+    Raises:
+        OSError: it could not be moved; what was there before is there again.
+    """
     apply_umask(folder)
     for path in [*folder.rglob("*"), folder]:
         sync(path)

@@ -10,7 +10,6 @@ loss, and where they apply post_bits, run, weight_format, group_size. docs/laws.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ from plumbline.data.workspace import check_replaceable_file
 from plumbline.launcher.runtime.laws.document import describe, plain
 from plumbline.launcher.runtime.laws.plots import plot_fit
 from plumbline.launcher.runtime.laws.rows import read_rows
-from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.files import write_json
 from plumbline.model.scaling_laws.fit import fit
 
 LAW = "law.json"
@@ -66,7 +65,7 @@ def main() -> None:
     resampled = list(tqdm(draws, total=arguments.bootstrap, unit="fit", desc="bootstrap", disable=None))
     facts = describe(rows, found, resampled, arguments.hold_out)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    write_whole(arguments.output / LAW, json.dumps(plain(facts), indent=2) + "\n")
+    write_json(arguments.output / LAW, plain(facts))
     figures = plot_fit(found, facts["curves"], arguments.output)
     if arguments.json:
         cli.print_json(plain(facts))

@@ -9,7 +9,6 @@ Rows of quantize.py have base_loss besides, the loss of the checkpoint as it was
 its own. Those that round more than weights after training say nothing of any law here, nor do models of unknown tokens.
 """
 
-import json
 import math
 import re
 from collections import Counter
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from plumbline.launcher.runtime.system.files import read_json_lines
 from plumbline.model.scaling_laws.measured import Measured
 from plumbline.model.scaling_laws.points import points
 
@@ -83,16 +83,8 @@ def _files(source: Path) -> list[Path]:
 
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
+    for number, row in read_json_lines(file):
         place = f"{file}, line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"{place}: not JSON ({error})") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{place}: a {type(row).__name__}, not an object with keys")
         yield place, row
         if "base_loss" in row:
             yield place, {**row, "loss": row["base_loss"], **dict.fromkeys(("post_bits", *MORE_THAN_WEIGHTS))}

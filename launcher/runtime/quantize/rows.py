@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.damage import compare, damage
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
 from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.report import LayerReport
@@ -117,10 +117,12 @@ class RowFile:
         """Read what is there; a line that a crash cut off is dropped."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.rows = list(_read_lines(folder / ROWS))
-        self._rewrite(folder / ROWS, self.rows)
+        self.rows = _read(folder / ROWS)
         known = {row["key"] for row in self.rows}
-        self._rewrite(folder / LAYERS, [layer for layer in _read_lines(folder / LAYERS) if layer["key"] in known])
+        layers = [layer for layer in _read(folder / LAYERS) if layer["key"] in known]
+        for name, items in ((ROWS, self.rows), (LAYERS, layers)):
+            if (folder / name).is_file():
+                write_json_lines(folder / name, items)
 
     def __contains__(self, key: str) -> bool:
         return any(row["key"] == key for row in self.rows)
@@ -136,11 +138,6 @@ class RowFile:
         self.rows.append(whole)
         return whole
 
-    @staticmethod
-    def _rewrite(path: Path, objects: Sequence[Mapping[str, Any]]) -> None:
-        if path.is_file():
-            write_whole(path, "".join(map(_line, objects)))
-
 
 def _line(item: Mapping[str, Any]) -> str:
     """One line of JSON, which has no infinity."""
@@ -150,12 +147,9 @@ def _line(item: Mapping[str, Any]) -> str:
     return json.dumps(finite) + "\n"
 
 
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.is_file():
-        return
-    text = path.read_text(encoding="utf-8")
-    for line in text.rpartition("\n")[0].splitlines():
-        yield json.loads(line)
+def _read(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a file in JSON Lines; none if there is no such file."""
+    return [item for _, item in read_json_lines(path)] if path.is_file() else []
 
 
 def measure_missing(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plumbline.data.workspace import apply_umask
+from plumbline.data.workspace import publish_folder
 from plumbline.launcher.runtime.export.hugging_face import ExportError, check_tokens, export
 from plumbline.launcher.runtime.models.open import LoadedModel, native_classes, quiet_transformers
 from plumbline.model.decoder import CausalLM
@@ -68,8 +68,7 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
         ValueError: the folder exists, the format cannot hold the recipe, or no stock class computes the model.
         ExportError: the reloaded folder computes something else.
     """
-    if output.exists():
-        raise ValueError(f"--save {output}: exists; choose another folder")
+    _check_free(output)
     with quiet_transformers():  # it imports torchao
         scheme, name = _scheme(recipe)
     check_recipe(model.module, recipe, len(samples))
@@ -98,8 +97,8 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
                     f"{tolerance:.0e}); nothing was saved"
                 )
         size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
-        apply_umask(staging)
-        staging.rename(output)
+        _check_free(output)  # again: to quantize may have taken hours
+        publish_folder(staging, output)
     return SaveReport(str(output), recipe.name, type(stock).__name__, name, plain, rounded, size)
 
 
@@ -283,6 +282,11 @@ def _verify(folder: Path, expected: tuple[Tensor, Tensor]) -> tuple[float, float
         float((theirs - ours).abs().max() / ours.abs().max()) for theirs, ours in zip(found, expected, strict=True)
     )
     return rounded, plain
+
+
+def _check_free(output: Path) -> None:
+    if output.exists():
+        raise ValueError(f"--save {output}: exists; choose another folder")
 
 
 def _made(folder: Path) -> Path:

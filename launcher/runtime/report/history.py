@@ -1,14 +1,13 @@
 """What a run has written down so far, key by key."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.system.files import read_json_lines
 
 Floats = NDArray[np.float64]
 
@@ -57,16 +56,10 @@ def read_history(folder: Path) -> History:
         raise ValueError(f"{folder}: no metrics.jsonl there; give a run folder, such as runs/quickstart")
     columns: dict[str, list[tuple[int, int, float]]] = {}
     skipped: list[int] = []
-    lines = file.read_bytes().splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = _checked(json.loads(line))
-        except ValueError as error:
-            if number == len(lines):  # it is being written, or its writer was killed
-                break
-            raise ValueError(
-                f"{file}: line {number} is not a record of a step ({error}); is the file damaged?"
-            ) from error
+    for number, record in read_json_lines(file):
+        for key in ("step", "tokens"):
+            if not isinstance(record.get(key), int):
+                raise ValueError(f"{file}, line {number}: {key} = {record.get(key)!r} is not a number of a step")
         step, tokens = record.pop("step"), record.pop("tokens")
         if record.pop("skipped", False):
             skipped.append(step)
@@ -77,12 +70,3 @@ def read_history(folder: Path) -> History:
         raise ValueError(f"{file}: holds no numbers yet; the first come with the first logged step")
     series = {key: Series(*np.array(column, dtype=np.float64).T) for key, column in columns.items()}
     return History(folder, (folder / RESULT).is_file(), series, skipped)
-
-
-def _checked(record: Any) -> dict[str, Any]:
-    if not isinstance(record, dict):
-        raise ValueError(f"a {type(record).__name__}")
-    for key in ("step", "tokens"):
-        if not isinstance(record.get(key), int):
-            raise ValueError(f"{key} = {record.get(key)!r}")
-    return record

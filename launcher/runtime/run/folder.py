@@ -17,6 +17,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.metrics import environment
+from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.world import World
 
 RESULT = "result.json"
@@ -27,8 +28,7 @@ def prepare_run_folder(config: Config, inputs: Inputs, world: World) -> None:
     folder = config.run.folder
     folder.mkdir(parents=True, exist_ok=True)
     save_config(config, folder / "config.yaml")
-    with (folder / "environment.json").open("w", encoding="utf-8") as file:
-        json.dump(environment(world), file, indent=2)
+    write_json(folder / "environment.json", environment(world))
     tokenizers = [corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path]
     if tokenizers:
         shutil.copytree(tokenizers[0], folder / "tokenizer", dirs_exist_ok=True)

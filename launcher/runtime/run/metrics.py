@@ -15,6 +15,7 @@ import psutil
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines
 from plumbline.launcher.runtime.system.world import World
 
 CONSOLE_SECONDS = 5.0  # between progress lines, so that a log of a long run stays readable
@@ -113,17 +114,11 @@ def _truncate(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:  # the last line of a process that was killed while writing it
-            continue
+    for _, record in read_json_lines(path):
         of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
         if record["step"] < step or (record["step"] == step and of_a_step):
-            kept.append(line)
-    staging = path.with_suffix(".staging")
-    staging.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-    staging.replace(path)
+            kept.append(record)
+    write_json_lines(path, kept)
 
 
 def environment(world: World) -> dict[str, Any]:

@@ -5,7 +5,6 @@ and records what model/diagnostics/coordinate_check.py observes. A slope is fitt
 gates describe CompleteP; that another rule fails them says how it scales, and that the check can fail.
 """
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.sweep.families import SIZES, base_size, family_members
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
-from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.diagnostics.coordinate_check import GATES, Record, coordinate_check, slope
@@ -52,7 +51,7 @@ def run(config: Config, inputs: Inputs, world: World, _stop: StopRequest) -> boo
     optimizer = make_optimizer(model, groups, sharded=False)
     steps = [step for step in RECORD_AT if step <= plan.total_steps]
     result = {"step": plan.total_steps, "coordinates": coordinate_check(model, optimizer, input_ids, labels, steps)}
-    write_whole(config.run.folder / RESULT, json.dumps(result, indent=2) + "\n")
+    write_json(config.run.folder / RESULT, result)
     return True
 
 

@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.config import SweepConfig
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
-from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.files import read_json_lines, write_json, write_json_lines
 
 RESULTS, SUMMARY, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.png", "lock"
 LAST = 0.1  # share of the logged steps that train_loss averages over, at the end of the run
@@ -126,9 +126,8 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _records(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file of JSON lines; none if there is no such file."""
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
+    """Return the objects of a file in JSON Lines; none if there is no such file."""
+    return [record for _, record in read_json_lines(file)] if file.is_file() else []
 
 
 def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell]) -> None:
@@ -160,8 +159,8 @@ def write_results(sweep: SweepConfig, cells: Sequence[Cell]) -> dict[str, Any]:
             "runs": dict(Counter({result["signature"]: result["status"] for result in results}.values())),
             sweep.kind: sweep.how.summarize(sweep.settings, results),
         }
-        write_whole(sweep.folder / RESULTS, "".join(json.dumps(result) + "\n" for result in results))
-        write_whole(sweep.folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+        write_json_lines(sweep.folder / RESULTS, results)
+        write_json(sweep.folder / SUMMARY, summary)
         if sweep.how.plot is not None:
             sweep.how.plot(summary[sweep.kind], sweep.folder / FIGURE)
     return summary

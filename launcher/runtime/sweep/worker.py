@@ -8,7 +8,6 @@ it is trained its run folder is locked, so any number of processes can work on o
 
 import contextlib
 import gc
-import json
 import os
 import shutil
 import sys
@@ -28,7 +27,7 @@ from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError, hold
 from plumbline.launcher.runtime.system import startup
-from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.files import write_json, write_whole
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World, be_alone, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
@@ -98,7 +97,7 @@ def _train(config: Config, world: World, stop: StopRequest, run: Run) -> Outcome
         config = _as_begun(config)
         return "finished" if run(config, open_inputs(config, world), world, stop) else "stopped"
     except TrainingError as error:
-        write_whole(folder / DIVERGED, json.dumps({"message": str(error)}, indent=2) + "\n")
+        write_json(folder / DIVERGED, {"message": str(error)})
         return "diverged"
     except Exception as error:
         write_whole(folder / ERROR, f"{type(error).__name__}: {error}\n\n{traceback.format_exc()}")

@@ -1,10 +1,52 @@
-"""Write files that are there whole or not at all."""
+"""Write files that are there whole or not at all, and read files that may still be written.
 
+Folders are published by `data.workspace`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+from plumbline.data.workspace import sync
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all, whoever is killed meanwhile."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that is there whole or not at all, whoever is killed meanwhile. Text is written as UTF-8."""
     staging = path.with_name(f".{path.name}.staging")
-    staging.write_text(text, encoding="utf-8")
+    staging.write_bytes(content.encode() if isinstance(content, str) else content)
+    sync(staging)
     staging.replace(path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write one JSON document, indented for people, whole or not at all."""
+    write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_json_lines(path: Path, objects: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON Lines, an object in each line, whole or not at all."""
+    write_whole(path, "".join(json.dumps(item) + "\n" for item in objects))
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number, counted from 1, and the object of each line that is not blank.
+
+    A last line without an end that is no JSON is left out: its writer is not done with it, or was killed over it.
+
+    Raises:
+        ValueError: any other line is not a JSON object; names the file and the line.
+    """
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+        except ValueError as error:
+            if number == len(lines):
+                return
+            raise ValueError(f"{path}, line {number}: not JSON ({error}); correct or remove the line") from error
+        if not isinstance(item, dict):
+            raise ValueError(f"{path}, line {number}: a {type(item).__name__}, not an object with keys")
+        yield number, item

@@ -6,7 +6,6 @@ schedule, dropout and evaluation are pure functions of the step, so a run that w
 numbers, to the last bit, as one that was never interrupted.
 """
 
-import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -30,7 +29,7 @@ from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
 from plumbline.launcher.runtime.system.collectives import any_rank, sum_over_ranks
-from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
@@ -258,7 +257,7 @@ class Trainer:
         """Write the samples, then the result that marks the run as complete."""
         folder = self.config.run.folder
         write_samples(self.config)
-        write_whole(folder / RESULT, json.dumps(record, indent=2) + "\n")
+        write_json(folder / RESULT, record)
 
     def _checkpoint_due(self) -> bool:
         interval, step = self.config.checkpoint.interval, self.state.step

@@ -1,0 +1,58 @@
+"""Files that are there whole or not at all, and JSON Lines that are still being written."""
+
+from pathlib import Path
+
+import pytest
+
+from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines, write_whole
+
+
+@pytest.mark.parametrize(
+    ("content", "numbers"),
+    [
+        (b"", []),
+        (b'{"a": 1}\n\n{"a": 3}\n', [1, 3]),
+        (b'{"a": 1}\n{"a": 2}', [1, 2]),
+        (b'{"a": 1}\n{"a": "\xc3', [1]),
+        (b'{"a": 1}\n\0\0\0\0\0', [1]),
+        ('{"a": "one\u2028line"}\n'.encode(), [1]),
+    ],
+    ids=["empty", "blank", "no-end", "cut", "zeros", "separator"],
+)
+def test_lines_are_read_as_far_as_they_are_written(tmp_path: Path, content: bytes, numbers: list[int]) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_bytes(content)
+    assert [number for number, _ in read_json_lines(file)] == numbers
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"a": 1}\n{"a": \n{"a": 3}\n', "lines.jsonl, line 2: not JSON"),
+        ('{"a": 1}\n{"a": \n', "lines.jsonl, line 2: not JSON"),
+        ("[1]\n", "lines.jsonl, line 1: a list, not an object"),
+    ],
+    ids=["middle", "ended", "list"],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "lines.jsonl"
+    file.write_text(content)
+    with pytest.raises(ValueError, match=words):
+        list(read_json_lines(file))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    objects: list[dict[str, object]] = [{"loss": 0.1 + 0.2, "name": "é\u2028"}, {"step": 3}]
+    write_json_lines(tmp_path / "lines.jsonl", objects)
+    assert [item for _, item in read_json_lines(tmp_path / "lines.jsonl")] == objects
+
+
+def test_a_file_is_replaced_by_a_new_one(tmp_path: Path) -> None:
+    """Who has the old file open reads on in it, and nothing is left beside the new one."""
+    file = tmp_path / "page.html"
+    write_whole(file, "old")
+    with file.open() as reader:
+        write_whole(file, b"new")
+        assert reader.read() == "old"
+    assert file.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [file]
