@@ -2,9 +2,9 @@
 
     python tests/benchmarks/mutations.py [--only PATTERN] [--results FILE]
 
-The mutations are those of tests/benchmarks/mutations/*.yaml: a text in a file, what takes its place, and the narrowest
-tests that must fail then. They are made in a temporary copy of this checkout, uncommitted changes included. The tests
-of each mutation must pass before it is made. What was found is kept in FILE, until the mutated file or one of its tests
+The mutations are those of mutations_of/*.yaml: a text in a file, what takes its place, and the narrowest tests that
+must fail then. They are made in a temporary copy of this checkout, uncommitted changes included. The tests of each
+mutation must pass before it is made. What was found is kept in FILE, until the mutated file or one of its tests
 changes, so that a start that was interrupted goes on where it was.
 Exit codes: 0 every mutation turned a test red; 1 one did not; 2 a text is not there, or not once.
 """
@@ -28,9 +28,9 @@ from pathlib import Path
 import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FOLDER = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).with_name("mutations_of")
 PATIENCE = 300  # seconds for one test: a mutation may make it wait for ever, which is red
-PRELOADED = ("pytest", "hypothesis", "torch", "safetensors.torch", "transformers", "deepspeed", "omegaconf", "pydantic")
+PRELOADED = ("pytest", "hypothesis", "torch", "safetensors.torch", "transformers", "omegaconf", "pydantic")
 """Imported once; the tests of each mutation run in a fork. Nothing of ours is among them."""
 RED, GREEN = "red", "GREEN"
 
@@ -46,7 +46,7 @@ class Mutation:
     """Text that occurs exactly once in the file."""
     new: str
     tests: tuple[str, ...]
-    """Test files or functions (file::function) for pytest, one of which must fail."""
+    """Test files, functions or cases (file::function[case]) for pytest, one of which must fail."""
 
 
 def read_mutations(folder: Path = FOLDER) -> list[Mutation]:
@@ -66,7 +66,7 @@ def problems(mutations: list[Mutation], root: Path) -> Iterator[str]:
         if count != 1:
             yield f"{mutation.file}: the text of {mutation.change!r} is there {count} times, not once"
         for test in mutation.tests:
-            name, _, function = test.partition("::")
+            name, _, function = test.partition("[")[0].partition("::")
             path = root / name
             if not path.is_file() or f"def {function}" not in path.read_text(encoding="utf-8"):
                 yield f"{test}: no such test, for {mutation.change!r}"
@@ -115,10 +115,10 @@ def run_tests(tests: tuple[str, ...], root: Path) -> int:
     os._exit(pytest.main([*tests, "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={PATIENCE}"]))
 
 
-def key(mutation: Mutation) -> str:
+def key(mutation: Mutation, root: Path) -> str:
     """Return what a verdict depends on, as far as it is kept: the mutation, the mutated file and the tests."""
     files = [mutation.file, *(test.partition("::")[0] for test in mutation.tests)]
-    texts = [repr(mutation), *((REPOSITORY / file).read_text(encoding="utf-8") for file in files)]
+    texts = [repr(mutation), *((root / file).read_text(encoding="utf-8") for file in files)]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
@@ -141,11 +141,10 @@ def main() -> int:
     )
     parser.add_argument("--results", type=Path, default=REPOSITORY / "runs" / "mutations.jsonl", help="what was found")
     arguments = parser.parse_args()
-    mutations = read_mutations()
-    if wrong := list(problems(mutations, REPOSITORY)):
+    chosen = [mutation for mutation in read_mutations() if re.search(arguments.only, repr(mutation))]
+    if wrong := list(problems(chosen, REPOSITORY)):
         print(*wrong, sep="\n", file=sys.stderr)
         return 2
-    chosen = [mutation for mutation in mutations if re.search(arguments.only, repr(mutation))]
     results: Path = arguments.results
     results.parent.mkdir(parents=True, exist_ok=True)
     lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
@@ -156,11 +155,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         copy_checkout(Path(folder))
         for number, mutation in enumerate(chosen, start=1):
-            began, verdict = time.monotonic(), known.get(key(mutation))
+            began, verdict = time.monotonic(), known.get(key(mutation, Path(folder)))
             if verdict != RED:
                 verdict = verdict_of(mutation, Path(folder), passed)
                 with results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"key": key(mutation), "verdict": verdict, "change": mutation.change}) + "\n")
+                    line = {"key": key(mutation, Path(folder)), "verdict": verdict, "change": mutation.change}
+                    file.write(json.dumps(line) + "\n")
             verdicts.append(verdict)
             seconds = time.monotonic() - began
             print(f"{number:>3}/{len(chosen)} {seconds:>4.0f} s  {verdict:<6} {mutation.change}", flush=True)
