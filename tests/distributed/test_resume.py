@@ -8,10 +8,11 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from plumbline.launcher.runtime.system.signals import REQUEUE
-from tests.conftest import written
+from tests.conftest import PATIENCE, written
 
 if TYPE_CHECKING:
     from tests.conftest import Pretrain, Run, Start
@@ -114,6 +115,27 @@ def test_a_complete_run_is_left_alone(whole: dict[str, Run], run_pretrain: Pretr
     assert "optimizer.lr: 0." in outcome.stderr
     assert "keep_last" not in outcome.stderr
     assert written(run.folder) == before
+
+
+@pytest.mark.parametrize(
+    ("launcher", "number"),
+    [("deepspeed", signal.SIGTERM), ("torchrun", signal.SIGTERM), ("torchrun", signal.SIGKILL)],
+)
+def test_ranks_whose_launcher_is_stopped_save_and_stop(
+    start_pretrain: Start, tiny_config: Path, launcher: str, number: signal.Signals
+) -> None:
+    overrides = ["train.steps=100000", "train.eval_interval=null"]
+    job = start_pretrain(tiny_config, f"{launcher}_{number.name}", overrides, ranks=2, launcher=launcher)
+    job.wait_until(lambda: len(job.run.column("loss")) >= 3)
+    below = psutil.Process(job.processes[0].pid).children(recursive=True)
+    job.processes[0].send_signal(number)
+    _, orphans = psutil.wait_procs(below, timeout=PATIENCE)
+    for process in orphans:
+        process.kill()
+    assert not orphans, job.texts()
+    assert job.wait().code != 0
+    last = max(job.run.column("loss"))
+    assert f"step_{last:08d}" in job.run.checkpoints, job.texts()
 
 
 def test_a_second_launch_of_a_run_that_trains_is_refused(
