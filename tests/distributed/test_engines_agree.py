@@ -85,9 +85,9 @@ def test_there_is_something_to_compare(plain: Run) -> None:
     assert any(key.startswith("update/") for key in keys)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_run_is_that_of_the_plain_engine(plain: Run, tiny_config: Path, world: World, stage: int) -> None:
-    """At stage 0 to the last bit; the others update flat shards, which rounds alike in almost every element."""
+    """At stage 0 to the last bit. The others update flat shards; 2 keeps them as 1 does."""
     run = train(DeepSpeedEngine, f"zero_{stage}", [f"deepspeed.zero_stage={stage}"], tiny_config, world)
     assert len(lines(run)) == len(lines(plain))
     for found, expected in zip(lines(run), lines(plain), strict=True):
