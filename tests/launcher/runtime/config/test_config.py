@@ -297,6 +297,11 @@ def test_a_plan_is_derived_from_values_alone(file: Path) -> None:
     assert {row.name for row in plan.rows} > {"model.embed_tokens.weight", "lm_head.weight"}
 
 
+def test_a_plan_has_the_tensors_of_the_objective(file: Path) -> None:
+    plain, registers = (plan_run(load_config(file, given)) for given in ([], ["objective.name=registers"]))
+    assert {row.name for row in registers.rows} > {row.name for row in plain.rows}
+
+
 @pytest.mark.parametrize(
     ("below", "override", "warmup"),
     [

@@ -62,6 +62,7 @@ def test_a_fraction_survives_being_written_to_the_last_bit(fraction: float) -> N
         ("49 tokens", 49, 49, 12),
         ("50%", 96, 96, 12),  # half of 192; from step 10 on, half of 128: two steps
         ("40%", 64, 64, 12),
+        ("0.0000001%", 0, 0, 11),  # a cooldown is at least one step
     ],
 )
 def test_it_is_counted_in_tokens_by_the_batches(written: str, from_start: int, before_end: int, end_step: int) -> None:
