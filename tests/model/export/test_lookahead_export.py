@@ -26,7 +26,7 @@ from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentL
 from plumbline.model.objectives.objective import TrainedLM
 from tests.model.conftest import Enliven, MakeModel, loaded
 
-NEW = 20
+NEW = 12
 PROMPT = torch.randint(61, (1, 5), generator=torch.Generator().manual_seed(2))
 HOT: dict[str, Any] = {"temperature": 1.5}
 MakeThinking = Callable[..., TrainedLM]
