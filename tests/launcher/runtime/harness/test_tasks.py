@@ -198,8 +198,17 @@ def local_task(place: Path, name: str, data: Path) -> Path:
     return folder
 
 
+def scored(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path, *arguments: str | Path
+) -> dict[str, Any]:
+    """What eval.py prints with --json, in this process."""
+    monkeypatch.setattr(sys, "argv", ["eval.py", "--model", str(model), *map(str, arguments), "--json"])
+    entry_point.main()
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
 def test_the_same_text_has_the_same_bits_by_data_and_by_tasks(
-    evaluate: Evaluate,
     trained: Path,
     place: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -213,12 +222,10 @@ def test_the_same_text_has_the_same_bits_by_data_and_by_tasks(
         writer.add_documents(np.array([EOS, *tokens]), [1, len(tokens)])
     write_lines(place / "text.jsonl", [{"text": text}])
     folder = local_task(place, "mine_too", place / "text.jsonl")
-    monkeypatch.setattr(sys, "argv", ["eval.py", "--model", str(trained), "--data", str(place / "text"), "--json"])
-    entry_point.main()
-    by_data = json.loads(capsys.readouterr().out)
-    by_tasks = evaluate("--model", trained, "--tasks", "mine_too", "--task-folder", folder, "--json")
-    assert by_tasks.code == 0, by_tasks.stderr
-    told = json.loads(by_tasks.stdout)
+    by_data, told = (
+        scored(monkeypatch, capsys, trained, *words)
+        for words in (("--data", place / "text"), ("--tasks", "mine_too", "--task-folder", folder))
+    )
     bits = told["results"]["mine_too"]["bits_per_byte,none"]
     assert bits == pytest.approx(by_data["loss"] / math.log(2), rel=1e-6)
     assert told["model"] == str(trained / "checkpoints" / "step_00000006")
