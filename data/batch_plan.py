@@ -13,7 +13,7 @@ from pydantic import BaseModel, PositiveInt
 
 
 class BatchStage(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """A smaller batch for a while at the start of training."""
+    """Describe a smaller batch, used for a while at the start of training."""
 
     tokens: PositiveInt
     """How long it lasts; then on to the next step at which the sequences consumed divide by the next batch size."""
@@ -23,7 +23,7 @@ class BatchStage(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 
 @dataclass(frozen=True)
 class Stage:
-    """Some steps of one batch size."""
+    """Hold where the steps of one batch size begin."""
 
     first_step: int
     first_sample: int
@@ -32,7 +32,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The batch size of every step.
+    """Turn steps into samples and tokens, and back, by the batch size of every step.
 
     Args:
         batch_size: sequences of one step, after the warm-up.
@@ -46,7 +46,7 @@ class BatchPlan:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The warm-up's stages and the full batch, which lasts for ever.
+        """Return the stages of the warm-up and the full batch, which lasts for ever.
 
         A stage begins where the samples consumed divide by its batch size, so its steps take the same blocks of
         samples as those of a run that has this batch size from the start.
@@ -63,30 +63,30 @@ class BatchPlan:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one step of the full batch."""
+        """Return the number of tokens in one step of the full batch."""
         return self.batch_size * self.sequence_length
 
     def batch_size_at(self, step: int) -> int:
-        """Sequences of step `step` (from 0)."""
+        """Return the number of sequences in step `step` (from 0)."""
         return self._stage_of(step).batch_size
 
     def samples_before(self, step: int) -> int:
-        """Sequences consumed by the first `step` steps."""
+        """Return the number of sequences that the first `step` steps consume."""
         stage = self._stage_of(step)
         return stage.first_sample + (step - stage.first_step) * stage.batch_size
 
     def tokens_before(self, step: int) -> int:
-        """Tokens consumed by the first `step` steps."""
+        """Return the number of tokens that the first `step` steps consume."""
         return self.samples_before(step) * self.sequence_length
 
     def steps_for(self, tokens: int) -> int:
-        """Fewest steps that consume at least `tokens` tokens."""
+        """Return the fewest steps that consume at least `tokens` tokens."""
         samples = _divide_up(tokens, self.sequence_length)
         stage = self.stages[bisect_right(self.stages, samples, key=lambda stage: stage.first_sample) - 1]
         return stage.first_step + _divide_up(samples - stage.first_sample, stage.batch_size)
 
     def describe(self) -> str:
-        """The batch sizes in one line, by the steps at which they end."""
+        """Return the batch sizes in one line, each with the step at which it ends."""
         ends = [f"{now.batch_size:,} to step {then.first_step:,}" for now, then in pairwise(self.stages)]
         return ", ".join([*ends, f"{self.batch_size:,} sequences"])
 
@@ -95,5 +95,5 @@ class BatchPlan:
 
 
 def _divide_up(some: int, size: int) -> int:
-    """How many times `size` it takes to reach `some`."""
+    """Return how many times `size` it takes to reach `some`."""
     return -(-some // size)

@@ -12,7 +12,7 @@ from plumbline.data.tasks.kinds import AnyTaskConfig
 
 
 class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """One corpus or task and its share of the training samples."""
+    """Name one corpus or task and its share of the training samples."""
 
     path: str | None = None
     """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair. Give
@@ -36,14 +36,14 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
 
     @property
     def label(self) -> str:
-        """What to call it."""
+        """Return the source's label in metrics and messages."""
         if self.name is not None:
             return self.name
         return self.task.name if self.task is not None else Path(str(self.path)).name
 
 
 class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """What the model reads, and in which batch shape."""
+    """Configure what the model reads, and in which batch shape."""
 
     train: list[SourceConfig] = Field(min_length=1)
     """Corpora to train on; each sample comes from exactly one of them."""
@@ -82,16 +82,16 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 
     @property
     def batch_plan(self) -> BatchPlan:
-        """Which samples and tokens each step takes."""
+        """Return the plan of which samples and tokens each step takes."""
         return BatchPlan(self.global_batch_size, self.sequence_length, tuple(self.batch_size_warmup))
 
     @property
     def held_out_tasks(self) -> dict[str, SourceConfig]:
-        """The tasks among the sources of evaluation, by label."""
+        """Return the tasks among the sources of evaluation, by label."""
         return {source.label: source for source in self.validation or self.train if source.task is not None}
 
     def micro_batch(self, world_size: int) -> int:
-        """Sequences per rank and forward pass of training: `micro_batch_size`, or the next smaller that fits.
+        """Return the sequences per rank and forward pass: `micro_batch_size`, or the next smaller number that fits.
 
         Raises:
             ValueError: `global_batch_size` is not a multiple of `world_size`.
@@ -106,7 +106,7 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
         return max(size for size in range(1, min(self.micro_batch_size, per_rank) + 1) if per_rank % size == 0)
 
     def accumulation_steps(self, world_size: int) -> int:
-        """Forward passes per rank and optimizer step, after the batch-size warm-up.
+        """Return the forward passes per rank and optimizer step, after the batch-size warm-up.
 
         Raises:
             ValueError: `global_batch_size` is not a multiple of `world_size`, or a batch of the warm-up is not one of

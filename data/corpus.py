@@ -20,7 +20,7 @@ MANIFEST = "corpus.json"
 
 
 class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """What one file of the corpus must be."""
+    """State what one file of the corpus must be."""
 
     size: int
     """Bytes."""
@@ -30,7 +30,7 @@ class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 
 
 class SplitRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Counts of one split."""
+    """Hold the counts of one split."""
 
     documents: int
     """Documents, each ended by one end-of-text token."""
@@ -43,7 +43,7 @@ class SplitRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 
 
 class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Which tokenizer made the tokens."""
+    """State which tokenizer made the tokens."""
 
     spec: str
     """As asked for: byte, train-bpe:N, train-unigram:N, a path, or hf:NAME."""
@@ -53,7 +53,7 @@ class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_a
 
 
 class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribute_docstrings=True):
-    """corpus.json."""
+    """Hold the contents of corpus.json."""
 
     format_version: Literal[1] = 1
     """Version of this layout."""
@@ -89,7 +89,7 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
 
 @dataclass(frozen=True)
 class Split:
-    """One readable stream of tokens: a corpus's training part or its held-out part.
+    """Read one stream of tokens in windows: a corpus's training part or its held-out part.
 
     Window k covers tokens [k*T, k*T + T + 1): T inputs, and the same tokens one later as targets. Neighbours share one
     token, so every token of the stream but the first is a target exactly once.
@@ -103,16 +103,16 @@ class Split:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens, end-of-text tokens included."""
+        """Return the number of tokens, end-of-text tokens included."""
         return len(self.indexed.tokens)
 
     @property
     def num_documents(self) -> int:
-        """Documents."""
+        """Return the number of documents."""
         return self.indexed.num_documents
 
     def training_windows(self, length: int) -> int:
-        """Windows in which every position has a target; a last shorter one is not counted.
+        """Return the number of windows in which every position has a target; a last shorter one is not counted.
 
         Raises:
             ValueError: the split is shorter than one.
@@ -126,7 +126,9 @@ class Split:
         return windows
 
     def evaluation_windows(self, length: int) -> int:
-        """Windows that together make every token but the first a target; the last may be shorter than `length`.
+        """Return the number of windows that together make every token but the first a target.
+
+        The last window may be shorter than `length`.
 
         Raises:
             ValueError: the split has no token to predict.
@@ -140,20 +142,20 @@ class Split:
         return windows
 
     def read(self, number: int, length: int) -> Window:
-        """Window `number`; the last one may be shorter than `length`."""
+        """Read window `number`; the last one may be shorter than `length`."""
         start = number * length
         tokens = self.indexed.tokens[start : start + length + 1]
         begins = self.indexed.document_starts(start, start + len(tokens) - 1) - start
         return Window(tokens[:-1], tokens[1:], begins)
 
     def bits_per_byte(self, loss: float) -> float | None:
-        """Loss in bits x the split's tokens per byte of source text; None when the bytes are unknown."""
+        """Return the loss in bits x the split's tokens per byte of source text; None when the bytes are unknown."""
         return None if not self.source_bytes else loss / math.log(2) * self.num_tokens / self.source_bytes
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """An open corpus. What a bare Megatron-LM pair does not say is None; it has only the split "train"."""
+    """Hold an open corpus; what a bare Megatron-LM pair does not state is None, and its only split is "train"."""
 
     name: str
     path: Path
@@ -171,7 +173,7 @@ class Corpus:
 
     @property
     def held_out(self) -> Split:
-        """What to evaluate on: the validation split, or everything where there is none."""
+        """Return the split to evaluate on: the validation split, or everything where there is none."""
         return self.splits.get("validation", self.splits["train"])
 
 
@@ -264,6 +266,6 @@ def verify_checksums(corpus: Corpus) -> None:
 
 
 def _fingerprint(checksums: Mapping[str, str]) -> str:
-    """Sixteen hex digits from the checksums of a corpus's files."""
+    """Return sixteen hex digits made from the checksums of a corpus's files."""
     lines = "\n".join(f"{name} {checksums[name]}" for name in sorted(checksums))
     return xxhash.xxh3_64_hexdigest(lines.encode())

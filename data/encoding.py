@@ -21,7 +21,7 @@ BATCH_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Encoded:
-    """Consecutive documents of one split."""
+    """Hold consecutive documents of one split."""
 
     held_out: bool
     tokens: Integers

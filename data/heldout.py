@@ -22,7 +22,7 @@ TOLERANCE = 2.0
 
 
 class Document(NamedTuple):
-    """One document, or a part of one, and the split it belongs to."""
+    """Hold one document, or a part of one, and the split it belongs to."""
 
     text: str
     source_bytes: int
@@ -32,7 +32,7 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Survey:
-    """What a first pass over the text finds."""
+    """Hold what a first pass over the text counts and decides."""
 
     documents: int
     source_bytes: int
@@ -45,7 +45,7 @@ class Survey:
 
 
 def place(data: bytes, seed: int) -> int:
-    """A document's place in the order: 64 bits."""
+    """Return a document's place in the order: 64 bits."""
     return xxhash.xxh3_64_intdigest(data, seed=seed)
 
 

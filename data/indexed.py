@@ -36,13 +36,13 @@ DTYPES: dict[int, type[np.integer[Any]]] = {  # Megatron's codes; 6 and 7 are fl
 
 
 def token_dtype(vocab_size: int) -> np.dtype[np.integer[Any]]:
-    """The smaller of the two types that Megatron-LM writes: uint16 where every id fits, else int32."""
+    """Return the smaller of the two types that Megatron-LM writes: uint16 where every id fits, else int32."""
     return np.dtype("<u2") if vocab_size <= 65536 else np.dtype("<i4")
 
 
 @dataclass(frozen=True)
 class IndexedTokens:
-    """An open `.bin`/`.idx` pair, memory-mapped: opening costs the same for a kilobyte and a terabyte."""
+    """Hold an open, memory-mapped `.bin`/`.idx` pair; opening costs the same for a kilobyte and a terabyte."""
 
     prefix: Path
     tokens: Integers
@@ -52,7 +52,7 @@ class IndexedTokens:
     """[num_documents]: byte offset in `.bin` at which each document begins."""
 
     def document_starts(self, start: int, stop: int) -> Int64s:
-        """Offsets, in tokens, strictly between `start` and `stop` at which a document begins.
+        """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins.
 
         Python's bisect rather than `numpy.searchsorted`: the memory-mapped offsets are not 8-byte aligned, and
         numpy would copy all of them at every call.
@@ -101,7 +101,7 @@ def open_indexed(prefix: Path) -> IndexedTokens:
 
 
 def _read_header(path: Path) -> tuple[np.dtype[np.integer[Any]], int, int]:
-    """(token dtype, number of sequences, number of document indices) of an `.idx` file, checked against its size."""
+    """Return an `.idx` file's (token dtype, number of sequences, number of document indices); check them by its size."""
     with path.open("rb") as file:
         header = file.read(HEADER.size)
     if header[: len(MAGIC)] != MAGIC:
@@ -127,7 +127,7 @@ def _read_header(path: Path) -> tuple[np.dtype[np.integer[Any]], int, int]:
 
 
 def _map(path: Path, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
-    """[count]: a plain array over mapped memory; a memmap object would make every slice several times slower."""
+    """Return a plain array [count] over mapped memory; a memmap object would make every slice several times slower."""
     if count == 0:
         return np.empty(0, dtype)  # an empty file cannot be mapped
     return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,)))
@@ -135,7 +135,7 @@ def _map(path: Path, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArr
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Size in bytes and xxh3-64 checksum (16 hex digits) of one file."""
+    """Hold the size in bytes and the xxh3-64 checksum (16 hex digits) of one file."""
 
     size: int
     xxh3_64: str

@@ -26,7 +26,7 @@ CALIBRATION_ROWS = 8
 
 
 class TrainBatches:
-    """The training batches of one rank.
+    """Read the training batches of one rank.
 
     Attributes:
         corpora: The open corpora and tasks by name, in the order of the configuration.
@@ -66,7 +66,7 @@ class TrainBatches:
         self._world_size = world_size
 
     def micro_batches(self, step: int) -> list[Batch]:
-        """This rank's micro-batches of step `step` (from 0), each of [micro_batch, sequence_length].
+        """Return this rank's micro-batches of step `step` (from 0), each of [micro_batch, sequence_length].
 
         Micro-batch i of rank r holds global samples samples_before(s) + (i*W + r)*m to + m, so which samples a step
         contains does not depend on the world size W, nor on the micro-batch size m.
@@ -87,20 +87,20 @@ class TrainBatches:
         ]
 
     def iterate(self, start_step: int, stop_step: int) -> Generator[list[Batch], None, None]:
-        """`micro_batches` of each step in [start_step, stop_step), read ahead in a background thread.
+        """Yield `micro_batches` of each step in [start_step, stop_step), read ahead in a background thread.
 
         Reading to the end or closing (`with contextlib.closing(...)`) stops the thread.
         """
         return prefetch(self.micro_batches(step) for step in range(start_step, stop_step))
 
     def epochs(self, steps: int) -> dict[str, float]:
-        """How many times `steps` steps read each training corpus, by name."""
+        """Return how many times `steps` steps read each training corpus, by name."""
         samples = self.order.samples_per_source(self.plan.samples_before(steps))
         return {source.name: samples[source.name] / source.num_windows for source in self.order.sources}
 
 
 class ValidationBatches:
-    """A fixed set of windows of one split, the same at every evaluation and for every world size.
+    """Read a fixed set of windows of one split, the same at every evaluation and for every world size.
 
     Rank r of W evaluates micro-batches r, r + W, r + 2W, ... Every rank yields the same number of batches, all of the
     same shape: where windows run out, rows are padding with every label -100 and sample_index -1.
@@ -145,7 +145,7 @@ class ValidationBatches:
         self._world_size = world_size
 
     def __len__(self) -> int:
-        """Batches that each rank yields."""
+        """Return the number of batches that each rank yields."""
         return -(-self.num_windows // (self._rows * self._world_size))
 
     def __iter__(self) -> Iterator[Batch]:
@@ -189,7 +189,10 @@ def open_source(source: SourceConfig) -> SampleSource:
 
 
 def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
-    """What to evaluate on, by name: `data.validation`, or the held-out split of each training corpus that has one."""
+    """Return the splits to evaluate on, by name.
+
+    They are those of `data.validation`, or the held-out split of each training corpus that has one.
+    """
     if config.validation:
         return {name: corpus.held_out for name, corpus in open_corpora(config.validation).items()}
     corpora = open_corpora(config.train)
@@ -232,7 +235,7 @@ def prefetch(items: Iterable[Item], depth: int = 2) -> Generator[Item, None, Non
 
 @dataclass(frozen=True)
 class _End:
-    """Marks the end of the queue, and why it ended."""
+    """Mark the end of the queue, and hold why it ended."""
 
     error: BaseException | None
 
@@ -249,7 +252,7 @@ def _check_same_tokenizer(corpora: dict[str, SampleSource]) -> None:
 
 
 def calibration_batches(source: SampleSource, length: int, sequences: int) -> Iterator[torch.Tensor]:
-    """Token ids [B, T] of windows spread evenly over the training split, at most `CALIBRATION_ROWS` in a batch."""
+    """Yield token ids [B, T] of windows spread evenly over the training split, up to `CALIBRATION_ROWS` in a batch."""
     split = source.splits["train"]
     available = split.training_windows(length)
     numbers = [i * available // min(sequences, available) for i in range(min(sequences, available))]

@@ -30,12 +30,12 @@ LARGEST = 2**62
 
 
 def derive_key(*parts: object) -> int:
-    """64-bit key from any printable parts; a change in any of them gives an unrelated key."""
+    """Return a 64-bit key from any printable parts; a change in any of them gives an unrelated key."""
     return int.from_bytes(blake2b(repr(parts).encode(), digest_size=8).digest(), "little")
 
 
 def subkey(key: int | UInt64s, number: int | Int64s) -> UInt64s:
-    """Element `number` of the splitmix64 stream that starts at `key`: many keys out of one, by arithmetic alone."""
+    """Return element `number` of the splitmix64 stream from `key` on: many keys out of one, by arithmetic alone."""
     with np.errstate(over="ignore"):  # sums and products are meant modulo 2^64, here and in _scramble
         steps = (np.asarray(number, np.int64).astype(np.uint64) + np.uint64(1)) * GOLDEN
         return _scramble(np.asarray(key, np.uint64) + steps)
@@ -76,7 +76,7 @@ def permute(index: npt.ArrayLike, size: int, key: int | UInt64s) -> Int64s:
 
 
 def _feistel(value: UInt64s, half_bits: int, key: UInt64s) -> UInt64s:
-    """One pass of the network over 2 x half_bits bits: swap the halves, and hide one behind a hash of the other."""
+    """Run one pass of the network over 2 x half_bits bits: swap the halves, and hide one behind a hash of the other."""
     bits = np.uint64(half_bits)
     mask = np.uint64((1 << half_bits) - 1)
     left, right = value >> bits, value & mask
@@ -87,7 +87,7 @@ def _feistel(value: UInt64s, half_bits: int, key: UInt64s) -> UInt64s:
 
 
 def _scramble(value: UInt64s) -> UInt64s:
-    """The splitmix64 finalizer: every output bit depends on every input bit."""
+    """Apply the splitmix64 finalizer: every output bit depends on every input bit."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     scrambled: UInt64s = value ^ (value >> np.uint64(31))
@@ -96,7 +96,7 @@ def _scramble(value: UInt64s) -> UInt64s:
 
 @dataclass(frozen=True)
 class OrderedSource:
-    """What the order needs to know of one corpus."""
+    """State what the order needs to know of one corpus."""
 
     name: str
     fingerprint: str
@@ -107,7 +107,7 @@ class OrderedSource:
 
 @dataclass(frozen=True)
 class Location:
-    """Where some samples lie; three arrays of the shape that was asked for."""
+    """Hold where some samples lie, in three arrays of the shape that was asked for."""
 
     source: Int64s
     epoch: Int64s
@@ -115,7 +115,7 @@ class Location:
 
 
 class TrainOrder:
-    """The infinite order of training samples over a weighted mixture of corpora."""
+    """Order training samples, without end, over a weighted mixture of corpora."""
 
     def __init__(self, sources: Sequence[OrderedSource], seed: int) -> None:
         """Lay out one cycle of the mixture.
@@ -166,14 +166,14 @@ class TrainOrder:
         return Location(source, epoch, window)
 
     def samples_per_source(self, samples: int) -> dict[str, int]:
-        """How many of the first `samples` samples come from each corpus."""
+        """Return how many of the first `samples` samples come from each corpus."""
         cycles, rest = divmod(samples, CYCLE)
         counts = cycles * self._per_cycle + np.bincount(self._source_of_slot[:rest], minlength=len(self.sources))
         return {source.name: int(count) for source, count in zip(self.sources, counts, strict=True)}
 
 
 def _apportion(weights: Sequence[float], seats: int) -> Int64s:
-    """[len(weights)]: whole numbers in proportion to the weights that add up to `seats`, by largest remainder."""
+    """Return whole numbers [len(weights)] in proportion to the weights that add up to `seats`, by largest remainder."""
     exact = np.array(weights, np.float64) / np.sum(weights) * seats
     counts: Int64s = np.floor(exact).astype(np.int64)
     leftover = np.argsort(counts - exact, kind="stable")[: seats - int(counts.sum())]

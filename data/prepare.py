@@ -60,7 +60,7 @@ CORPUS = FolderKind(
 
 @dataclass(frozen=True)
 class Request:
-    """What to prepare."""
+    """State what to prepare."""
 
     sources: Sources
     tokenizer: str
@@ -71,7 +71,7 @@ class Request:
     overwrite: bool = False
 
     def identity(self) -> dict[str, Any]:
-        """Everything that shapes the corpus. The number of workers does not; the content of the files does."""
+        """Return everything that shapes the corpus: the content of the files does, the number of workers does not."""
         local = Path(self.tokenizer) / "tokenizer.json"
         return {
             "source": list(self.sources.specs),
@@ -87,7 +87,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """What there is now."""
+    """Hold the corpus that there is now."""
 
     output: Path
     manifest: Manifest
@@ -246,7 +246,7 @@ def _check_space(request: Request, found: Survey, token_bytes: int, folder: Path
 
 
 def unigram_entropy(train: Int64s, validation: Int64s) -> float:
-    """Nats per validation token under the train token counts, one added to each so that none is impossible.
+    """Return nats per validation token under the train token counts, one added to each so that none is impossible.
 
     Args:
         train: [vocab_size] counts.

@@ -11,7 +11,7 @@ LOG_INTERVAL = 30.0
 
 
 class Progress:
-    """Counts bytes of text."""
+    """Count bytes of text."""
 
     def __init__(self, label: str, total: int | None, log: Callable[[str], None]) -> None:
         """Start counting.

@@ -22,7 +22,7 @@ import xxhash
 
 @dataclass(frozen=True)
 class Sources:
-    """What to read, and how."""
+    """State which sources to read, and how."""
 
     specs: tuple[str, ...]
     text_key: str = "text"
@@ -31,7 +31,7 @@ class Sources:
     """Cuts plain-text files into documents; None: one document per file."""
 
     def fingerprint(self) -> str:
-        """Hash of the names, sizes and modification times of all files; of the name alone for a dataset on the hub.
+        """Return a hash of the names, sizes and modification times of all files; of a dataset on the hub, of its name.
 
         Raises:
             ValueError: a source names no file.
@@ -149,7 +149,7 @@ def _no_field(key: str, fields: Any, where: str) -> str:
 
 
 def _encodable(text: str) -> bool:
-    """False for half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+    """Return False for half a surrogate pair, which JSON can spell and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -158,7 +158,7 @@ def _encodable(text: str) -> bool:
 
 
 def _files_of(spec: str) -> list[Path]:
-    """The local files of a source, sorted; none for a dataset on the hub.
+    """Return the local files of a source, sorted; none for a dataset on the hub.
 
     Raises:
         ValueError: there is no such file.
@@ -179,7 +179,7 @@ def _files_of(spec: str) -> list[Path]:
 
 
 def _files_under(folder: Path) -> list[Path]:
-    """Files at any depth, without hidden ones, installed packages and caches."""
+    """Return files at any depth, without hidden ones, installed packages and caches."""
     left_out = {"site-packages", "dist-packages", "__pycache__"}
     return sorted(
         path

@@ -15,7 +15,7 @@ IGNORED = -100
 
 
 class Window(NamedTuple):
-    """One sample before it is padded to the batch's length: n inputs and what to predict after each."""
+    """Hold one sample before it is padded to the batch's length: n inputs and what to predict after each."""
 
     inputs: npt.NDArray[np.integer]
     """[n]"""
@@ -26,56 +26,59 @@ class Window(NamedTuple):
 
 
 class WindowStream(Protocol):
-    """Windows by number: one split of a source. `read` is a pure function."""
+    """Read one split of a source in windows by number; `read` is a pure function."""
 
     @property
     def name(self) -> str:
-        """Which split."""
+        """Return the name of the split."""
 
     @property
     def has_answers(self) -> bool:
-        """Whether the labels are the answers of examples, to be scored by exact match."""
+        """Return whether the labels are the answers of examples, to be scored by exact match."""
 
     def training_windows(self, length: int) -> int:
-        """Windows of `length` tokens in one epoch. Raises ValueError when there is none."""
+        """Return the number of windows of `length` tokens in one epoch. Raises ValueError when there is none."""
 
     def evaluation_windows(self, length: int) -> int:
-        """Windows that together are the whole split. Raises ValueError when there is nothing to predict."""
+        """Return the number of windows that together are the whole split.
+
+        Raises ValueError when there is nothing to predict.
+        """
 
     def read(self, number: int, length: int) -> Window:
-        """Window `number`, of at most `length` tokens."""
+        """Read window `number`, of at most `length` tokens."""
 
     def bits_per_byte(self, loss: float) -> float | None:
-        """A loss in nats per token as bits per byte of source text; None where there is no text."""
+        """Return a loss in nats per token as bits per byte of source text; None where there is no text."""
 
 
 class SampleSource(Protocol):
-    """Where samples come from. Its text in messages is `str(source)`."""
+    """Supply samples, by split; `str(source)` is how messages name it."""
 
     @property
     def name(self) -> str:
-        """Label in metrics, unless the configuration gives another."""
+        """Return the label in metrics, unless the configuration gives another."""
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the samples: one input of their order, and what a resume compares."""
+        """Return the identity of the samples: one input of their order, and what a resume compares."""
 
     @property
     def splits(self) -> Mapping[str, WindowStream]:
-        """At least "train"; "validation" where something is held out."""
+        """Return at least "train", and "validation" where something is held out."""
 
     @property
     def held_out(self) -> WindowStream:
-        """What to evaluate on."""
+        """Return the split to evaluate on."""
 
     @property
     def vocab_size(self) -> int | None:
-        """Number of token ids; None when unknown."""
+        """Return the number of token ids; None when unknown."""
 
     @property
     def tokenizer_path(self) -> Path | None:
-        """Folder of the tokenizer; None where there is none."""
+        """Return the folder of the tokenizer; None where there is none."""
 
     @property
     def tokenizer_sha256(self) -> str | None:
-        """Which tokenizer made the tokens; None where there is none."""
+        """Return the hash of the tokenizer that made the tokens; None where there is none."""

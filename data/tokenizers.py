@@ -47,7 +47,7 @@ the text grows (31 MB of Python source: 180 s, 8 MB: 30 s, on two busy cores).""
 
 
 def trained_size(spec: str) -> int | None:
-    """The N of train-bpe:N or train-unigram:N; None for a tokenizer that needs no training.
+    """Return the N of train-bpe:N or train-unigram:N; None for a tokenizer that needs no training.
 
     Raises:
         ValueError: N is not a number, or too small to spell any text.
@@ -67,7 +67,7 @@ def trained_size(spec: str) -> int | None:
 
 
 def sample_bytes(spec: str) -> int:
-    """How much text the tokenizer trains on, at most; 0 for one that needs no training."""
+    """Return how many bytes of text the tokenizer trains on, at most; 0 for one that needs no training."""
     return SAMPLE_BYTES.get(spec.partition(":")[0], 0)
 
 
@@ -109,7 +109,7 @@ def build_tokenizer(spec: str, sample: Iterable[str], folder: Path) -> None:
 
 
 def _bytes_only() -> Tokenizer:
-    """Byte-level BPE with no merges, its 256 tokens numbered by the byte they stand for."""
+    """Build a byte-level BPE with no merges, its 256 tokens numbered by the byte they stand for."""
     return _byte_level(Tokenizer(models.BPE(vocab=_byte_vocabulary(), merges=[])), use_regex=False)
 
 
@@ -128,7 +128,7 @@ def _byte_level(tokenizer: Tokenizer, use_regex: bool) -> Tokenizer:
 
 
 def _byte_vocabulary() -> dict[str, int]:
-    """GPT-2's printable stand-in for each byte: itself if it can be seen, else the next character from U+0100 on."""
+    """Return GPT-2's printable stand-in for each byte: itself if visible, else the next character from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))
     return {chr(byte if byte in visible else next(hidden)): byte for byte in range(256)}
@@ -218,7 +218,7 @@ def _adopt(spec: str, folder: Path) -> None:
 
 
 def _is_generic(folder: Path) -> bool:
-    """Whether tokenizer.json says everything: no model's own class adds to it when transformers loads it."""
+    """Return whether tokenizer.json says everything: no model's own class adds to it when transformers loads it."""
     if not ((folder / TOKENIZER).is_file() and (folder / CONFIG).is_file()):
         return False
     config = json.loads((folder / CONFIG).read_text())
@@ -226,7 +226,7 @@ def _is_generic(folder: Path) -> bool:
 
 
 class Encoder:
-    """A tokenizer folder, ready to encode documents.
+    """Encode documents by the tokenizer in a folder.
 
     Attributes:
         vocab_size: Number of ids, the end-of-text token included.
@@ -259,7 +259,7 @@ class Encoder:
         self.dtype = token_dtype(self.vocab_size)
 
     def encode(self, text: str) -> Integers:
-        """[length]: the ids of one document and the end-of-text token."""
+        """Return the ids [length] of one document and the end-of-text token."""
         if self._bytes_only:  # the same ids, some 800 times faster
             ids: Any = np.frombuffer(text.encode(), np.uint8)
         else:
@@ -271,5 +271,5 @@ class Encoder:
 
 
 def tokenizer_sha256(folder: Path) -> str:
-    """Identity of a tokenizer: the hash of its tokenizer.json."""
+    """Return the identity of a tokenizer: the hash of its tokenizer.json."""
     return hashlib.sha256((folder / TOKENIZER).read_bytes()).hexdigest()

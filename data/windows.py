@@ -10,7 +10,7 @@ from plumbline.data.streams import IGNORED, WindowStream
 
 
 class Batch(TypedDict):
-    """One micro-batch of b samples of T tokens."""
+    """Hold one micro-batch of b samples of T tokens."""
 
     input_ids: torch.Tensor
     """int64 [b, T]"""

@@ -19,7 +19,10 @@ FIRST_DIGIT = 3
 
 
 class AdditionConfig(DrawnTaskConfig):
-    """Decimal addition. Token 1 is plus, 2 is equals, 3 to 12 are the digits. a + b and b + a are two examples."""
+    """Configure decimal addition.
+
+    Token 1 is plus, 2 is equals, 3 to 12 are the digits. a + b and b + a are two examples.
+    """
 
     name: Literal["addition"] = "addition"
     """Which task."""
@@ -30,16 +33,16 @@ class AdditionConfig(DrawnTaskConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Padding, plus, equals, ten digits."""
+        """Return the number of ids: padding, plus, equals and ten digits."""
         return FIRST_DIGIT + 10
 
     @property
     def longest(self) -> int:
-        """Tokens of every example; its last answer is not read."""
+        """Return the number of tokens of every example; its last answer is not read."""
         return 2 * (self.digits + 1) + self.digits
 
     def draw(self, draws: Draws) -> Example:
-        """One random example."""
+        """Draw one random example."""
         first, second = draws.integers(2 * self.digits, 10).reshape(2, self.digits).tolist()
         total, carry = [], 0
         for one, other in zip(first, second, strict=True):
@@ -53,7 +56,7 @@ class AdditionConfig(DrawnTaskConfig):
         return answering(sequence, np.arange(len(sequence)) >= len(sequence) - len(answer))
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Two other summands."""
+        """Ask for the sum of two other summands."""
         asked: Int64s = tokens.copy()
         places = np.delete(np.arange(2 * self.digits + 1), self.digits)
         asked[places] = FIRST_DIGIT + draws.integers(2 * self.digits, 10)

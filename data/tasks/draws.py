@@ -7,7 +7,7 @@ from plumbline.data.order import UInt64s, subkey
 
 
 class Draws:
-    """The stream of random numbers that a key selects; each call goes on where the last one ended."""
+    """Draw from the stream of random numbers that a key selects; each call goes on where the last one ended."""
 
     def __init__(self, key: int) -> None:
         """Start the stream of a key of 64 bits, see `order.derive_key`."""
@@ -15,17 +15,17 @@ class Draws:
         self._used = 0
 
     def integers(self, count: int, bound: int) -> Int64s:
-        """[count]: integers in [0, bound), even but for bound / 2^64."""
+        """Draw integers [count] in [0, bound), even but for bound / 2^64."""
         numbers: Int64s = (self._words(count) % np.uint64(bound)).astype(np.int64)
         return numbers
 
     def numbers(self, count: int) -> list[int]:
-        """`count` integers below 2^62, for loops that take each modulo what they choose from."""
+        """Draw `count` integers below 2^62, for loops that take each modulo what they choose from."""
         numbers: list[int] = self.integers(count, 2**62).tolist()
         return numbers
 
     def distinct(self, count: int, bound: int) -> Int64s:
-        """[count]: different integers in [0, bound), in random order."""
+        """Draw different integers [count] in [0, bound), in random order."""
         order: Int64s = np.argsort(self._words(bound), kind="stable")
         return order[:count]
 

@@ -17,7 +17,7 @@ FIRST_NODE = 4
 
 
 def spell(edges: Int64s, asked: Sequence[int], answer: Int64s) -> Example:
-    """The example of some edges, a question and an answer; nodes are numbers from 0 on.
+    """Return the example of some edges, a question and an answer; nodes are numbers from 0 on.
 
     Args:
         edges: [E, 2], in the order to be read.
@@ -34,18 +34,18 @@ def spell(edges: Int64s, asked: Sequence[int], answer: Int64s) -> Example:
 
 
 def prompt_length(edges: int, asked: int) -> int:
-    """Tokens up to the equals sign, of so many edges and nodes asked about."""
+    """Return the number of tokens up to the equals sign, of so many edges and nodes asked about."""
     return 3 * edges + asked + 1
 
 
 def edges_of(tokens: Int64s) -> Int64s:
-    """[E, 2]: the tokens of the edges that a text by `spell` lists."""
+    """Return the tokens [E, 2] of the edges that a text by `spell` lists."""
     end = int(np.argmax(tokens == SLASH))
     return np.stack((tokens[0:end:3], tokens[1:end:3]), axis=1)
 
 
 def asked_of(tokens: Int64s) -> Int64s:
-    """[Q]: the tokens of the nodes that a text by `spell` asks about."""
+    """Return the tokens [Q] of the nodes that a text by `spell` asks about."""
     slash, equals = (int(np.argmax(tokens == sign)) for sign in (SLASH, EQUALS))
     asked: Int64s = tokens[slash + 1 : equals]
     return asked

@@ -18,7 +18,7 @@ FIRST_SYMBOL = 1
 
 
 class InductionConfig(DrawnTaskConfig):
-    """K-hop induction, asked at every place that has an answer. Tokens from 1 on are the symbols."""
+    """Configure K-hop induction, asked at every place that has an answer. Tokens from 1 on are the symbols."""
 
     name: Literal["induction"] = "induction"
     """Which task."""
@@ -31,16 +31,16 @@ class InductionConfig(DrawnTaskConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Padding and symbols."""
+        """Return the number of ids: padding and symbols."""
         return FIRST_SYMBOL + self.symbols
 
     @property
     def longest(self) -> int:
-        """Tokens of every example."""
+        """Return the number of tokens of every example."""
         return self.length
 
     def draw(self, draws: Draws) -> Example:
-        """One random example."""
+        """Draw one random example."""
         tokens = FIRST_SYMBOL + draws.integers(self.length, self.symbols)
         found = after_last_occurrence(tokens)
         places = np.arange(self.length)
@@ -49,12 +49,12 @@ class InductionConfig(DrawnTaskConfig):
         return Example(tokens, np.where(places >= 0, tokens[places], IGNORED))
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Other symbols throughout: the text is the question."""
+        """Replace the symbols throughout, since the text itself is the question."""
         return FIRST_SYMBOL + draws.integers(len(tokens), self.symbols)
 
 
 def after_last_occurrence(tokens: Int64s) -> Int64s:
-    """[n]: for each place, the place after the last earlier occurrence of its token; -1 where there is none."""
+    """Return, for each place [n], the place after the last earlier occurrence of its token; -1 where there is none."""
     after: dict[int, int] = {}
     found = []
     for place, token in enumerate(tokens.tolist()):

@@ -19,7 +19,7 @@ from plumbline.data.tasks.task import DrawnTaskConfig, Example
 
 
 class MazeConfig(DrawnTaskConfig):
-    """Path finding in a maze. Token 1 is |, 2 is /, 3 is =, then the cells, row by row.
+    """Configure path finding in a maze. Token 1 is |, 2 is /, 3 is =, then the cells, row by row.
 
     Two cells are written side by side where there is no wall between them, in random order. Origin and target are any
     two different cells.
@@ -36,16 +36,16 @@ class MazeConfig(DrawnTaskConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Padding, three signs, cells."""
+        """Return the number of ids: padding, three signs and cells."""
         return FIRST_NODE + self._cells
 
     @property
     def longest(self) -> int:
-        """Tokens of a maze whose way leads through every cell; the last answer is not read."""
+        """Return the number of tokens of a maze whose way leads through every cell; the last answer is not read."""
         return prompt_length(self._cells - 1, 2) + self._cells - 1
 
     def draw(self, draws: Draws) -> Example:
-        """One random example."""
+        """Draw one random example."""
         entered_from = carve(self.side, draws.numbers(self._cells))
         edges = np.array([(cell, before) for cell, before in entered_from.items() if before >= 0], np.int64)
         turned = draws.integers(len(edges), 2) == 1
@@ -55,7 +55,7 @@ class MazeConfig(DrawnTaskConfig):
         return spell(edges, (origin, target), FIRST_NODE + np.array(way(entered_from, origin, target), np.int64))
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Another cell is the target."""
+        """Make another cell the target."""
         asked: Int64s = tokens.copy()
         target = prompt_length(self._cells - 1, 2) - 2
         others = np.setdiff1d(FIRST_NODE + np.arange(self._cells), tokens[target - 1 : target + 1])
@@ -63,14 +63,16 @@ class MazeConfig(DrawnTaskConfig):
         return asked
 
     def walls_of(self, tokens: Int64s) -> list[tuple[int, int]]:
-        """Pairs of neighbouring cells, numbered from 0 on, with a wall between them, by the tokens of an example."""
+        """Return the pairs of neighbouring cells, numbered from 0 on, that an example's tokens put a wall between.
+        Return the cells from origin to target, both included: up to where their ways to the first cell meet, then down.
+        """
         passages = {(min(pair), max(pair)) for pair in (edges_of(tokens) - FIRST_NODE).tolist()}
         pairs = ((cell, other) for cell, others in enumerate(lattice(self.side)) for other in others if cell < other)
         return [pair for pair in pairs if pair not in passages]
 
 
 def carve(side: int, numbers: list[int]) -> dict[int, int]:
-    """Each cell of a random maze -> the cell that it was entered from; -1 for the first.
+    """Map each cell of a random maze to the cell that it was entered from; -1 for the first.
 
     Args:
         side: cells along each side.
@@ -91,7 +93,7 @@ def carve(side: int, numbers: list[int]) -> dict[int, int]:
 
 @lru_cache
 def lattice(side: int) -> tuple[tuple[int, ...], ...]:
-    """The two to four neighbours of each cell."""
+    """Return the two to four neighbours of each cell."""
     cells = [divmod(cell, side) for cell in range(side**2)]
     return tuple(
         tuple(other for other, (y, x) in enumerate(cells) if abs(y - row) + abs(x - column) == 1)
@@ -100,7 +102,10 @@ def lattice(side: int) -> tuple[tuple[int, ...], ...]:
 
 
 def way(entered_from: dict[int, int], origin: int, target: int) -> list[int]:
-    """Cells from origin to target, both included: up to where the two ways to the first cell meet, and down."""
+    """Return the cells from origin to target, both included.
+
+    Their ways to the first cell are followed up to where they meet, and then down to the target.
+    """
     up, down = [origin], [target]
     while up[-1] >= 0:
         up.append(entered_from[up[-1]])

@@ -21,7 +21,7 @@ FIRST_SYMBOL = 1
 
 
 class MemorizationConfig(TaskConfig):
-    """A random map. A key is two symbols, whose ids start at 1; those of the values follow."""
+    """Configure a random map. A key is two symbols, whose ids start at 1; those of the values follow."""
 
     name: Literal["memorization"] = "memorization"
     """Which task."""
@@ -43,27 +43,27 @@ class MemorizationConfig(TaskConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Padding, symbols, values."""
+        """Return the number of ids: padding, symbols and values."""
         return FIRST_SYMBOL + self.symbols + self.values
 
     @property
     def longest(self) -> int:
-        """Tokens of a key."""
+        """Return the number of tokens of a key."""
         return 2
 
     def num_examples(self, split: SplitName) -> int:  # noqa: ARG002 - both splits are the map
-        """Every entry of the map, in both splits."""
+        """Return the number of entries of the map, in both splits."""
         return self.entries
 
     def example(self, split: SplitName, number: int) -> Example:  # noqa: ARG002 - both splits are the map
-        """Entry `number` of the map."""
+        """Return entry `number` of the map."""
         value = Draws(derive_key(self.name, self.seed, number)).integers(1, self.values)[0]
         first, second = divmod(number, self.symbols)
         sequence = FIRST_SYMBOL + np.array([first, second, self.symbols + value], np.int64)
         return answering(sequence, np.array([False, False, True]))
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Another key."""
+        """Ask for another key."""
         first, second = (tokens - FIRST_SYMBOL).tolist()
         step = 1 + int(draws.integers(1, max(1, self.entries - 1))[0])
         other = divmod((first * self.symbols + second + step) % self.entries, self.symbols)

@@ -45,7 +45,7 @@ FEWEST_STEPS, MOST_STEPS = 3, 6
 
 
 class ReachabilityConfig(DrawnTaskConfig):
-    """Reachability in a directed graph without cycles. The edges come in random order, the two candidates as well.
+    """Configure reachability in a directed graph without cycles, whose edges and two candidates come in random order.
 
     Symbols: token 1 is |, 2 is /, 3 is =, then the nodes. Words: tokens 1 to 7 are the words, then the nodes.
     """
@@ -63,12 +63,12 @@ class ReachabilityConfig(DrawnTaskConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Padding, signs or words, nodes."""
+        """Return the number of ids: padding, signs or words, and nodes."""
         return self._first + self.nodes
 
     @property
     def longest(self) -> int:
-        """Tokens of an example with the most edges and steps that occur; its last answer is not read."""
+        """Return the most tokens that an example can have by its edges and steps; its last answer is not read."""
         if self.form == "symbols":
             prompt, chain = prompt_length(self._most_edges, 3), MOST_STEPS + 1
         else:
@@ -84,7 +84,7 @@ class ReachabilityConfig(DrawnTaskConfig):
         return 2 * self.nodes
 
     def draw(self, draws: Draws) -> Example:
-        """One random example."""
+        """Draw one random example."""
         graph = grow(self.nodes, iter(draws.numbers(MOST_NUMBERS * self.nodes)))
         while len(graph.ends) < 2 or sum(map(len, graph.parents)) > self._most_edges:
             graph = grow(self.nodes, iter(draws.numbers(MOST_NUMBERS * self.nodes)))
@@ -102,7 +102,7 @@ class ReachabilityConfig(DrawnTaskConfig):
         return _spell_in_words(edges, candidates, path[0], steps, path[-1])
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Another root, from which the other candidate is reached."""
+        """Ask about another root, from which the other candidate is reached."""
         edges, places = self.question_of(tokens)
         one, other, root = tokens[places].tolist()
         mine, theirs = ancestors(edges, one), ancestors(edges, other)
@@ -114,7 +114,7 @@ class ReachabilityConfig(DrawnTaskConfig):
         return asked
 
     def question_of(self, tokens: Int64s) -> "Question":
-        """What the tokens of an example say."""
+        """Return what the tokens of an example say."""
         if self.form == "symbols":
             edges = edges_of(tokens)
             return Question(edges, 3 * len(edges) + np.arange(3))
@@ -124,7 +124,7 @@ class ReachabilityConfig(DrawnTaskConfig):
 
 
 class Question(NamedTuple):
-    """A graph by the tokens of its nodes, and what is asked about it."""
+    """Hold a graph by the tokens of its nodes, and what is asked about it."""
 
     edges: Int64s
     """[E, 2]: parent, child."""
@@ -133,7 +133,7 @@ class Question(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """Nodes 0 and 1 are the roots; edges lead from lower to higher numbers."""
+    """Hold a graph whose nodes 0 and 1 are the roots and whose edges lead from lower to higher numbers."""
 
     parents: list[list[int]]
     """Of each node."""
@@ -143,7 +143,7 @@ class Graph(NamedTuple):
     """For each root the furthest leaf that only this root leads to, if it is 3 to 6 steps away; else none."""
 
     def shortest_path(self, node: int, names: Sequence[int]) -> list[int]:
-        """Names from the root to a node that one root leads to; of several paths the first in the order of names."""
+        """Return the names from the root to a node that one root leads to; of several paths the first by the names."""
         if node < 2:
             return [names[node]]
         before = [p for p in self.parents[node] if self.depth[p] == self.depth[node] - 1 and (p < 2 or self.depth[p])]
@@ -178,7 +178,7 @@ def grow(nodes: int, numbers: Iterator[int]) -> Graph:
 
 
 def _choose(items: list[int], weights: list[int], count: int, numbers: Iterator[int]) -> list[int]:
-    """Up to `count` different items, likely in proportion to their weights; both lists are used up."""
+    """Choose up to `count` different items, likely in proportion to their weights; both lists are used up."""
     chosen = []
     for _ in range(min(count, len(items))):
         rest, place = next(numbers) % sum(weights), 0
@@ -191,7 +191,7 @@ def _choose(items: list[int], weights: list[int], count: int, numbers: Iterator[
 
 
 def _spell_in_words(edges: Int64s, candidates: Sequence[int], root: int, steps: Sequence[int], answer: int) -> Example:
-    """The example of some named edges [E, 2] in the order to be read; `steps` is the path to be answered, if any."""
+    """Return the example of named edges [E, 2] in the order to be read; `steps` is the path to be answered, if any."""
     has_parents = set(edges[:, 1].tolist())
 
     def sentence(parent: int, child: int) -> list[int]:
@@ -208,7 +208,7 @@ def _spell_in_words(edges: Int64s, candidates: Sequence[int], root: int, steps: 
 
 
 def ancestors(edges: Int64s, node: int) -> set[int]:
-    """A node and all from which it can be reached along the edges [E, 2]."""
+    """Return a node and all from which it can be reached along the edges [E, 2]."""
     parents: dict[int, list[int]] = {}
     for parent, child in edges.tolist():
         parents.setdefault(child, []).append(parent)

@@ -20,7 +20,7 @@ FIRST_KEY = 2
 
 
 class RetrievalConfig(DrawnTaskConfig):
-    """Key-value retrieval. Token 1 ends the pairs; then come the ids of the keys, then those of the values."""
+    """Configure key-value retrieval. Token 1 ends the pairs; the ids of the keys follow, then those of the values."""
 
     name: Literal["retrieval"] = "retrieval"
     """Which task."""
@@ -43,16 +43,16 @@ class RetrievalConfig(DrawnTaskConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Padding, the end of the pairs, keys, values."""
+        """Return the number of ids: padding, the end of the pairs, keys and values."""
         return FIRST_KEY + self.keys + self.values
 
     @property
     def longest(self) -> int:
-        """Tokens of an example of `pairs` pairs; its last answer is not read."""
+        """Return the number of tokens of an example of `pairs` pairs; its last answer is not read."""
         return 2 * self.pairs + 1 + 2 * self.queries - 1
 
     def draw(self, draws: Draws) -> Example:
-        """One random example."""
+        """Draw one random example."""
         count = 1 + int(draws.integers(1, self.pairs)[0])
         keys = FIRST_KEY + draws.distinct(count, self.keys)
         values = FIRST_KEY + self.keys + draws.integers(count, self.values)
@@ -64,7 +64,7 @@ class RetrievalConfig(DrawnTaskConfig):
         return answering(sequence, is_answer)
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Other keys of the same pairs; of a single pair there is none."""
+        """Ask for other keys of the same pairs; of a single pair there is none."""
         asked: Int64s = tokens.copy()
         end = int(np.argmax(tokens == QUERY))
         keys, queries = tokens[:end:2], tokens[end + 1 :: 2]

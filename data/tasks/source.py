@@ -16,7 +16,7 @@ KEPT = 2**19
 
 @dataclass(frozen=True)
 class TaskStream:
-    """The examples of one split, each padded to a sample by itself.
+    """Read the examples of one split, each padded to a sample by itself.
 
     Padding has the label -100 and is a document of its own. In a causal model nothing before it can see it.
     """
@@ -29,7 +29,7 @@ class TaskStream:
     _kept: dict[int, Example] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def training_windows(self, length: int) -> int:
-        """Examples.
+        """Return the number of examples.
 
         Raises:
             ValueError: some do not fit into `length` tokens.
@@ -42,11 +42,11 @@ class TaskStream:
         return self.task.num_examples(self.name)
 
     def evaluation_windows(self, length: int) -> int:
-        """As `training_windows`."""
+        """Return the same number as `training_windows`."""
         return self.training_windows(length)
 
     def read(self, number: int, length: int) -> Window:
-        """Example `number`."""
+        """Read example `number`."""
         tokens, labels = self._example(number)
         return Window(tokens, labels, begins=np.arange(len(tokens), min(len(tokens) + 1, length)))
 
@@ -60,11 +60,11 @@ class TaskStream:
         return example
 
     def bits_per_byte(self, loss: float) -> None:
-        """None: there is no text."""
+        """Return None, since there is no text."""
 
 
 class TaskSource:
-    """A task as a source of samples. It has no tokenizer, like a bare Megatron-LM pair."""
+    """Supply the samples of a task, which has no tokenizer, like a bare Megatron-LM pair."""
 
     tokenizer_path: Path | None = None
     tokenizer_sha256: str | None = None
@@ -90,5 +90,5 @@ class TaskSource:
 
     @property
     def held_out(self) -> TaskStream:
-        """The examples that are not trained on."""
+        """Return the examples that are not trained on."""
         return self.splits["validation"]

@@ -20,7 +20,10 @@ from plumbline.data.tasks.task import DrawnTaskConfig, Example
 
 
 class StarGraphConfig(DrawnTaskConfig):
-    """Path finding in a star. Token 1 is |, 2 is /, 3 is =, the labels follow; the edges come in random order."""
+    """Configure path finding in a star.
+
+    Token 1 is |, 2 is /, 3 is =, the labels follow; the edges come in random order.
+    """
 
     name: Literal["star_graph"] = "star_graph"
     """Which task."""
@@ -50,16 +53,16 @@ class StarGraphConfig(DrawnTaskConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Padding, three signs, labels."""
+        """Return the number of ids: padding, three signs and labels."""
         return FIRST_NODE + self.nodes
 
     @property
     def longest(self) -> int:
-        """Tokens of every example; its last answer is not read."""
+        """Return the number of tokens of every example; its last answer is not read."""
         return prompt_length(self._edges, 2) + self.path_length - 1
 
     def draw(self, draws: Draws) -> Example:
-        """One random example."""
+        """Draw one random example."""
         labels = draws.distinct(1 + self._edges, self.nodes)
         arms = labels[1:].reshape(self.arms, self.path_length - 1)  # (d, l - 1)
         walks = np.concatenate((np.full((self.arms, 1), labels[0]), arms), axis=1)  # (d, l), each from the source
@@ -73,7 +76,7 @@ class StarGraphConfig(DrawnTaskConfig):
         )
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """The end of another arm is the goal."""
+        """Make the end of another arm the goal."""
         star = self.star_of(tokens)
         others = sorted(arm[-1] for arm in star.arms if arm[-1] != star.goal)
         asked: Int64s = tokens.copy()
@@ -81,7 +84,7 @@ class StarGraphConfig(DrawnTaskConfig):
         return asked
 
     def star_of(self, tokens: Int64s) -> "Star":
-        """What the tokens of an example say."""
+        """Return what the tokens of an example say."""
         edges = edges_of(tokens)
         source, goal = asked_of(tokens).tolist()
         after: dict[int, list[int]] = {}
@@ -95,7 +98,7 @@ class StarGraphConfig(DrawnTaskConfig):
 
 
 class Star(NamedTuple):
-    """A star graph by the tokens of its nodes."""
+    """Hold a star graph by the tokens of its nodes."""
 
     source: int
     goal: int

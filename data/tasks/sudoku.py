@@ -33,7 +33,7 @@ RENAMINGS = 24
 
 
 class SudokuConfig(DrawnTaskConfig):
-    """Sudoku with a unique solution. Token 1 is a blank, 2 is =, then the digits."""
+    """Configure Sudoku with a unique solution. Token 1 is a blank, 2 is =, then the digits."""
 
     name: Literal["sudoku"] = "sudoku"
     """Which task."""
@@ -63,16 +63,19 @@ class SudokuConfig(DrawnTaskConfig):
 
     @property
     def vocab_size(self) -> int:
-        """Padding, blank, equals, digits."""
+        """Return the number of ids: padding, blank, equals and digits."""
         return FIRST_DIGIT + self.size
 
     @property
     def longest(self) -> int:
-        """Tokens of every example; its last answer is not read."""
+        """Return the number of tokens of every example; its last answer is not read."""
         return 2 * self._cells
 
     def candidates(self, split: SplitName, number: int) -> Iterator[Example]:
-        """One puzzle under other and other names of its digits, then another: names are drawn sooner than puzzles."""
+        """Yield one puzzle under one naming of its digits after another, then another puzzle.
+
+        Names are drawn sooner than puzzles.
+        """
         for attempt in range(ATTEMPTS):
             if attempt % RENAMINGS == 0:
                 puzzle = self._puzzle(Draws(derive_key(self.name, self.seed, split, number, attempt)))
@@ -81,14 +84,14 @@ class SudokuConfig(DrawnTaskConfig):
             yield self._answering(renamed[puzzle])
 
     def draw(self, draws: Draws) -> Example:
-        """One random example."""
+        """Draw one random example."""
         return self._answering(self._puzzle(draws))
 
     def _answering(self, sequence: Int64s) -> Example:
         return answering(sequence, np.arange(len(sequence)) > self._cells)
 
     def _puzzle(self, draws: Draws) -> Int64s:
-        """[2 size^2 + 1]: a puzzle, =, its solution."""
+        """Draw the tokens [2 size^2 + 1] of a puzzle, = and its solution."""
         fewest, most = self._blanks
         wanted = fewest + int(draws.integers(1, most - fewest + 1)[0])
         solution = full_grid(self.size, draws)
@@ -99,7 +102,7 @@ class SudokuConfig(DrawnTaskConfig):
         return np.insert(np.array(tokens, np.int64), self._cells, EQUALS)
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Every digit that is given is another one, the same everywhere: the puzzle with other names of its digits."""
+        """Rename the digits that are given, each to another one and everywhere alike."""
         asked: Int64s = tokens.copy()
         given = np.flatnonzero(tokens[: self._cells] != BLANK)
         shift = 1 + draws.integers(1, self.size - 1)
@@ -107,7 +110,7 @@ class SudokuConfig(DrawnTaskConfig):
         return asked
 
     def grid_of(self, tokens: Int64s) -> Int64s:
-        """[size, size]: the digits that size^2 tokens of a puzzle or an answer stand for; 0 for any other token."""
+        """Return the digits [size, size] of size^2 tokens of a puzzle or an answer; 0 for any other token."""
         digits = tokens - FIRST_DIGIT + 1
         grid: Int64s = np.where((digits > 0) & (digits <= self.size), digits, 0).reshape(self.size, self.size)
         return grid
@@ -118,7 +121,7 @@ class SudokuConfig(DrawnTaskConfig):
 
 @lru_cache
 def units_of_cells(size: int) -> tuple[tuple[int, int, int], ...]:
-    """The row, the column and the box of each cell, numbered through."""
+    """Return the row, the column and the box of each cell, numbered through."""
     box = {4: 2, 9: 3}[size]
     cells = [divmod(cell, size) for cell in range(size**2)]
     return tuple((row, size + column, 2 * size + row // box * box + column // box) for row, column in cells)
@@ -126,13 +129,13 @@ def units_of_cells(size: int) -> tuple[tuple[int, int, int], ...]:
 
 @lru_cache
 def cells_of_units(size: int) -> tuple[tuple[int, ...], ...]:
-    """The cells of each row, each column and each box."""
+    """Return the cells of each row, each column and each box."""
     units = units_of_cells(size)
     return tuple(tuple(cell for cell, its in enumerate(units) if unit in its) for unit in range(3 * size))
 
 
 def used_digits(grid: Sequence[int], size: int) -> list[int]:
-    """The digits in each row, column and box."""
+    """Return the digits in each row, column and box."""
     used = [0] * (3 * size)
     for digit, (row, column, box) in zip(grid, units_of_cells(size), strict=True):
         used[row] |= digit
@@ -188,7 +191,7 @@ def fill(grid: list[int], size: int, digits: Sequence[Sequence[int]]) -> bool:
 
 
 def full_grid(size: int, draws: Draws) -> list[int]:
-    """A random full grid."""
+    """Draw a random full grid."""
     order = np.argsort(np.reshape(draws.numbers(size**3), (size**2, size)), axis=1, kind="stable")
     grid = [0] * size**2
     fill(grid, size, (1 << order).tolist())
@@ -196,7 +199,7 @@ def full_grid(size: int, draws: Draws) -> list[int]:
 
 
 def blanked(solution: Sequence[int], size: int, order: Sequence[int], wanted: int) -> list[int]:
-    """A full grid with up to `wanted` cells blanked, tried in an order, such that no other grid fits."""
+    """Return a full grid with up to `wanted` cells blanked, tried in an order, such that no other grid fits."""
     grid = list(solution)
     for cell in order:
         if wanted == 0:
@@ -210,7 +213,7 @@ def blanked(solution: Sequence[int], size: int, order: Sequence[int], wanted: in
 
 
 def is_only_choice(grid: Sequence[int], size: int, cell: int, digit: int) -> bool:
-    """Whether a blank cell has this digit in every full grid that fits."""
+    """Return whether a blank cell has this digit in every full grid that fits."""
     units, members, used = units_of_cells(size), cells_of_units(size), used_digits(grid, size)
     row, column, box = units[cell]
     others = ((1 << size) - 1) & ~(used[row] | used[column] | used[box] | digit)

@@ -33,7 +33,7 @@ ATTEMPTS = 2**14
 
 
 class Example(NamedTuple):
-    """One example of n tokens, with at least one answer."""
+    """Hold one example of n tokens, with at least one answer."""
 
     tokens: Int64s
     """[n]: what the model reads."""
@@ -42,7 +42,7 @@ class Example(NamedTuple):
 
 
 class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """A task. Token 0 is padding in every task and part of no example."""
+    """Configure a task. Token 0 is padding in every task and part of no example."""
 
     name: str
     """Which task."""
@@ -52,37 +52,37 @@ class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Number of token ids."""
+        """Return the number of token ids."""
 
     @property
     @abstractmethod
     def longest(self) -> int:
-        """Tokens of the longest example."""
+        """Return the number of tokens of the longest example."""
 
     @abstractmethod
     def num_examples(self, split: SplitName) -> int:
-        """Examples of a split, numbered from 0."""
+        """Return the number of examples of a split, which are numbered from 0."""
 
     @abstractmethod
     def example(self, split: SplitName, number: int) -> Example:
-        """Example `number` of a split. Raises ValueError when the task has no example for this split."""
+        """Return example `number` of a split. Raises ValueError when the task has no example for this split."""
 
     @abstractmethod
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """[n]: the tokens of an example, asked another random question about the same things.
+        """Return the tokens [n] of an example, asked another random question about the same things.
 
         Answers that are read stay what they are. Where there is nothing else to ask, the question stays, too.
         """
 
     def with_another_question(self, split: SplitName, number: int) -> Example:
-        """Example `number` with its own labels and another question: what is right then was not read from it."""
+        """Return example `number` with its own labels and another question: what is right then was not read from it."""
         tokens, labels = self.example(split, number)
         draws = Draws(derive_key("another question", self.name, self.seed, split, number))
         return Example(self.ask_otherwise(tokens, draws), labels)
 
     @property
     def fingerprint(self) -> str:
-        """Sixteen hex digits: a hash of the configuration, and so of every example.
+        """Return sixteen hex digits: a hash of the configuration, and so of every example.
 
         Keys that are None are left out, so that a task keeps its hash when it gets one more of them.
         """
@@ -90,7 +90,7 @@ class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 
 
 class DrawnTaskConfig(TaskConfig):
-    """A task whose examples are drawn at random, more than can be stored.
+    """Configure a task whose examples are drawn at random, more than can be stored.
 
     A hash of an example decides whether it is held out, for every seed alike. Draws that fall into the other split are
     drawn again, so no example is ever in both.
@@ -101,19 +101,19 @@ class DrawnTaskConfig(TaskConfig):
 
     @abstractmethod
     def draw(self, draws: Draws) -> Example:
-        """One random example."""
+        """Draw one random example."""
 
     def num_examples(self, split: SplitName) -> int:
-        """Examples of a split, numbered from 0."""
+        """Return the number of examples of a split, which are numbered from 0."""
         return HELD_OUT_EXAMPLES if split == "validation" else self.examples or TRAIN_EXAMPLES
 
     def candidates(self, split: SplitName, number: int) -> Iterator[Example]:
-        """Draws for example `number`, of which the first that belongs to the split is taken."""
+        """Yield draws for example `number`, of which the first that belongs to the split is taken."""
         for attempt in range(ATTEMPTS):
             yield self.draw(Draws(derive_key(self.name, self.seed, split, number, attempt)))
 
     def example(self, split: SplitName, number: int) -> Example:
-        """Example `number` of a split.
+        """Return example `number` of a split.
 
         Raises:
             ValueError: no draw gave an example of this split that has an answer.
@@ -129,10 +129,10 @@ class DrawnTaskConfig(TaskConfig):
 
 
 def is_held_out(example: Example) -> bool:
-    """Whether an example belongs to the held-out split, by its tokens alone."""
+    """Return whether an example belongs to the held-out split, by its tokens alone."""
     return derive_key("held out", example.tokens.astype("<i8").tobytes()) % HELD_OUT_SHARE == 0
 
 
 def answering(sequence: Int64s, is_answer: npt.NDArray[np.bool_]) -> Example:
-    """The example in which the tokens of `sequence` [n + 1] marked in `is_answer` [n + 1] are predicted."""
+    """Return the example in which the tokens of `sequence` [n + 1] marked in `is_answer` [n + 1] are predicted."""
     return Example(sequence[:-1], np.where(is_answer, sequence, IGNORED)[1:])
