@@ -17,7 +17,7 @@ GATED_MLPS = ("swiglu", "geglu")
 
 
 class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Everything that determines the function computed by the decoder, except the parameterization's multipliers."""
+    """Hold everything that determines the decoder's function, except the parameterization's multipliers."""
 
     family: str = "qwen3"
     """Named set of switches that the other keys start from: one of model/families.py."""
@@ -157,5 +157,5 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 
     @property
     def is_gated(self) -> bool:
-        """Whether the MLP has a gate projection."""
+        """Return whether the MLP has a gate projection."""
         return self.mlp in GATED_MLPS

@@ -81,13 +81,13 @@ class Decoder(nn.Module):
         return self.finish(x)
 
     def run(self, layer: nn.Module, x: Tensor, context: AttentionContext, cache: Any = None) -> Tensor:
-        """One block, with activation checkpointing if that is on."""
+        """Run one block, with activation checkpointing if that is on."""
         if self.activation_checkpointing and self.training:
             return checkpoint(layer, x, context, use_reentrant=False)  # type: ignore[no-any-return]
         return layer(x, context, cache)  # type: ignore[no-any-return]
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """What enters the first block, [B, T, D]; `positions` [B or 1, T] matter where they are learned."""
+        """Return what enters the first block, [B, T, D]; `positions` [B or 1, T] matter where they are learned."""
         x = self.embed_tokens(input_ids)
         if self.embed_positions is not None:
             x = x + self.embed_positions(positions)
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
     def context(
         self, x: Tensor, positions: Tensor, document_ids: Tensor | None = None, past: int = 0
     ) -> AttentionContext:
-        """What all blocks share on x [B, T, D], which enters the first of them, behind `past` cached tokens."""
+        """Return what all blocks share on x [B, T, D], which enters the first of them, behind `past` cached tokens."""
         context = attention_context(self.config, positions, past, document_ids, x.dtype)
         if not self.config.value_residual:
             return context
@@ -109,13 +109,13 @@ class Decoder(nn.Module):
         return replace(context, first_values=attention.values(first.attention_input(x)))
 
     def finish(self, x: Tensor) -> Tensor:
-        """What leaves the last block, made ready for the head."""
+        """Return what leaves the last block, made ready for the head."""
         x = cast(Tensor, self.norm(x))
         return x if self.output_projection is None else self.output_projection(x)
 
 
 class LanguageModelHead(nn.Module):
-    """Unembedding [V, D]: logits, or the loss in chunks when labels are given.
+    """Compute logits by the unembedding [V, D], or the loss in chunks when labels are given.
 
     The loss is computed inside this module's forward because ZeRO-3 gathers a parameter only while the module that
     owns it runs.
@@ -130,7 +130,7 @@ class LanguageModelHead(nn.Module):
         self.cap = config.final_logit_softcapping
 
     def forward(self, hidden: Tensor, labels: Tensor | None, z_loss: float) -> Tensor | tuple[Tensor, Tensor]:
-        """Hidden [B, T, ..., D] -> logits [B, T, ..., V] in fp32; with labels [B, T, ...] the loss instead.
+        """Return logits [B, T, ..., V] in fp32 of hidden [B, T, ..., D]; with labels [B, T, ...] the loss instead.
 
         The loss is that of `linear_cross_entropy`, and beside it the cross-entropy, summed over B and T only: one
         number for labels [B, T].
@@ -145,7 +145,7 @@ class LanguageModelHead(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """A decoder with its head. Weights are uninitialised until `parameterization.initialize` fills them."""
+    """Predict tokens: a decoder with its head. Weights hold nothing until `initialize` fills them."""
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers) -> None:
         super().__init__()
@@ -170,7 +170,7 @@ class CausalLM(nn.Module):
         pruning_weight: float = 0.0,
         cache: list[Any] | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Logits [B, T, V] in fp32; with labels [B, T], (summed loss, summed cross-entropy) in nats instead.
+        """Return logits [B, T, V] in fp32; with labels [B, T], (summed loss, summed cross-entropy) in nats instead.
 
         The loss is cross-entropy + z_loss logsumexp(logits)^2 + pruning_weight x the share of context kept, averaged
         over layers, for each valid label.

@@ -11,7 +11,7 @@ MATRICES: tuple[Role, ...] = ("hidden_matrix", "projection")
 
 
 def training_flops_per_token(config: ModelConfig, sequence_length: int, objective: ObjectiveConfig) -> float:
-    """Forward and backward FLOPs for one token of text: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B).
+    """Return the training FLOPs for one token of text: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B).
 
     N counts the elements of all matrices and of the head, without the embedding look-ups, as often as the objective
     uses them (`Work`). The attention term counts the full T x T square, as nanoGPT and torchtitan do, although a causal
@@ -31,5 +31,5 @@ def training_flops_per_token(config: ModelConfig, sequence_length: int, objectiv
 
 
 def block_matrices(config: ModelConfig) -> int:
-    """Elements of the matrices that a token meets before the head."""
+    """Return the elements of the matrices that a token meets before the head."""
     return sum(math.prod(shape) for shape in parameter_shapes(config, roles=MATRICES).values())

@@ -17,14 +17,14 @@ CHUNK_ELEMENTS = 2**25  # logits alive at once: 128 MiB in fp32, large enough to
 
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
-    """Cap * tanh(logits / cap), or the logits themselves without a cap (Gemma 2, arXiv 2408.00118 section 2)."""
+    """Return cap * tanh(logits / cap), or the logits without a cap (Gemma 2, arXiv 2408.00118 section 2)."""
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, labels: Tensor, *, cap: float | None = None, z_loss: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Summed next-token loss of hidden [N, hidden_size] through the unembedding weight [vocab_size, hidden_size].
+    """Return the summed loss of hidden [N, hidden_size] through the unembedding weight [vocab_size, hidden_size].
 
     Args:
         hidden: final hidden states, already multiplied by the output multiplier.
@@ -57,7 +57,7 @@ def _chunk_size(weight: Tensor) -> int:
 
 
 def _losses(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of raw logits [n, vocab_size]: summed loss, cross-entropy [n], the capped logits and their log-softmax."""
+    """Return summed loss, cross-entropy [n], capped logits and their log-softmax of raw logits [n, vocab_size]."""
     capped = soft_cap(logits.float(), cap)
     log_probabilities = capped.log_softmax(-1)
     cross_entropy = F.nll_loss(log_probabilities, labels, ignore_index=IGNORED, reduction="none")
@@ -70,7 +70,7 @@ def _losses(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) ->
 def _losses_and_gradient(
     logits: Tensor, labels: Tensor, cap: float | None, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed loss, cross-entropy [n] and d loss / d logits [n, vocab_size] (fp32) of one chunk of raw logits.
+    """Return summed loss, cross-entropy [n] and d loss / d logits [n, vocab_size] (fp32) of a chunk of raw logits.
 
     By hand, since it writes over the log-probabilities: autograd would hold three tensors of this size where this needs
     one. With p = softmax(capped) and Z its normaliser, d loss / d capped = p (1 + 2 z_loss log Z) - onehot(label).
@@ -91,7 +91,7 @@ def _losses_and_gradient(
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Forward computes both the loss and, chunk by chunk, the gradients of hidden and weight."""
+    """Compute both the loss and, chunk by chunk, the gradients of hidden and weight in the forward pass."""
 
     @staticmethod
     def forward(

@@ -34,7 +34,7 @@ def _trains(model: ModelConfig) -> bool:
 
 
 class ShapedReLU(nn.Module):
-    """Leaky ReLU of slope 1 - 1/sqrt(width), scaled to keep the second moment (arXiv 2306.17759, section 3)."""
+    """Apply a leaky ReLU of slope 1 - 1/sqrt(width) that keeps the second moment (arXiv 2306.17759, section 3)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class ShapedReLU(nn.Module):
         self.gain = math.sqrt(2 / (1 + self.slope**2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Elementwise."""
+        """Apply it elementwise."""
         return F.leaky_relu(x, self.slope) * self.gain
 
 
 class XIELU(nn.Module):
-    """xIELU (arXiv 2411.13010): a_p x^2 + x/2 above zero, a_n (exp(x) - 1) - a_n x + x/2 below.
+    """Compute xIELU (arXiv 2411.13010): a_p x^2 + x/2 above zero, a_n (exp(x) - 1) - a_n x + x/2 below.
 
     a_p = softplus(alpha_p) and a_n = 1/2 + softplus(alpha_n) are learned. As in Apertus, both start at 0.8.
     """
@@ -64,7 +64,7 @@ class XIELU(nn.Module):
         self.alpha_n = nn.Parameter(torch.empty(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Elementwise."""
+        """Apply it elementwise."""
         positive, negative = F.softplus(self.alpha_p), self.BETA + F.softplus(self.alpha_n)
         below = (torch.expm1(torch.clamp(x, max=self.EPS)) - x) * negative
         return torch.where(x > 0, positive * x * x, below) + self.BETA * x

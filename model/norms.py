@@ -8,7 +8,7 @@ from plumbline.model.config import ModelConfig
 
 
 class SingleScaleRMSNorm(nn.Module):
-    """RMSNorm with one gain for all channels, so that no channel is privileged (arXiv 2506.19697)."""
+    """Normalise with one gain for all channels, so that no channel is privileged (arXiv 2506.19697)."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -16,12 +16,12 @@ class SingleScaleRMSNorm(nn.Module):
         self.scale = nn.Parameter(torch.empty(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., size] -> [..., size]."""
+        """Normalise x [..., size]."""
         return F.rms_norm(x, (self.size,), eps=self.eps) * self.scale
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    """The norm over the residual stream, [..., hidden_size] -> [..., hidden_size]."""
+    """Return the norm over the residual stream, [..., hidden_size] -> [..., hidden_size]."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
     if config.norm == "single_scale_rmsnorm":
@@ -30,5 +30,5 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 def make_head_norm(config: ModelConfig) -> nn.Module:
-    """QK-norm over each head, [..., head_dim] -> [..., head_dim], one gain vector shared by all heads."""
+    """Return QK-norm over each head, [..., head_dim] -> [..., head_dim], one gain vector shared by all heads."""
     return nn.RMSNorm(config.head_dim, eps=config.norm_eps)

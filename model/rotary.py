@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines for integer `positions` [B or 1, T]; each result is [B or 1, 1, T, head_dim], fp32.
+    """Return cosines and signed sines for integer `positions` [B or 1, T], fp32 [B or 1, 1, T, head_dim] each.
 
     Computed in fp32 at every forward and never stored as a buffer: a buffer would be rounded when the model is cast
     to bf16, and bf16 wavelengths are wrong by up to a whole turn at long range.

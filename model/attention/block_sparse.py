@@ -14,7 +14,7 @@ MOST_GRAPHS = 128
 
 
 def refusal(config: ModelConfig) -> str | None:
-    """What the kernel cannot do of this attention, or None."""
+    """Return what the kernel cannot do of this attention, or None."""
     if config.attn_logit_softcapping is not None or config.attention_sink:
         return "attention has a cap or sinks"
     if config.dropout:
@@ -25,7 +25,7 @@ def refusal(config: ModelConfig) -> str | None:
 
 
 def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
-    """[B, H, T, head_dim], from keys and values [B, H_kv, keys, head_dim]."""
+    """Return the mixed values [B, H, T, head_dim], from keys and values [B, H_kv, keys, head_dim]."""
     # Uncompiled it writes the whole map out, without a backward pass on a CPU: enough to be checked there
     attend: Any = _compiled() if query.is_cuda else flex_attention
     grouped = query.size(1) != key.size(1)

@@ -15,7 +15,7 @@ from plumbline.model.rotary import rotary_tables
 
 
 class LayerCache:
-    """Keys and values of the tokens already seen by one layer, [B, num_key_value_heads, capacity, head_dim] each."""
+    """Hold keys and values of the tokens that one layer has seen, [B, num_key_value_heads, capacity, head_dim] each."""
 
     def __init__(
         self, batch: int, capacity: int, config: ModelConfig, device: torch.device, dtype: torch.dtype
@@ -36,7 +36,7 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class KeptContext:
-    """What share of the earlier tokens each pruning layer kept in one forward.
+    """Collect what share of the earlier tokens each pruning layer kept in one forward pass.
 
     Not a bare list: ZeRO-3's hooks copy the lists among a module's arguments.
     """
@@ -46,7 +46,7 @@ class KeptContext:
 
 @dataclass(frozen=True)
 class AttentionContext:
-    """What every layer of one forward needs to know about positions."""
+    """Hold what every layer of one forward pass needs to know about positions."""
 
     rotary: tuple[Tensor, Tensor] | None
     """Cosines and sines, [B or 1, 1, T, head_dim]; None with learned positions."""

@@ -32,7 +32,7 @@ SHRINK_BELOW = 0.75
 
 
 class SparseSigmoid(torch.autograd.Function):
-    """First entry of alpha-entmax over (e, 0), elementwise, fp32 (arXiv 2305.15805, equation 7).
+    """Compute the first entry of alpha-entmax over (e, 0), elementwise, fp32 (arXiv 2305.15805, equation 7).
 
     It is the p in [0, 1] with p^(alpha - 1) - (1 - p)^(alpha - 1) = (alpha - 1) e: found by bisection. alpha = 1 is the
     sigmoid, and alpha = 2 is clip((e + 1) / 2, 0, 1).
@@ -40,7 +40,7 @@ class SparseSigmoid(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, score: Tensor, alpha: Tensor) -> Tensor:
-        """Scores of any shape; alpha a scalar >= 1."""
+        """Return the votes in [0, 1] for scores of any shape; alpha is a scalar >= 1."""
         power = (alpha.float() - 1).clamp_min(1e-3)
         low, high = torch.zeros_like(score), torch.ones_like(score)
         for _ in range(BISECTIONS):
@@ -56,7 +56,7 @@ class SparseSigmoid(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Of the score: 1 / (p^(alpha - 2) + (1 - p)^(alpha - 2)) inside the support, 0 outside."""
+        """Multiply by 1 / (p^(alpha - 2) + (1 - p)^(alpha - 2)) inside the support and by 0 outside."""
         keep, power = ctx.saved_tensors
         inside = (keep > 0) & (keep < 1)
         p = torch.where(inside, keep, 0.5)
@@ -65,7 +65,7 @@ class SparseSigmoid(torch.autograd.Function):
 
 
 class PrunedCache:
-    """Keys and values of the tokens that one layer still remembers, in as few slots as the fullest row needs."""
+    """Hold keys and values of the tokens that one layer still remembers, in as few slots as the fullest row needs."""
 
     def __init__(self, batch: int, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
         heads, size, rank = config.num_key_value_heads, config.head_dim, config.pruning_rank
@@ -134,7 +134,7 @@ class PrunedAttention(SoftmaxAttention):
         return PrunedCache(batch, config, like.device, like.dtype)
 
     def _votes(self, score: Tensor) -> Tensor:
-        """In [0, 1], 1 is to keep."""
+        """Return votes in [0, 1]; 1 is to keep."""
         if not self.training:
             return (score > 0).float()
         return SparseSigmoid.apply(score, self.alpha)  # type: ignore[no-any-return, no-untyped-call]

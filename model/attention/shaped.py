@@ -60,7 +60,7 @@ class ShapedAttention(SoftmaxAttention):
         return False
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
-        """The shaped map, applied to the values: [B, H, T, head_dim]."""
+        """Return the values after the shaped map, [B, H, T, head_dim]."""
         softmax = super().attend(query, key, value, context)
         length = query.size(2)
         count = torch.arange(1, value.size(2) + 1, device=value.device)[:, None]  # [keys, 1]

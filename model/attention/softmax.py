@@ -93,15 +93,15 @@ class SoftmaxAttention(Attention):
         return {"none": "q_proj", "head": "q_norm", "projection": "q_whole_norm"}[config.qk_norm]
 
     def _heads(self, x: Tensor) -> Tensor:
-        """[B, T, H * head_dim] -> [B, T, H, head_dim]."""
+        """Split [B, T, H * head_dim] into heads, [B, T, H, head_dim]."""
         return x.view(*x.shape[:-1], -1, self.head_dim)
 
     def values(self, x: Tensor) -> Tensor:
-        """The values of x [B, T, hidden_size], [B, num_key_value_heads, T, head_dim]."""
+        """Return the values of x [B, T, hidden_size], [B, num_key_value_heads, T, head_dim]."""
         return self._heads(self.v_proj(x)).transpose(1, 2)
 
     def queries_and_keys(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
-        """Of x [B, T, hidden_size], normalised and rotated, [B, heads, T, head_dim] each."""
+        """Return those of x [B, T, hidden_size], normalised and rotated, [B, heads, T, head_dim] each."""
         query = self.q_norm(self._heads(self.q_whole_norm(self.q_proj(x)))).transpose(1, 2)  # (B, H, T, head_dim)
         key = self.k_norm(self._heads(self.k_whole_norm(self.k_proj(x)))).transpose(1, 2)  # (B, H_kv, T, head_dim)
         if context.rotary is not None:
@@ -109,7 +109,7 @@ class SoftmaxAttention(Attention):
         return query, key
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext) -> Tensor:
-        """The map over positions, applied to the values: [B, H, T, head_dim]."""
+        """Return the values after the map over positions, [B, H, T, head_dim]."""
         if isinstance(context.mask, BlockMask):
             return block_sparse_attention(query, key, value, context.mask, self.scale)
         dropout = self.dropout if self.training else 0.0
@@ -156,7 +156,7 @@ def explicit_attention(
     sinks: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """Attention written out, for what fused kernels lack; the map exists, [B, H, T, keys].
+    """Compute attention step by step, for what fused kernels lack; the map exists, [B, H, T, keys].
 
     Args:
         query: [B, H, T, head_dim].

@@ -118,7 +118,7 @@ def _build(config: ModelConfig, folded: Weights) -> Export:
 
 
 def _gated_mlp(folded: Weights, mlp: str, new: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Gate, up and down of one block in the wider stream."""
+    """Return gate, up and down of one block in the wider stream."""
     up, down = folded[f"{mlp}.up_proj.weight"], _rows(folded[f"{mlp}.down_proj.weight"], new)
     gate = folded.get(f"{mlp}.gate_proj.weight")
     if gate is not None:
@@ -129,12 +129,12 @@ def _gated_mlp(folded: Weights, mlp: str, new: int) -> tuple[Tensor, Tensor, Ten
 
 
 def _columns(weight: Tensor, new: int) -> Tensor:
-    """More columns of zeros, or entries of a vector."""
+    """Append columns of zeros, or entries of a vector."""
     return F.pad(weight, (0, new))
 
 
 def _rows(weight: Tensor, new: int) -> Tensor:
-    """More rows of zeros, or entries of a vector."""
+    """Append rows of zeros, or entries of a vector."""
     return F.pad(weight, (0, new) if weight.ndim == 1 else (0, 0, 0, new))
 
 

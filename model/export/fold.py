@@ -35,7 +35,7 @@ FOLDED: dict[str, Any] = {
 
 
 def folded_config(config: ModelConfig) -> ModelConfig:
-    """The same decoder as `fold_multipliers` leaves it: every switch that folds has the value that does nothing.
+    """Return the decoder as `fold_multipliers` leaves it: every switch that folds has the value that does nothing.
 
     A tied matrix that would have to hold two different things, because there is no final norm to hold the difference or
     because it is projected, becomes two.
@@ -47,7 +47,7 @@ def folded_config(config: ModelConfig) -> ModelConfig:
 
 
 def fold_multipliers(weights: Weights, config: ModelConfig, multipliers: Multipliers) -> Weights:
-    """Weights of `folded_config(config)` with the attention scale 1/sqrt(head_dim) and all other multipliers 1.
+    """Return weights of `folded_config(config)`, with attention scale 1/sqrt(head_dim) and all other multipliers 1.
 
     Args:
         weights: fp32 weights by name; a tied head has no entry.
@@ -62,7 +62,7 @@ def fold_multipliers(weights: Weights, config: ModelConfig, multipliers: Multipl
 
 
 def state_scale(config: ModelConfig, multipliers: Multipliers) -> float:
-    """What the folded model's final states are, over ours.
+    """Return the folded model's final states over ours.
 
     A tied matrix carries the embedding multiplier, so the final norm undoes it for the head.
     """
@@ -74,12 +74,12 @@ def _norm_name(name: str) -> str:
 
 
 def _spread(name: str, weight: Tensor, config: ModelConfig) -> Tensor:
-    """A single scale as the vector of gains that it stands for; anything else as it is."""
+    """Return a single scale as the vector of gains that it stands for; anything else as it is."""
     return weight.expand(config.hidden_size).clone() if name.endswith(".scale") else weight
 
 
 def _fold_ends(folded: Weights, config: ModelConfig, multipliers: Multipliers) -> None:
-    """Embedding, head and the final norm between them."""
+    """Fold embedding, head and the final norm between them."""
     embedding = folded["model.embed_tokens.weight"]
     if folded_config(config).tie_word_embeddings:
         _scale(folded, "model.norm", state_scale(config, multipliers))

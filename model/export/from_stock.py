@@ -21,7 +21,7 @@ STORED_CONSTANT = ".rotary_emb.inv_freq"  # older Llama files have it beside the
 
 
 def model_section(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of ModelConfig that compute what a stock configuration computes.
+    """Return the values of ModelConfig that compute what a stock configuration computes.
 
     Args:
         entries: its config.json with every default filled in.
@@ -36,7 +36,7 @@ def model_section(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig, multipliers: Multipliers) -> Weights:
-    """Weights under our names with which the decoder computes what the stock class computes.
+    """Return weights under our names with which the decoder computes what the stock class computes.
 
     Args:
         entries: as for `model_section`.

@@ -61,7 +61,7 @@ def _gpt2(config: ModelConfig, weights: Weights) -> Export:
 
 
 def our_names(stock: Weights, layers: int) -> Weights:
-    """The inverse: weights of GPT-2, without the prefix `transformer.`, under our names."""
+    """Return the weights of GPT-2, without the prefix `transformer.`, under our names: the inverse."""
     weights = {
         "model.embed_tokens.weight": stock["wte.weight"],
         "model.embed_positions.weight": stock["wpe.weight"],

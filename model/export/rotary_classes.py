@@ -41,7 +41,7 @@ def _qwen3(config: ModelConfig, weights: Weights) -> Export:
 
 
 def _qwen3_5(config: ModelConfig, weights: Weights) -> Export:
-    """Queries and their gates in one projection, head by head; norms stored as gain - 1."""
+    """Join queries and their gates in one projection, head by head; store norms as gain - 1."""
     rope = {"rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": 1.0}
     layer_types = ["full_attention"] * config.num_hidden_layers
     entries = {"model_type": "qwen3_5_text", **llama_entries(config), "head_dim": config.head_dim}
@@ -92,7 +92,7 @@ def _gemma_embedding_scale(config: ModelConfig) -> float:
 
 
 def _gemma(config: ModelConfig, weights: Weights) -> tuple[dict[str, Any], Weights]:
-    """What Gemma 2 and 3 share: an embedding multiplied by sqrt(width), norms stored as gain - 1."""
+    """Build what Gemma 2 and 3 share: an embedding multiplied by sqrt(width), norms stored as gain - 1."""
     factor = _gemma_embedding_scale(config)
     stock = dict(weights)
     stock["model.embed_tokens.weight"] = weights["model.embed_tokens.weight"] / factor
@@ -125,7 +125,7 @@ def _gemma3(config: ModelConfig, weights: Weights) -> Export:
 
 
 def _cohere(config: ModelConfig, weights: Weights) -> Export:
-    """Its rotary embedding pairs neighbours, ours the halves of a head: rows of q and k change places."""
+    """Reorder rows of q and k: its rotary embedding pairs neighbours, ours the halves of a head."""
     entries = llama_entries(config)
     entries |= {"model_type": "cohere", "layer_norm_eps": entries.pop("rms_norm_eps"), "logit_scale": 1.0}
     half = config.head_dim // 2

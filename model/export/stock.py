@@ -82,7 +82,7 @@ PLAIN: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Headroom:
-    """How far the stream stays below constants that a target puts into it."""
+    """Say how far the stream stays below constants that a target puts into it."""
 
     constant_channels: int
     largest: float
@@ -195,7 +195,7 @@ class StockClass(Target):
 
 
 def llama_entries(config: ModelConfig) -> dict[str, Any]:
-    """The entries of config.json that most classes share with Llama."""
+    """Return the entries of config.json that most classes share with Llama."""
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -227,7 +227,7 @@ UNGATED = ("gelu", "gelu_tanh", "relu", "relu2")
 
 
 def renamed(weights: Weights, names: Mapping[str, str]) -> Weights:
-    """The weights with the first fitting part of each name replaced."""
+    """Return the weights with the first fitting part of each name replaced."""
     return {_rename(name, names): weight for name, weight in weights.items()}
 
 

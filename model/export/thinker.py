@@ -26,7 +26,7 @@ FILE = "lookahead.safetensors"
 def export_thinker(
     target: str, config: ModelConfig, multipliers: Multipliers, look: LatentLookaheadConfig, weights: Weights
 ) -> tuple[dict[str, Any], Weights]:
-    """Settings and fp32 tensors that the code reads.
+    """Return settings and fp32 tensors that the code reads.
 
     Args:
         target: as for `to_hugging_face`.

@@ -15,7 +15,7 @@ from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSett
 
 
 class FurtherTokensConfig(ObjectiveSettings):
-    """Beside the next token, `horizon` - 1 further ones, each by a block of its own."""
+    """Predict, beside the next token, `horizon` - 1 further ones, each by a block of its own."""
 
     horizon: int = Field(ge=2)
     """How many tokens are predicted, the next one included."""
@@ -25,17 +25,17 @@ class FurtherTokensConfig(ObjectiveSettings):
     """Coefficient of logsumexp(logits)^2, of all predictions."""
 
     def work(self, _length: int) -> Work:
-        """A block and a prediction for each further token."""
+        """Count a block and a prediction for each further token."""
         return Work(head=self.horizon, own_blocks=self.horizon - 1)
 
     @property
     def mean_weight(self) -> float:
-        """What the mean loss over all further targets is multiplied by."""
+        """Return what the mean loss over all further targets is multiplied by."""
         return self.weight
 
 
 class FurtherTokens(Objective):
-    """Streams that leave the blocks, each for the tokens at one distance."""
+    """Predict from streams that leave the blocks, each for the tokens at one distance."""
 
     terms = ("next_token", "further_tokens")
 
@@ -48,7 +48,7 @@ class FurtherTokens(Objective):
     def streams(
         self, decoder: Decoder, x: Tensor, context: AttentionContext, input_ids: Tensor, positions: Tensor
     ) -> Iterator[Tensor]:
-        """What predicts the next token, the one after it, and so on: `horizon` times [B, T, D], before the final norm.
+        """Yield what predicts the next token, the one after it, ...: `horizon` times [B, T, D], before the final norm.
 
         Args:
             decoder: whose blocks read the text.
@@ -59,7 +59,7 @@ class FurtherTokens(Objective):
         """
 
     def targets(self, batch: Batch) -> Tensor:
-        """Valid labels, and those of the further tokens."""
+        """Count valid labels, and those of the further tokens."""
         valid = self._labels(batch) >= 0
         return torch.stack((valid[:, :, 0].sum(), valid[:, :, 1:].sum()))
 
@@ -79,5 +79,5 @@ class FurtherTokens(Objective):
         return torch.stack((losses[0], further)), nats[0], torch.stack((torch.stack(nats[1:]), counts), dim=1)
 
     def _labels(self, batch: Batch) -> Tensor:
-        """[B, T, horizon]: the next token, the one after it, ..."""
+        """Return the next token, the one after it, ..., [B, T, horizon]."""
         return labels_ahead(batch["labels"], batch["document_ids"], self.config.horizon)

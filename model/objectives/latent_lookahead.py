@@ -34,7 +34,7 @@ LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of ancho
 
 
 class LatentLookaheadConfig(ObjectiveSettings):
-    """Thoughts of `horizon` slots at some tokens of each sequence, trained on the tokens that follow."""
+    """Think in `horizon` slots at some tokens of each sequence, trained on the tokens that follow."""
 
     name: Literal["latent_lookahead"] = "latent_lookahead"
     """Which objective."""
@@ -97,16 +97,16 @@ class LatentLookaheadConfig(ObjectiveSettings):
             yield f"objective.masks = blocks: the kernel does not serve this model: {reason}; set dense"
 
     def weight_at(self, step: int) -> float:
-        """Lambda after so many steps."""
+        """Return lambda after so many steps."""
         return self.weight * min(1.0, (step + 1) / (self.weight_warmup_steps + 1))
 
     def anchors_in(self, length: int) -> int:
-        """K for sequences of `length` tokens."""
+        """Return K for sequences of `length` tokens."""
         return min(length, self.anchors or max(1, length // 32))
 
     @property
     def thoughts(self) -> ThoughtSettings:
-        """How they grow."""
+        """Return how thoughts grow."""
         return ThoughtSettings(
             horizon=self.horizon,
             growth=self.growth,
@@ -119,18 +119,18 @@ class LatentLookaheadConfig(ObjectiveSettings):
 
     @property
     def text_sees_thoughts(self) -> bool:
-        """If they are committed."""
+        """Return whether thoughts are committed."""
         return self.commit == "thoughts"
 
     def work(self, length: int) -> Work:
-        """Text, once or twice, and the slots in all their passes; those of the last predict."""
+        """Count text, once or twice, and the slots in all their passes; those of the last predict."""
         thoughts = self.anchors_in(length) / length
         text = 2 if self.text_sees_thoughts else 1
         return Work(text + thoughts * self.thoughts.slots_run, 1 + thoughts * self.horizon)
 
 
 class LatentLookahead(Objective):
-    """One text pass, the passes of all thoughts, one more text pass if thoughts are committed; then the losses."""
+    """Run a text pass, the passes of all thoughts, and another text pass if thoughts are committed; then the losses."""
 
     terms = ("next_token", "lookahead")
     thinks = True
@@ -143,7 +143,7 @@ class LatentLookahead(Objective):
         self.thinker = Thinker(config.thoughts, model.hidden_size)
 
     def targets(self, batch: Batch) -> Tensor:
-        """Valid labels of the text, and those of all slots."""
+        """Count valid labels of the text, and those of all slots."""
         labels = batch["labels"]
         slots = slot_labels(self._anchors(batch), labels, batch["document_ids"], self.config.horizon)
         return torch.stack(((labels >= 0).sum(), (slots >= 0).sum()))
@@ -162,18 +162,18 @@ class LatentLookahead(Objective):
 
     @torch.no_grad()
     def _plain_nats(self, model: CausalLM, states: Tensor, anchors: Anchors, targets: Tensor) -> Tensor:
-        """Summed cross-entropy of the tokens after the anchors, as the text predicts them."""
+        """Return the summed cross-entropy of the tokens after the anchors, as the text predicts them."""
         index = anchors.index[:, :, None].expand(-1, -1, states.size(2))
         nats: Tensor = model.lm_head(states.gather(1, index), targets[:, :, 0], 0.0)[1]
         return nats
 
     def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
-        """The token after an anchor is predicted by its thought's first slot, as the paper decodes."""
+        """Predict the token after an anchor by its thought's first slot, as the paper decodes."""
         states, thoughts, anchors = self._run(model, batch)
         return speak(states, thoughts[:, :, 0], anchors)
 
     def _run(self, model: CausalLM, batch: Batch) -> tuple[Tensor, Tensor, Anchors]:
-        """Final states of the text [B, T, D] and of the slots [B, K, tau, D], and the anchors."""
+        """Return final states of the text [B, T, D] and of the slots [B, K, tau, D], and the anchors."""
         decoder, text = model.model, text_of(model.config, batch)
         states, memory = run_text(decoder, batch["input_ids"], text)
         anchors = self._anchors(batch, self._entropy(model, states))
@@ -193,7 +193,7 @@ class LatentLookahead(Objective):
 
     @torch.no_grad()
     def _entropy(self, model: CausalLM, states: Tensor) -> Tensor | None:
-        """[B, T], nats, of the next token's prediction; None where no choice depends on it."""
+        """Return the entropy of the next token's prediction, [B, T], nats; None where no choice depends on it."""
         if self.config.anchor_policy != "entropy":
             return None
         chunks = states.flatten(0, 1).split(max(1, LOGITS_AT_ONCE // model.config.vocab_size))

@@ -19,7 +19,7 @@ from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class MultiTokenConfig(FurtherTokensConfig):
-    """Beside the next token, `horizon` - 1 further ones, each by a head of one block."""
+    """Predict, beside the next token, `horizon` - 1 further ones, each by a head of one block."""
 
     name: Literal["multi_token"] = "multi_token"
     """Which objective."""
@@ -34,12 +34,12 @@ class MultiTokenConfig(FurtherTokensConfig):
 
     @property
     def mean_weight(self) -> float:
-        """The mean over all further targets is that over heads: times their number, it is the sum."""
+        """Return the weight of the mean over all further targets; times the number of heads, that is their sum."""
         return self.weight * (self.horizon - 1)
 
 
 class MultiToken(FurtherTokens):
-    """Heads 2 to `horizon`."""
+    """Hold heads 2 to `horizon`."""
 
     def __init__(self, config: MultiTokenConfig, model: ModelConfig, multipliers: Multipliers) -> None:
         super().__init__(config)

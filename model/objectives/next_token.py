@@ -18,7 +18,7 @@ LAST_ALPHA = 8.0
 
 
 class NextTokenConfig(ObjectiveSettings):
-    """Cross-entropy of the next token, optionally with a z-loss."""
+    """Minimise the cross-entropy of the next token, optionally with a z-loss."""
 
     name: Literal["next_token"] = "next_token"
     """Which objective."""
@@ -66,7 +66,7 @@ class NextToken(Objective):
         set_alpha(model, self.config.pruning_alpha(step))
 
     def targets(self, batch: Batch) -> Tensor:
-        """Valid labels."""
+        """Count valid labels."""
         labels: Tensor = batch["labels"]
         return (labels >= 0).sum()[None]
 

@@ -85,7 +85,7 @@ class ObjectiveSettings(
 
     @property
     def text_sees_thoughts(self) -> bool:
-        """Whether the text after a thought is only ever predicted with it, so that the plain model was not trained."""
+        """Return whether text after a thought is only predicted with it, so that the plain model was not trained."""
         return False
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class Objective(nn.Module):
 
     @abstractmethod
     def targets(self, batch: Batch) -> Tensor:
-        """[terms]: how many targets each term sums over in this batch, by the batch alone."""
+        """Return how many targets each term sums over in this batch, [terms], by the batch alone."""
 
     @abstractmethod
     def forward(self, model: CausalLM, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,19 +134,19 @@ class Objective(nn.Module):
         """
 
     def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
-        """[B, T, D]: what the head predicts each next token from, given the true ones before, if the model thinks."""
+        """Return what the head predicts each next token from with thoughts, given the true ones before, [B, T, D]."""
         raise NotImplementedError(f"{type(self).__name__} does not think")
 
 
 class TrainedLM(CausalLM):
-    """A CausalLM with its objective: one module, since an engine wants one forward for each backward."""
+    """Train a CausalLM with its objective as one module: an engine wants one forward for each backward."""
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers, objective: Objective) -> None:
         super().__init__(config, multipliers)
         self.objective = objective
 
     def forward(self, *inputs: Any, step: int | None = None, thinking: bool = False, **named: Any) -> Any:
-        """With `step`, what the objective makes of the batch `inputs[0]`; else as a CausalLM.
+        """Return what the objective makes of the batch `inputs[0]` with `step`; else what a CausalLM returns.
 
         With `thinking`, logits of the batch `inputs[0]` by an objective that thinks; with `labels`, their two sums.
         """

@@ -24,7 +24,7 @@ from plumbline.model.parameterization.tensors import TensorRule
 
 
 class RegistersConfig(ObjectiveSettings):
-    """A register for every token."""
+    """Put a register beside every token."""
 
     name: Literal["registers"] = "registers"
     """Which objective."""
@@ -40,12 +40,12 @@ class RegistersConfig(ObjectiveSettings):
         return Registers(self, model, seed)
 
     def work(self, _length: int) -> Work:
-        """Text, and as many registers."""
+        """Count text, and as many registers."""
         return Work(blocks=2, head=2)
 
 
 class Registers(Objective):
-    """The text pass, and one pass of all registers."""
+    """Run the text pass, and one pass of all registers."""
 
     terms = ("next_token", "registers")
     reports = ("registers/loss",)
@@ -57,18 +57,18 @@ class Registers(Objective):
         self.register = nn.Parameter(torch.empty(model.hidden_size))
 
     def _distance(self, batch: Batch) -> Tensor:
-        """[B]: d of each sequence, 1 to `horizon`."""
+        """Return d of each sequence, 1 to `horizon`, [B]."""
         draws = uniform(self.seed, batch["sample_index"], 1)[:, 0]
         return 1 + (draws * self.config.horizon).long()
 
     def _labels(self, batch: Batch) -> Tensor:
-        """[B, T]: what each register predicts."""
+        """Return what each register predicts, [B, T]."""
         ahead = labels_ahead(batch["labels"], batch["document_ids"], self.config.horizon)
         place = (self._distance(batch) - 1)[:, None, None].expand(-1, ahead.size(1), 1)
         return ahead.gather(2, place)[:, :, 0]
 
     def targets(self, batch: Batch) -> Tensor:
-        """Valid labels of the text, and of the registers."""
+        """Count valid labels of the text, and of the registers."""
         return torch.stack(((batch["labels"] >= 0).sum(), (self._labels(batch) >= 0).sum()))
 
     def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ from plumbline.model.parameterization.tensors import matrix_rules, norm_rules
 
 
 class SequentialMTPConfig(FurtherTokensConfig):
-    """Beside the next token, `horizon` - 1 further ones, one module after the other."""
+    """Predict, beside the next token, `horizon` - 1 further ones, one module after the other."""
 
     name: Literal["sequential_mtp"] = "sequential_mtp"
     """Which objective."""
@@ -51,13 +51,13 @@ class Link(nn.Module):
         self.block = block_kind(model)(model, multipliers, model.num_hidden_layers - 1)
 
     def join(self, state: Tensor, token: Tensor) -> Tensor:
-        """What enters the block, [B, T, D]."""
+        """Return what enters the block, [B, T, D]."""
         joined: Tensor = self.state_proj(self.state_layernorm(state)) + self.token_proj(self.token_layernorm(token))
         return joined
 
 
 class SequentialMTP(FurtherTokens):
-    """Modules 1 to `horizon` - 1."""
+    """Hold modules 1 to `horizon` - 1."""
 
     def __init__(self, config: SequentialMTPConfig, model: ModelConfig, multipliers: Multipliers) -> None:
         super().__init__(config)

@@ -21,7 +21,7 @@ from plumbline.model.parameterization.multipliers import Multipliers
 
 
 class SilentThoughtsConfig(ObjectiveSettings):
-    """Thoughts of `horizon` slots, trained by the tokens that see them alone."""
+    """Think in `horizon` slots, trained by the tokens that see them alone."""
 
     name: Literal["pause", "coconut"]
     """Which objective."""
@@ -45,22 +45,22 @@ class SilentThoughtsConfig(ObjectiveSettings):
 
     @property
     def thoughts(self) -> ThoughtSettings:
-        """How they grow."""
+        """Return how thoughts grow."""
         growth: Growth = "at_once" if self.name == "pause" else "grow"
         return ThoughtSettings(self.horizon, growth, passes=1, bidirectional=False)
 
     @property
     def text_sees_thoughts(self) -> bool:
-        """Always."""
+        """Return that it always does."""
         return True
 
     def work(self, length: int) -> Work:
-        """Two text passes and the slots, of which only the last of each thought may predict, in place of a token."""
+        """Count two text passes and the slots; only the last of each thought may predict, in place of a token."""
         return Work(blocks=2 + min(self.anchors, length) * self.thoughts.slots_run / length)
 
 
 class SilentThoughts(Objective):
-    """The text pass, the thoughts, and a text pass that sees them."""
+    """Run the text pass, the thoughts, and a text pass that sees them."""
 
     terms = ("next_token",)
     thinks = True
@@ -75,7 +75,7 @@ class SilentThoughts(Objective):
         )
 
     def targets(self, batch: Batch) -> Tensor:
-        """Valid labels."""
+        """Count valid labels."""
         labels: Tensor = batch["labels"]
         return (labels >= 0).sum()[None]
 
@@ -85,7 +85,7 @@ class SilentThoughts(Objective):
         return loss[None], cross_entropy, loss.new_empty(0, 2)
 
     def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
-        """[B, T, D]: what predicts the token after each."""
+        """Return what predicts the token after each, [B, T, D]."""
         decoder, text, labels = model.model, text_of(model.config, batch), batch["labels"]
         states, memory = run_text(decoder, batch["input_ids"], text)
         draws = uniform(self.seed, batch["sample_index"], labels.size(1))

@@ -10,7 +10,7 @@ MatrixUpdate = Literal["elementwise", "orthogonal"]
 
 
 class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Which rule scales the hyperparameters, and the base model at which they were tuned."""
+    """Choose the rule that scales the hyperparameters, and the base model at which they were tuned."""
 
     rule: Literal["sp", "mup", "depth_alpha", "completep"] = "completep"
     """Standard parameterization (nothing scales), muP (width), depth-alpha (width and depth), CompleteP (alpha = 1)."""
@@ -64,7 +64,7 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """The hyperparameters tuned at the base, which the table scales."""
+    """Hold the hyperparameters tuned at the base, which the table scales."""
 
     lr: float
     """Peak learning rate."""

@@ -10,7 +10,7 @@ from plumbline.model.parameterization.sizes import sizes
 
 @dataclass(frozen=True)
 class Multipliers:
-    """Forward multipliers of one model; `parameterization.multipliers` computes them, the decoder applies them."""
+    """Hold the forward multipliers of one model; `multipliers` computes them, the decoder applies them."""
 
     attention: float
     """Scale of the attention logits."""
@@ -23,7 +23,7 @@ class Multipliers:
 
 
 def multipliers(model: ModelConfig, config: ParameterizationConfig) -> Multipliers:
-    """The forward constants: attention logit scale, embedding, residual and output multipliers."""
+    """Return the forward constants: attention logit scale, embedding, residual and output multipliers."""
     size = sizes(model, config)
     absorbed = config.output_scaling == "absorbed"
     base_head_dim = model.head_dim if config.rule == "sp" or config.base_head_dim is None else config.base_head_dim

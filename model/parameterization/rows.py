@@ -8,7 +8,7 @@ from plumbline.model.parameterization.tensors import Role
 
 @dataclass(frozen=True)
 class ParameterRow:
-    """Everything the parameterization decides for one tensor; lr, weight_decay and eps are peak values."""
+    """Hold what the parameterization decides for one tensor; lr, weight_decay and eps are peak values."""
 
     name: str
     role: Role
@@ -25,5 +25,5 @@ class ParameterRow:
 
     @property
     def count(self) -> int:
-        """Number of elements."""
+        """Return the number of elements."""
         return math.prod(self.shape)

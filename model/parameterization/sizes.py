@@ -8,7 +8,7 @@ from plumbline.model.parameterization.config import ParameterizationConfig
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much larger the model is than the base, and which part of the rule applies. All 1 under sp."""
+    """Say how much larger the model is than the base, and which part of the rule applies. All are 1 under sp."""
 
     width: float
     """m_N: the residual stream."""
@@ -25,12 +25,12 @@ class Sizes:
 
     @property
     def fixed(self) -> float:
-        """What does not grow."""
+        """Return the ratio of what does not grow."""
         return 1.0
 
 
 def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
-    """The ratios of `model` to the base, as the rule sees them."""
+    """Return the ratios of `model` to the base, as the rule sees them."""
     if config.rule == "sp" or config.base_hidden_size is None:
         return Sizes(width=1.0, depth=1.0, alpha=1.0, query=1.0, key_value=1.0, intermediate=1.0)
     width = model.hidden_size / config.base_hidden_size

@@ -43,7 +43,7 @@ from plumbline.model.parameterization.tensors import Role, TensorRule, tensor_ru
 
 @dataclass(frozen=True)
 class Scaling:
-    """One row of the table: factors on the base values of init std, learning rate, weight decay and eps."""
+    """Hold one row of the table: factors on the base values of init std, learning rate, weight decay and eps."""
 
     init_std: float
     lr: float
@@ -52,7 +52,7 @@ class Scaling:
 
 
 def scaling_table(size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, absorbed: bool) -> dict[Role, Scaling]:
-    """Table 1 of CompleteP for one tensor; the factor 0 means "none" (norms, biases).
+    """Return Table 1 of CompleteP for one tensor; the factor 0 means "none" (norms, biases).
 
     Args:
         size: the model against the base.
@@ -129,12 +129,12 @@ def parameter_shapes(
 
 
 def parameter_count(model: ModelConfig) -> int:
-    """Number of parameters of the model, all of them."""
+    """Return the number of parameters of the model, all of them."""
     return sum(math.prod(shape) for shape in parameter_shapes(model).values())
 
 
 def matrix_lr_factor(shape: tuple[int, ...], fan_in: float, fan_out: float, update: MatrixUpdate) -> float:
-    """What width does to a hidden matrix's learning rate.
+    """Return what width does to a hidden matrix's learning rate.
 
     AdamW moves every entry by lr, and a product over fan_in entries that agree in sign by fan_in * lr: 1/fan_in. Muon,
     RMS-matched to AdamW, moves the matrix by a spectral norm of 0.2 * sqrt(max(shape)) * lr, which should be as
@@ -152,7 +152,7 @@ def parameter_table(
     base: OptimizerSettings,
     objective: ObjectiveConfig | None = None,
 ) -> list[ParameterRow]:
-    """One row per tensor of the model (a tied head has none), in the order of `named_parameters()`.
+    """Return one row per tensor of the model (a tied head has none), in the order of `named_parameters()`.
 
     With an objective, also for the tensors that it adds.
 

@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 
 class PlumblineConfig(PreTrainedConfig):
-    """Shapes have the names of Llama's configuration; the switches are described in `modeling_plumbline.py`."""
+    """Hold shapes by the names of Llama's configuration, and the switches that `modeling_plumbline.py` describes."""
 
     model_type = "plumbline"
     keys_to_ignore_at_inference = ("past_key_values",)

@@ -37,7 +37,7 @@ THINK = re.compile(r"first|verify|every:[1-9]\d*|probability:([01](\.0*)?|0?\.\d
 
 @dataclass(frozen=True)
 class Settings:
-    """How thoughts were trained; the metadata of lookahead.safetensors."""
+    """Hold how thoughts were trained: the metadata of lookahead.safetensors."""
 
     horizon: int
     """Slots of a thought."""
@@ -56,7 +56,7 @@ class Settings:
 
 
 class Stream:
-    """A cache, and the positions of what it holds."""
+    """Hold a cache, and the positions of what is in it."""
 
     def __init__(self, model: Any, window: int | None) -> None:
         self.model, self.window = model, window
@@ -87,12 +87,12 @@ class Stream:
         return states
 
     def read(self, input_ids: Tensor, position: int) -> Tensor:
-        """Tokens [1, n] of text, the first at `position`; final states [1, n, width]."""
+        """Read tokens [1, n] of text, the first at `position`; return final states [1, n, width]."""
         places = torch.arange(position, position + input_ids.size(1), device=input_ids.device)
         return self.run(places, input_ids=input_ids)
 
     def forget(self, count: int) -> None:
-        """The last so many tokens or slots."""
+        """Forget the last so many tokens or slots."""
         if count:
             self.cache.crop(-count)
             self.positions = self.positions[:-count]
@@ -105,7 +105,7 @@ class Stream:
 
 
 class Lookahead:
-    """A model and its thinker."""
+    """Predict with thoughts: a model and its thinker."""
 
     def __init__(self, model: Any, settings: Settings, tensors: dict[str, Tensor]) -> None:
         self.model, self.settings = model.eval(), settings
@@ -123,7 +123,7 @@ class Lookahead:
             return cls(model, settings, {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
 
     def generate(self, input_ids: Tensor, max_new_tokens: int, think: str = "first", **sampling: Any) -> Tensor:
-        """Prompt [1, T] and continuation, [1, T + n]; stops after the end-of-text token. See `continuation`."""
+        """Return prompt [1, T] and continuation, [1, T + n], until the end-of-text token; see `continuation`."""
         end = self.model.generation_config.eos_token_id
         ends = end if isinstance(end, list) else [end]
         new: list[int] = []
@@ -188,7 +188,7 @@ class Lookahead:
             yield int(tokens)
 
     def think(self, text: Stream, state: Tensor) -> Tensor:
-        """A thought at the last token of `text`, whose final state is given, [1, 1, width].
+        """Think at the last token of `text`, whose final state is given, [1, 1, width].
 
         Returns the final states of its slots, [1, horizon, width]. The slots are the last that `text` then holds.
         """
@@ -212,7 +212,7 @@ class Lookahead:
         return states
 
     def enter(self, states: Tensor) -> Tensor:
-        """Final states as inputs of slots: of the size of an embedding, and marked."""
+        """Return final states as inputs of slots: of the size of an embedding, and marked."""
         if self.projection is not None:
             states = states @ self.projection.T
         if self.settings.norm_eps is not None:
@@ -220,14 +220,14 @@ class Lookahead:
         return states * self.gain + self.role
 
     def logits(self, states: Tensor) -> Tensor:
-        """What the model's head makes of final states [1, n, width]: [1, n, V] in fp32."""
+        """Return what the model's head makes of final states [1, n, width]: [1, n, V] in fp32."""
         logits: Tensor = self.model.get_output_embeddings()(states).float()
         logits = logits / getattr(self.model.config, "logits_scaling", 1.0)
         cap = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def _verified(self, input_ids: Tensor, max_new_tokens: int) -> Iterator[int]:
-        """The greedy continuation: slots 2 to horizon draft, one pass of the plain model says how much was right."""
+        """Yield the greedy tokens: slots 2 to horizon draft, one pass of the plain model says how much was right."""
         text = Stream(self.model, self.settings.window)
         states = text.read(input_ids, 0)[:, -1:]
         made = 0
@@ -261,7 +261,7 @@ class Lookahead:
 
 
 def fires(think: str, number: int, logits: Tensor, generator: torch.Generator) -> bool:
-    """Whether to think before new token `number` (from 0), for which the plain model gives logits [V]."""
+    """Return whether to think before new token `number` (from 0), for which the plain model gives logits [V]."""
     kind, _, value = think.partition(":")
     if kind == "first":
         return number == 0
@@ -273,5 +273,5 @@ def fires(think: str, number: int, logits: Tensor, generator: torch.Generator) -
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Tokens [n, 1] of logits [n, V]."""
+    """Return the likeliest tokens [n, 1] of logits [n, V]."""
     return logits.argmax(-1, keepdim=True)

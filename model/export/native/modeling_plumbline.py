@@ -35,14 +35,14 @@ WIRING: dict[str, tuple[str | None, ...]] = {
 
 
 def make_norm(config: PlumblineConfig) -> nn.Module:
-    """The norm over the residual stream."""
+    """Return the norm over the residual stream."""
     if config.norm == "layernorm":
         return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
     return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
 
 
 def rotary_tables(positions: Tensor, config: PlumblineConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions [B, T], each [B, 1, T, head_dim]; in fp32, then rounded once."""
+    """Return cosines and sines of positions [B, T], each [B, 1, T, head_dim]; in fp32, then rounded once."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=positions.device) / config.head_dim
     angles = positions[:, None, :, None].float() * config.rope_theta**-exponents
     angles = torch.cat((angles, angles), dim=-1)
@@ -50,7 +50,7 @@ def rotary_tables(positions: Tensor, config: PlumblineConfig, dtype: torch.dtype
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding of x [B, H, T, head_dim], whose halves are pairs."""
+    """Rotate x [B, H, T, head_dim], whose halves are pairs."""
     first, second = x.chunk(2, dim=-1)
     return x * rotary[0] + torch.cat((-second, first), dim=-1) * rotary[1]
 
@@ -67,7 +67,7 @@ def eager_attention_forward(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention written out, with what fused kernels lack: a cap on the logits, sinks (s_aux, one logit a head)."""
+    """Attend with what fused kernels lack: a cap on the logits, sinks (s_aux, one logit a head)."""
     groups = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     logits = (query @ key.transpose(2, 3)).float() * scaling
@@ -83,7 +83,7 @@ def eager_attention_forward(
 
 
 class PlumblineAttention(nn.Module):
-    """Softmax attention, or shaped attention around it: [B, T, hidden_size] -> [B, T, hidden_size]."""
+    """Attend by softmax or the shaped map around it, [B, T, hidden_size] -> [B, T, hidden_size]."""
 
     def __init__(self, config: PlumblineConfig, layer_idx: int) -> None:
         super().__init__()
@@ -116,15 +116,15 @@ class PlumblineAttention(nn.Module):
         self.shape_gains = nn.Parameter(torch.ones(3, heads)) if learned else None
 
     def heads(self, x: Tensor) -> Tensor:
-        """[B, T, H * head_dim] -> [B, T, H, head_dim]."""
+        """Split [B, T, H * head_dim] into heads, [B, T, H, head_dim]."""
         return x.view(*x.shape[:-1], -1, self.head_dim)
 
     def values(self, x: Tensor) -> Tensor:
-        """The values of x, [B, H_kv, T, head_dim]."""
+        """Return the values of x, [B, H_kv, T, head_dim]."""
         return self.heads(self.v_proj(x)).transpose(1, 2)
 
     def queries_and_keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x, normalised, [B, heads, T, head_dim] each."""
+        """Return those of x, normalised, [B, heads, T, head_dim] each."""
         query, key = self.q_proj(x), self.k_proj(x)
         if self.config.qk_norm == "projection":
             query, key = self.q_whole_norm(query), self.k_whole_norm(key)
@@ -167,7 +167,7 @@ class PlumblineAttention(nn.Module):
         return self.o_proj(mixed.flatten(2))
 
     def shape(self, softmax: Tensor, value: Tensor) -> Tensor:
-        """Identity + softmax - uniform, the last being the running mean of all values so far."""
+        """Return identity + softmax - uniform, the last being the running mean of all values so far."""
         length = softmax.size(1)
         count = torch.arange(1, value.size(2) + 1, device=value.device)[:, None]
         mean = (value.float().cumsum(2) / count).to(value.dtype)
@@ -181,7 +181,7 @@ class PlumblineAttention(nn.Module):
 
 
 class PlumblineMixing(nn.Module):
-    """A fixed matrix over positions for each head; the cache's keys are the values once more."""
+    """Mix by a fixed matrix over positions for each head; the cache's keys are the values once more."""
 
     def __init__(self, config: PlumblineConfig, layer_idx: int) -> None:
         super().__init__()
@@ -203,7 +203,7 @@ class PlumblineMixing(nn.Module):
 
 
 class XIELU(nn.Module):
-    """xIELU (arXiv 2411.13010): a_p x^2 + x/2 above zero, a_n (exp(x) - 1) - a_n x + x/2 below."""
+    """Compute xIELU (arXiv 2411.13010): a_p x^2 + x/2 above zero, a_n (exp(x) - 1) - a_n x + x/2 below."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,14 +211,14 @@ class XIELU(nn.Module):
         self.alpha_n = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Elementwise."""
+        """Apply it elementwise."""
         positive, negative = F.softplus(self.alpha_p), 0.5 + F.softplus(self.alpha_n)
         below = (torch.expm1(torch.clamp(x, max=-1e-6)) - x) * negative
         return torch.where(x > 0, positive * x * x, below) + 0.5 * x
 
 
 class PlumblineMLP(nn.Module):
-    """Gated (swiglu, geglu) or plain (gelu, gelu_tanh, relu, relu2, shaped_relu, xielu)."""
+    """Run a gated (swiglu, geglu) or plain (gelu, gelu_tanh, relu, relu2, shaped_relu, xielu) MLP."""
 
     def __init__(self, config: PlumblineConfig) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class PlumblineMLP(nn.Module):
         self.gain = math.sqrt(2 / (1 + self.slope**2))
 
     def activate(self, x: Tensor) -> Tensor:
-        """The nonlinearity, elementwise."""
+        """Apply the nonlinearity, elementwise."""
         if self.kind == "xielu":
             return self.activation(x)
         if self.kind == "swiglu":
@@ -245,14 +245,14 @@ class PlumblineMLP(nn.Module):
         return F.gelu(x, approximate="tanh" if self.kind == "gelu_tanh" else "none")
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, hidden_size] -> [B, T, hidden_size]."""
+        """Map [B, T, hidden_size] -> [B, T, hidden_size]."""
         if self.gate_proj is None:
             return self.down_proj(self.activate(self.up_proj(x)))
         return self.down_proj(self.activate(self.gate_proj(x)) * self.up_proj(x))
 
 
 class PlumblineDecoderLayer(GradientCheckpointingLayer):
-    """One block of any kind."""
+    """Run one block of any kind."""
 
     def __init__(self, config: PlumblineConfig, layer_idx: int) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class PlumblineDecoderLayer(GradientCheckpointingLayer):
         self.mlp = PlumblineMLP(config)
 
     def norm(self, place: int, x: Tensor) -> Tensor:
-        """The norm at one of the four places of WIRING, or nothing."""
+        """Apply the norm at one of the four places of WIRING, or nothing."""
         name = self.wiring[place]
         return x if name is None else self.get_submodule(f"{name}_layernorm")(x)
 
@@ -283,7 +283,7 @@ class PlumblineDecoderLayer(GradientCheckpointingLayer):
 
 
 class PlumblinePreTrainedModel(PreTrainedModel):
-    """What the two models below share."""
+    """Hold what the two models below share."""
 
     config_class = PlumblineConfig
     base_model_prefix = "model"
@@ -302,7 +302,7 @@ class PlumblinePreTrainedModel(PreTrainedModel):
 
 
 class PlumblineModel(PlumblinePreTrainedModel):
-    """Token ids -> hidden states that the head multiplies."""
+    """Turn token ids into hidden states that the head multiplies."""
 
     def __init__(self, config: PlumblineConfig) -> None:
         super().__init__(config)
@@ -350,7 +350,7 @@ class PlumblineModel(PlumblinePreTrainedModel):
     def _mask(
         self, x: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, position_ids: Tensor
     ) -> Tensor | None:
-        """What the attention interface wants as its mask."""
+        """Return what the attention interface wants as its mask."""
         kind = self.config.attention
         if kind != "softmax" and attention_mask is not None and not attention_mask.all():
             raise ValueError(f"attention = {kind} counts every position: no padding, run one length at a time")
@@ -367,7 +367,7 @@ class PlumblineModel(PlumblinePreTrainedModel):
 
 
 class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
-    """The decoder with its head, and a soft cap on the logits where the configuration has one."""
+    """Predict tokens: the decoder with its head, and a soft cap on the logits where the configuration has one."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 - a constant of transformers
 
@@ -385,7 +385,7 @@ class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits [B, T, vocab_size]; with labels [B, T], their loss as well."""
+        """Return logits [B, T, vocab_size]; with labels [B, T], their loss as well."""
         outputs = self.model(input_ids=input_ids, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
