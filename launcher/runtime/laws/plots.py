@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # before pyplot: no window
 import numpy as np
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from plumbline.launcher.runtime.system.figures import panels, save_png, shades
 from plumbline.model.scaling_laws.fit import Fit
 from plumbline.model.scaling_laws.points import points
 
@@ -26,14 +23,12 @@ def plot_fit(fit: Fit, curves: Mapping[str, Any], folder: Path) -> list[Path]:
     if len(fit.train.post_deltas()[1]):
         figures["post_delta.png"] = _post_deltas(fit)
     for name, figure in figures.items():
-        figure.tight_layout()
-        figure.savefig(folder / name, dpi=144, format="png")
-        plt.close(figure)
+        save_png(figure, folder / name)
     return [folder / name for name in figures]
 
 
 def _axes(across: str, up: str) -> tuple[Figure, Axes]:
-    figure, axes = plt.subplots(figsize=(5.0, 4.0))
+    figure, [[axes]] = panels(1, 1, (5.0, 4.0))
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.grid(alpha=0.3)
@@ -68,7 +63,7 @@ def _post_deltas(fit: Fit) -> Figure:
     figure, axes = _axes("tokens per parameter, D / N", "added by quantization after training (nats)")
     paired, deltas = fit.train.post_deltas()
     widths = np.unique(paired.at.post_bits)
-    for bits, colour in zip(widths, plt.get_cmap("viridis")(np.linspace(0, 0.9, len(widths))), strict=True):
+    for bits, colour in zip(widths, shades(len(widths)), strict=True):
         here = paired.at.post_bits == bits
         ratio = paired.at.tokens[here] / paired.at.parameters[here]
         axes.plot(ratio, deltas[here], "o", markersize=3, color=colour, label=f"{bits:g} bits")

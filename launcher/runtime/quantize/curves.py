@@ -12,12 +12,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # before pyplot: no window
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from scipy import stats
+
+from plumbline.launcher.runtime.system.figures import panels, save_png
 
 Row = dict[str, Any]
 Lines = dict[str, list[tuple[float, float]]]
@@ -31,15 +29,13 @@ def draw_curves(rows: Sequence[Row], floor: float, path: Path) -> None:
         floor: deltas below are noise, nats per token.
         path: PNG file.
     """
-    figure, grid = plt.subplots(2, 2, figsize=(12, 9))
+    figure, grid = panels(2, 2, (6.0, 4.5))
     _lines(grid[0, 0], by_bits(rows), floor, "bits of the weights")
     _lines(grid[0, 1], by_tokens(rows), floor, "training tokens per parameter")
     grid[0, 1].set_xscale("log")
     _outliers(grid[1, 0], rows)
     _predicted(grid[1, 1], rows, floor)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120, format="png")
-    plt.close(figure)
+    save_png(figure, path)
 
 
 def by_bits(rows: Sequence[Row]) -> Lines:

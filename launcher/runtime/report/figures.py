@@ -1,23 +1,17 @@
 """The figures of a report, each a PNG: curves over tokens, and maps of depth against training."""
 
-import io
 from collections.abc import Callable, Mapping
-from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")  # before pyplot: no window
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from plumbline.launcher.runtime.report.history import History, Series
+from plumbline.launcher.runtime.system.figures import panels, png, shades
 
 SIZE = (5.2, 3.0)  # of one panel, inches
-DPI = 90
+DPI = 90  # a report holds many figures
 
 
 def curves(panels: Mapping[str, Mapping[str, Series]], log: frozenset[str] = frozenset()) -> bytes:
@@ -41,10 +35,10 @@ def by_layer(history: History, quantities: Mapping[str, str], log: frozenset[str
 
     def draw(axes: Axes, quantity: str) -> None:
         layers = history.layers(quantity)
+        colours = shades(len(layers))[::-1]
         for index, (place, series) in enumerate(layers.items()):
-            color = plt.get_cmap("viridis_r")(0.1 + 0.9 * index / max(1, len(layers) - 1))
             mark = "." if len(series.steps) < 30 else ""
-            axes.plot(series.tokens, series.values, color=color, linewidth=1, marker=mark, label=place)
+            axes.plot(series.tokens, series.values, color=colours[index], linewidth=1, marker=mark, label=place)
         if quantity in log and any((series.values > 0).any() for series in layers.values()):
             axes.set_yscale("log")
         axes.set_title(quantities[quantity], fontsize=9)
@@ -96,18 +90,4 @@ def _panels(names: list[str], draw: Callable[[Axes, str], None], x_label: str = 
         draw(axes, name)
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)
-    return png(figure)
-
-
-def panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, Any]:
-    """A figure and its axes [rows, columns], each of a size in inches."""
-    return plt.subplots(rows, columns, figsize=(size[0] * columns, size[1] * rows), squeeze=False)
-
-
-def png(figure: Figure) -> bytes:
-    """The file, and the figure is closed."""
-    figure.tight_layout()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
-    plt.close(figure)
-    return buffer.getvalue()
+    return png(figure, DPI)

@@ -17,7 +17,8 @@ from plumbline.data.tasks.reachability import ReachabilityConfig, ancestors
 from plumbline.data.tasks.star_graph import StarGraphConfig
 from plumbline.data.tasks.sudoku import SudokuConfig
 from plumbline.data.tasks.task import TaskConfig
-from plumbline.launcher.runtime.report.figures import panels, png
+from plumbline.launcher.runtime.report.figures import DPI
+from plumbline.launcher.runtime.system.figures import panels, png
 
 Place = tuple[float, float]
 RIGHT, WRONG, TRUE, QUIET = "#2ca02c", "#d62728", "#b7dfb7", "#aaaaaa"
@@ -58,7 +59,7 @@ def draw(task: TaskConfig, rows: Sequence[Sequence[Answered]]) -> bytes:
             axes.set_title(f"example {example.number}, {outcome}", fontsize=8)
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
-    return png(figure)
+    return png(figure, DPI)
 
 
 def star(axes: Axes, task: StarGraphConfig, example: Answered) -> None:

@@ -3,13 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # before pyplot: no window
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+
+from plumbline.launcher.runtime.system.figures import panels, save_png
 
 PLAIN, THOUGHTS = "#1f77b4", "#ff7f0e"
 ROW, MARGIN = 0.26, 0.9  # inches
@@ -17,24 +15,20 @@ ROW, MARGIN = 0.26, 0.9  # inches
 
 def plot(summary: dict[str, Any], path: Path) -> None:
     """Write the figure."""
-    figure = draw(summary)
-    figure.savefig(path, dpi=144, format="png")
-    plt.close(figure)
+    save_png(draw(summary), path)
 
 
 def draw(summary: dict[str, Any]) -> Figure:
     """A panel for each table: exact match where there is any, else the held-out loss; a bar at each mean."""
     columns = min(2, len(summary))
     rows = -(-len(summary) // columns)
-    extent = (6.5 * columns, rows * (ROW * max(map(len, summary.values())) + MARGIN))
-    figure, grid = plt.subplots(rows, columns, figsize=extent, squeeze=False)
+    figure, grid = panels(rows, columns, (6.5, ROW * max(map(len, summary.values())) + MARGIN))
     for axes, (table, variants) in zip(grid.flat, summary.items(), strict=False):
         _panel(axes, variants)
         if len(summary) > 1:
             axes.set_title(table, fontsize=10, loc="left")
     for axes in grid.flat[len(summary) :]:
         axes.set_visible(False)
-    figure.tight_layout()
     return figure
 
 

@@ -3,10 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # before pyplot: no window
-from matplotlib import pyplot as plt
+from plumbline.launcher.runtime.system.figures import panels, save_png
 
 PANELS = (
     ("size/residual", "stream out of the last block"),
@@ -22,7 +19,7 @@ def plot(summary: dict[str, Any], path: Path) -> None:
     rows = {family: curves for family, curves in summary["families"].items() if curves}
     if not rows:
         return
-    figure, axes = plt.subplots(len(rows), len(PANELS), figsize=(2.7 * len(PANELS), 2.7 * len(rows)), squeeze=False)
+    figure, axes = panels(len(rows), len(PANELS), (2.7, 2.7))
     for row, (family, curves) in zip(axes, rows.items(), strict=True):
         for axis, (quantity, title) in zip(row, PANELS, strict=True):
             for label, curve in curves.items():
@@ -37,6 +34,4 @@ def plot(summary: dict[str, Any], path: Path) -> None:
             axis.tick_params(labelsize=7)
             axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120, format="png")
-    plt.close(figure)
+    save_png(figure, path)

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # before pyplot, which would look for a window
-from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
+
+from plumbline.launcher.runtime.system.figures import panels, save_png, shades
 
 SMALL = {"fontsize": 8, "title_fontsize": 8}
 
@@ -17,11 +15,10 @@ def plot(summary: dict[str, Any], path: Path) -> None:
     rows = {family: curves for family, curves in summary["families"].items() if _several(curves)}
     rows = rows or summary["families"]
     labels = list(next(iter(rows.values())))
-    extent = (2.5 * len(labels) + 1.2, 2.4 * len(rows) + 0.5)
-    figure, axes = plt.subplots(len(rows), len(labels), figsize=extent, sharex=True, sharey="row", squeeze=False)
+    figure, axes = panels(len(rows), len(labels), (2.5, 2.4), margin=(1.2, 0.5), sharex=True, sharey="row")
     for row, (family, curves) in zip(axes, rows.items(), strict=True):
         sizes = sorted({int(size) for curve in curves.values() for size in curve["sizes"]})
-        colours = plt.get_cmap("viridis")([0.9 * i / max(1, len(sizes) - 1) for i in range(len(sizes))])
+        colours = shades(len(sizes))
         for axis, label in zip(row, labels, strict=True):
             for size, colour in zip(sizes, colours, strict=True):
                 facts = curves[label]["sizes"].get(str(size))
@@ -38,9 +35,7 @@ def plot(summary: dict[str, Any], path: Path) -> None:
         row[-1].legend(handles, names, title=family, loc="center left", bbox_to_anchor=(1.02, 0.5), **SMALL)
     for axis in axes[-1]:
         axis.set_xlabel("learning rate at the base")
-    figure.tight_layout()
-    figure.savefig(path, dpi=144, format="png")
-    plt.close(figure)
+    save_png(figure, path)
 
 
 def _several(curves: dict[str, Any]) -> bool:

