@@ -101,7 +101,7 @@ def open_indexed(prefix: Path) -> IndexedTokens:
 
 
 def _read_header(path: Path) -> tuple[np.dtype[np.integer[Any]], int, int]:
-    """Return an `.idx` file's (token dtype, number of sequences, number of document indices); check them by its size."""
+    """Return (token dtype, number of sequences, number of document indices) of an `.idx` file whose size fits them."""
     with path.open("rb") as file:
         header = file.read(HEADER.size)
     if header[: len(MAGIC)] != MAGIC:

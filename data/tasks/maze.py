@@ -63,9 +63,7 @@ class MazeConfig(DrawnTaskConfig):
         return asked
 
     def walls_of(self, tokens: Int64s) -> list[tuple[int, int]]:
-        """Return the pairs of neighbouring cells, numbered from 0 on, that an example's tokens put a wall between.
-        Return the cells from origin to target, both included: up to where their ways to the first cell meet, then down.
-        """
+        """Return the pairs of neighbouring cells, numbered from 0 on, that an example's tokens put a wall between."""
         passages = {(min(pair), max(pair)) for pair in (edges_of(tokens) - FIRST_NODE).tolist()}
         pairs = ((cell, other) for cell, others in enumerate(lattice(self.side)) for other in others if cell < other)
         return [pair for pair in pairs if pair not in passages]
@@ -104,7 +102,7 @@ def lattice(side: int) -> tuple[tuple[int, ...], ...]:
 def way(entered_from: dict[int, int], origin: int, target: int) -> list[int]:
     """Return the cells from origin to target, both included.
 
-    Their ways to the first cell are followed up to where they meet, and then down to the target.
+    The path goes up to where their ways to the first cell meet, and then down.
     """
     up, down = [origin], [target]
     while up[-1] >= 0:
