@@ -19,7 +19,7 @@ STEP = 1e-4  # bits: of derivatives
 
 @dataclass(frozen=True)
 class Allocation:
-    """A way to spend compute."""
+    """Hold one way to spend compute, and the loss that it leads to."""
 
     parameters: float
     tokens: float
@@ -28,7 +28,7 @@ class Allocation:
 
 
 def critical_tokens(law: PrecisionLaw, parameters: float, post_bits: float) -> float:
-    """D_crit (eq. 13): beyond so many tokens a bf16 model that is then rounded to `post_bits` gets worse; or inf.
+    """Return D_crit (eq. 13), in tokens, or inf: beyond it a bf16 model that is rounded to `post_bits` gets worse.
 
     Raises:
         ValueError: the law has no quantization after training.
@@ -41,7 +41,7 @@ def critical_tokens(law: PrecisionLaw, parameters: float, post_bits: float) -> f
 
 
 def optimal_precision(law: PrecisionLaw) -> float:
-    """Bits to train in when N, D and P are all free: d ln f / d ln P = 1, whatever the compute (eq. 26 and 27).
+    """Return the bits to train in when N, D and P are all free: d ln f / d ln P = 1, whatever the compute (eq. 26, 27).
 
     The loss of the best split of compute falls with f(P) / P, of which this is the maximum.
 
@@ -65,7 +65,7 @@ def optimal_precision(law: PrecisionLaw) -> float:
 
 
 def allocate(law: Law, flops: float, bits: float = BF16) -> Allocation:
-    """The best N and D for C = (6/16) N D P when everything that has an f is trained in P = `bits`.
+    """Return the best N and D for C = (6/16) N D P when everything that has an f is trained in P = `bits`.
 
     From eq. 16: N = (alpha A / beta B)^s f^(-alpha s) (N D)^(beta s) with s = 1 / (alpha + beta), and D from the cost.
 
@@ -85,12 +85,12 @@ def allocate(law: Law, flops: float, bits: float = BF16) -> Allocation:
 
 
 def allocate_with_precision(law: PrecisionLaw, flops: float) -> Allocation:
-    """The best N, D and P: P first, which does not depend on compute."""
+    """Return the best N, D and P; P comes first, since it does not depend on compute."""
     return allocate(law, flops, optimal_precision(law))
 
 
 def precision_at_size(law: PrecisionLaw, parameters: float, flops: float) -> Allocation:
-    """The best P, and D with it, for a model of a given size; P grows as log C.
+    """Return the best P, and D with it, for a model of a given size; P grows as log C.
 
     Raises:
         ValueError: the law has no f.

@@ -18,7 +18,7 @@ BAND = (2.5, 97.5)  # percent
 
 @dataclass(frozen=True)
 class Score:
-    """How well predictions meet measurements."""
+    """Measure how well predictions meet measurements."""
 
     points: int
     r2: float | None
@@ -29,7 +29,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted law."""
+    """Hold a fitted law, with the points that it was fitted to and those held out."""
 
     problem: Problem
     solution: Solution
@@ -39,11 +39,11 @@ class Fit:
 
     @property
     def law(self) -> Law:
-        """The constants."""
+        """Return the law with the fitted constants."""
         return self.solution.law
 
     def bootstrap(self, count: int, seed: int = 0) -> Iterator[Law]:
-        """Laws fitted to runs drawn with replacement; the points of one run stay together."""
+        """Yield laws fitted to runs drawn with replacement; the points of one run stay together."""
         generator = np.random.default_rng(seed)
         members = [np.flatnonzero(self.train.runs == run) for run in np.unique(self.train.runs)]
         for _ in range(count):
@@ -67,7 +67,7 @@ def fit(form: type[Law], measured: Measured, hold_out: str | None = None, seed: 
 
 
 def held_out(measured: Measured, how: str | None, seed: int = 0) -> NDArray[np.bool_]:
-    """Which points a fit must not see.
+    """Return which points a fit must not see.
 
     Args:
         measured: all points.
@@ -101,14 +101,14 @@ def _share(how: str) -> float:
 
 
 def score(predicted: Floats, measured: Floats) -> Score:
-    """Of two columns."""
+    """Score a column of predictions against a column of measurements."""
     spread = float(((measured - measured.mean()) ** 2).sum())
     r2 = 1 - float(((predicted - measured) ** 2).sum()) / spread if spread > 0 else None
     return Score(len(measured), r2, float(np.abs(predicted - measured).mean()))
 
 
 def bands(laws: Sequence[Law]) -> dict[str, tuple[float, float]]:
-    """The middle 95 % of each constant over bootstrapped laws; those that never move have none."""
+    """Return the middle 95 % of each constant over bootstrapped laws; constants that never move have none."""
     columns = {name: [law.constants[name] for law in laws] for name in laws[0].constants} if laws else {}
     found = {name: np.percentile(values, BAND) for name, values in columns.items() if len(set(values)) > 1}
     return {name: (float(low), float(high)) for name, (low, high) in found.items()}

@@ -14,7 +14,7 @@ FORMS: dict[str, type[Law]] = {
 
 
 def form_named(name: str) -> type[Law]:
-    """The class of a form.
+    """Return the class of a form.
 
     Raises:
         ValueError: there is none of that name.
@@ -25,5 +25,5 @@ def form_named(name: str) -> type[Law]:
 
 
 def name_of(law: Law) -> str:
-    """The name of a law's form."""
+    """Return the name of a law's form."""
     return next(name for name, form in FORMS.items() if type(law) is form)

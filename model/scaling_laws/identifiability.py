@@ -12,7 +12,7 @@ NOTHING = 1e-6  # nats
 
 
 def cautions(problem: Problem, solution: Solution) -> list[str]:
-    """Warnings about a solution, in words; the points' own shortcomings are in `Law.cautions`.
+    """Return warnings about a solution, in words; the points' own shortcomings are in `Law.cautions`.
 
     From the Gauss-Newton curvature of log L at the optimum. A pair is judged as it was searched for: an f by gamma and
     its zero gamma x n.

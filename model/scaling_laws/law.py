@@ -12,7 +12,7 @@ from plumbline.model.scaling_laws.points import BF16, Floats, Points, points
 
 @dataclass(frozen=True)
 class Range:
-    """Where a constant is looked for: bounds, and the narrower interval that starts are drawn from."""
+    """Bound the search for a constant, and hold the narrower interval that starts are drawn from."""
 
     low: float
     high: float
@@ -22,7 +22,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """L(N, D) = A N^-alpha + B D^-beta + E, in nats per token. A constant that is nan is not known.
+    """Compute L(N, D) = A N^-alpha + B D^-beta + E, in nats per token; a constant that is nan is not known.
 
     Every form is linear in some constants, `LINEAR`, once the others are given: a fit uses that.
     """
@@ -41,7 +41,7 @@ class Law:
     E: float = np.nan
 
     def loss(self, at: Points) -> Floats:
-        """Nats per token, in the shape of `at`.
+        """Return nats per token, in the shape of `at`.
 
         Raises:
             ValueError: a constant that the answer depends on is not known, or `at` is outside of the form's domain.
@@ -50,22 +50,24 @@ class Law:
         return self._sum(self.terms(at))
 
     def post_delta(self, at: Points) -> Floats:
-        """Nats that quantization after training adds; needs none of the constants of the rest."""
+        """Return the nats that quantization after training adds; needs none of the constants of the rest."""
         return self._sum(self._differences(at, replace(at, post_bits=np.full(at.post_bits.shape, np.inf))))
 
     def training_delta(self, at: Points) -> Floats:
-        """Nats by which training in low precision is worse than in bf16; needs only the constants that matter to it."""
+        """Return the nats by which low precision in training is worse than bf16; needs only the constants it depends
+        on.
+        """
         high, none = (np.full(at.parameters.shape, value) for value in (BF16, np.nan))
         plain = {"weight_bits": high, "activation_bits": high, "kv_bits": high}
         return self._sum(self._differences(at, replace(at, **plain, exponent_bits=none, mantissa_bits=none)))
 
     def _differences(self, at: Points, reference: Points) -> list[Floats]:
-        """Of the terms, 0 where nothing changes; a term that is unknown in both is the same in both."""
+        """Return the differences of the terms, 0 where nothing changes or where a term is unknown in both."""
         pairs = zip(self.terms(at), self.terms(reference), strict=True)
         return [np.where((here == there) | np.isnan(here), 0.0, here - there) for here, there in pairs]
 
     def _sum(self, terms: Sequence[Floats]) -> Floats:
-        """Terms times their constants; a constant that is not known is needed where its term is not 0."""
+        """Add up the terms times their constants; a constant that is not known is needed where its term is not 0."""
         total = np.zeros(terms[0].shape)
         for name, term in zip(self.LINEAR, terms, strict=True):
             if term.any():
@@ -74,15 +76,15 @@ class Law:
         return total
 
     def terms(self, at: Points) -> tuple[Floats, ...]:
-        """What the constants of `LINEAR` multiply, in their order."""
+        """Return what the constants of `LINEAR` multiply, in their order."""
         return at.parameters**-self.alpha, at.tokens**-self.beta, np.ones(at.parameters.shape)
 
     def at_bits(self, parameters: ArrayLike, tokens: ArrayLike, bits: ArrayLike) -> Points:  # noqa: ARG002 knows none
-        """Models trained with `bits` in everything that the law has an f for, and bf16 in the rest."""
+        """Return models trained with `bits` in everything that the law has an f for, and in bf16 elsewhere."""
         return points(parameters, tokens)
 
     def efficiency(self, bits: float) -> float:  # noqa: ARG002 this form knows no bits
-        """N_eff / N of such a model."""
+        """Return N_eff / N of a model trained with `bits` in everything that the law has an f for."""
         return 1.0
 
     def require(self, *names: str) -> None:
@@ -99,13 +101,13 @@ class Law:
 
     @property
     def constants(self) -> dict[str, float]:
-        """Those that are known."""
+        """Return the constants that are known, by name."""
         found = {field.name: float(getattr(self, field.name)) for field in fields(self)}
         return {name: value for name, value in found.items() if not np.isnan(value)}
 
     @classmethod
     def search(cls, at: Points) -> dict[str, Range]:  # noqa: ARG003 these two do not depend on the points
-        """What a fit to these points looks for, beside `LINEAR`.
+        """Return the ranges of the constants that a fit to these points searches for, beside `LINEAR`.
 
         Raises:
             ValueError: the points lack what the form is about.
@@ -115,12 +117,12 @@ class Law:
 
     @classmethod
     def build(cls, found: Mapping[str, float]) -> "Law":
-        """A law from what `search` asked for and constants of `LINEAR`."""
+        """Build a law from what `search` asked for and constants of `LINEAR`."""
         return cls(**({"beta": found["alpha"]} if cls.TIED else {}), **found)
 
     @classmethod
     def cautions(cls, at: Points) -> list[str]:
-        """What these points cannot tell apart under this form, in words."""
+        """Return what these points cannot tell apart under this form, in words."""
         notes = []
         for name, letter, constants in (("parameters", "N", "A, alpha"), ("tokens", "D", "B, beta")):
             values = np.unique(getattr(at, name))

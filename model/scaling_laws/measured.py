@@ -10,7 +10,7 @@ from plumbline.model.scaling_laws.points import Floats, Points
 
 @dataclass(frozen=True)
 class Measured:
-    """Points and what they lost."""
+    """Hold points and the losses measured at them."""
 
     at: Points
     loss: Floats
@@ -21,12 +21,15 @@ class Measured:
     """Number of what a point was scored on, where a run was on more than one text; None: the run's number."""
 
     def __getitem__(self, index: NDArray[np.bool_]) -> "Measured":
-        """Some of the points."""
+        """Select some of the points."""
         scorings = None if self.scorings is None else self.scorings[index]
         return Measured(self.at[index], self.loss[index], self.runs[index], scorings)
 
     def checkpoints(self) -> NDArray[np.intp]:
-        """Where a quantized point's run, scored alike, is as it was trained; -1 for other points, or if nowhere."""
+        """Return, for each quantized point, the index of the point of its run as trained, scored alike.
+
+        The index is -1 for other points, and where no such point was measured.
+        """
         rounded = np.isfinite(self.at.post_bits)
         scorings = self.runs if self.scorings is None else self.scorings
         plain = {scoring: index for index, scoring in enumerate(scorings) if not rounded[index]}
@@ -34,7 +37,9 @@ class Measured:
         return np.array(found, np.intp)
 
     def post_deltas(self) -> tuple["Measured", Floats]:
-        """The points quantized after training whose checkpoint was measured, and how much more they lose than it."""
+        """Return the points quantized after training whose checkpoint was measured, and how much more they lose than
+        it.
+        """
         checkpoints = self.checkpoints()
         paired = checkpoints >= 0
         return self[paired], self.loss[paired] - self.loss[checkpoints[paired]]

@@ -14,7 +14,7 @@ TRAINING = {"w": "weight_bits", "a": "activation_bits", "kv": "kv_bits"}
 
 @dataclass(frozen=True)
 class Points:
-    """Models, one for each entry; all columns have one shape. Built by `points`.
+    """Hold models, one for each entry; all columns have one shape, and `points` builds them.
 
     parameters                            N, without embedding and head
     tokens                                D, of training
@@ -38,12 +38,12 @@ class Points:
         return self.parameters.size
 
     def __getitem__(self, index: NDArray[np.bool_] | NDArray[np.intp]) -> "Points":
-        """Some of the entries."""
+        """Select some of the entries."""
         return Points(*(getattr(self, field.name)[index] for field in fields(self)))
 
     @property
     def quantized(self) -> NDArray[np.bool_]:
-        """Which were trained below 16 bits in anything."""
+        """Return which entries were trained below 16 bits in anything."""
         return (self.weight_bits < BF16) | (self.activation_bits < BF16) | (self.kv_bits < BF16)
 
 
@@ -58,7 +58,7 @@ def points(
     exponent_bits: ArrayLike = np.nan,
     mantissa_bits: ArrayLike = np.nan,
 ) -> Points:
-    """Columns from numbers and arrays of any shapes that broadcast.
+    """Build columns from numbers and arrays of any shapes that broadcast.
 
     Raises:
         ValueError: a size, a number of tokens or a width is not positive.

@@ -24,7 +24,9 @@ MARGIN = 0.05  # bits by which a fitted f stays above zero at the narrowest widt
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionLaw(Law):
-    """See the module. An x without gamma_x has no f; without C_T there is no quantization after training.
+    """Compute the law of the module.
+
+    An x without gamma_x has no f; without C_T there is no quantization after training.
 
     C_x is not needed for a model trained at 16 bits, of which eq. 2 speaks: there its factor is 1.
     """
@@ -50,20 +52,20 @@ class PrecisionLaw(Law):
     C_kv: float = np.nan
 
     def terms(self, at: Points) -> tuple[Floats, ...]:
-        """N_eff^-alpha, D^-beta, 1, and delta_PTQ / C_T."""
+        """Return N_eff^-alpha, D^-beta, 1, and delta_PTQ / C_T."""
         self.require("alpha", "beta")
         effective = at.parameters * self.kept(at)
         return effective**-self.alpha, at.tokens**-self.beta, np.ones(effective.shape), self._damage(at, effective)
 
     def kept(self, at: Points) -> Floats:
-        """N_eff / N: the product of the three f."""
+        """Return N_eff / N: the product of the three f."""
         product = np.ones(at.parameters.shape)
         for index, column in TRAINING.items():
             product = product * self.fraction(index, getattr(at, column))
         return product
 
     def fraction(self, index: str, bits: Floats) -> Floats:
-        """f_x(P) for x = "w", "a" or "kv".
+        """Return f_x(P) for x = "w", "a" or "kv".
 
         Raises:
             ValueError: f is not known, or not positive at the narrowest of `bits`.
@@ -86,21 +88,21 @@ class PrecisionLaw(Law):
         return found
 
     def at_bits(self, parameters: ArrayLike, tokens: ArrayLike, bits: ArrayLike) -> Points:
-        """`bits` for each x in `indices`."""
+        """Return models trained with `bits` for each x in `indices`, and in bf16 elsewhere."""
         return points(parameters, tokens, *(bits if index in self.indices else BF16 for index in TRAINING))
 
     def efficiency(self, bits: float) -> float:
-        """The product of the f that the law has, each at `bits`."""
+        """Return the product of the f that the law has, each at `bits`."""
         return float(self.kept(self.at_bits(1.0, 1.0, bits)))
 
     @property
     def indices(self) -> tuple[str, ...]:
-        """The x that have an f."""
+        """Return the x that have an f."""
         return tuple(index for index in TRAINING if not np.isnan(getattr(self, f"gamma_{index}")))
 
     @property
     def threshold(self) -> float:
-        """Bits at or below which some f is not positive, 0 if there are none.
+        """Return the bits at or below which some f is not positive, 0 if there are none.
 
         Raises:
             ValueError: the law has no f.
@@ -111,7 +113,7 @@ class PrecisionLaw(Law):
         return max(0.0, *zeros)
 
     def _damage(self, at: Points, effective: Floats) -> Floats:
-        """delta_PTQ / C_T."""
+        """Return delta_PTQ / C_T."""
         widths = [getattr(at, column) for column in TRAINING.values()]
         rounded = np.isfinite(at.post_bits) & np.all([width > at.post_bits for width in widths], axis=0)
         if not rounded.any():
@@ -125,7 +127,7 @@ class PrecisionLaw(Law):
         return np.where(rounded, damage, 0.0)
 
     def _tolerance(self, index: str, width: Floats, bits: Floats) -> Floats:
-        """1 - exp(-C_x (P_x - P_post)): a model trained at P_x bits has learnt to bear noise."""
+        """Return 1 - exp(-C_x (P_x - P_post)): a model trained at P_x bits has learnt to bear noise."""
         rate = getattr(self, f"C_{index}")
         if not np.isnan(rate):
             return 1 - np.exp(-rate * (width - bits))  # type: ignore[no-any-return]
@@ -138,7 +140,10 @@ class PrecisionLaw(Law):
 
     @classmethod
     def search(cls, at: Points) -> dict[str, Range]:
-        """What the points speak of; an f as gamma_x and its zero gamma_x n_x, which stays below all widths."""
+        """Return ranges of the constants that the points vary.
+
+        An f is searched as gamma_x and its zero gamma_x n_x, which stays below all widths.
+        """
         found = super().search(at)
         rounded = np.isfinite(at.post_bits)
         for index, column in TRAINING.items():
@@ -164,7 +169,7 @@ class PrecisionLaw(Law):
 
     @classmethod
     def build(cls, found: Mapping[str, float]) -> Law:
-        """n_x from the zero. b stays 0: C_T exp(b) is one number, which a fit calls C_T."""
+        """Build a law, with n_x from the zero; b stays 0, since C_T exp(b) is one number, which a fit calls C_T."""
         values = {name: value for name, value in found.items() if not name.startswith("zero_")}
         for index in TRAINING:
             if f"zero_{index}" in found:
@@ -173,7 +178,7 @@ class PrecisionLaw(Law):
 
     @classmethod
     def cautions(cls, at: Points) -> list[str]:
-        """Of the widths, too."""
+        """Return the cautions of `Law`, and those about widths."""
         notes = super().cautions(at)
         for index, column in TRAINING.items():
             widths = np.unique(getattr(at, column))

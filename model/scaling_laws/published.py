@@ -14,7 +14,7 @@ from plumbline.model.scaling_laws.variants import GranularityLaw, PowerLaw
 
 @dataclass(frozen=True)
 class SourcedLaw:
-    """A law, and where its constants are from."""
+    """Hold a law, and where its constants are from."""
 
     law: Law
     source: str
@@ -88,7 +88,7 @@ PUBLISHED: dict[str, SourcedLaw] = {
 
 
 def kumar_grid(post_bits: tuple[float, ...] = ()) -> tuple[Points, NDArray[np.intp]]:
-    """Runs like those of arXiv 2411.04330: points, and the number of each one's run.
+    """Return runs like those of arXiv 2411.04330: points, and the number of each one's run.
 
     Each of weights, activations and KV cache alone from 3 to 12 bits, all three together, and bf16; the two sizes in
     the middle without the longest run; without 3 bits in activations or KV cache, which the paper leaves out. bf16
@@ -110,7 +110,7 @@ def kumar_grid(post_bits: tuple[float, ...] = ()) -> tuple[Points, NDArray[np.in
 
 
 def published(name: str) -> SourcedLaw:
-    """A published law by name.
+    """Return a published law by name.
 
     Raises:
         ValueError: there is none of that name.

@@ -25,7 +25,7 @@ POLISHED = 2  # of the starts: those that the search liked best
 
 @dataclass(frozen=True)
 class Solution:
-    """Constants that fit best, and how well."""
+    """Hold the constants that fit best, and how well they do."""
 
     law: Law
     objective: float
@@ -34,10 +34,10 @@ class Solution:
 
 
 class Problem:
-    """A form, the points it is fitted to, and where its constants are looked for.
+    """State a form, the points it is fitted to, and where its constants are looked for.
 
-    A checkpoint that did well by chance does so after quantization, too. So where it was measured, its quantized points
-    count by how far they are from it: their error is that of the ratio of the two losses.
+    A checkpoint whose loss is low by chance is as lucky after quantization. So where a checkpoint was measured, its
+    quantized points count by how far they are from it: their error is that of the ratio of the two losses.
     """
 
     def __init__(self, form: type[Law], measured: Measured, ranges: dict[str, Range]) -> None:
@@ -52,7 +52,7 @@ class Problem:
         )
 
     def solve(self, starts: int = STARTS, seed: int = 0) -> Solution:
-        """The best of several starts."""
+        """Return the best solution of several starts."""
         found = sorted((self._project(start) for start in self._starts(starts, seed)), key=lambda pair: pair[0])
         everywhere = np.arange(len(self.at))
         return min(
@@ -60,7 +60,7 @@ class Problem:
         )
 
     def polish(self, place: Floats, rows: NDArray[np.intp]) -> Solution:
-        """All constants together, from `place`, under Huber's loss on the logarithm, over some rows."""
+        """Fit all constants together, from `place`, under Huber's loss on the logarithm, over some rows."""
         target = np.log(self.loss)
 
         def residuals(place: Floats) -> Floats:
@@ -83,7 +83,7 @@ class Problem:
         return Solution(self._law(place), float(best.cost), place)
 
     def sensitivity(self, solution: Solution) -> Floats:
-        """Slopes d log L / d constant at the solution, (points, constants in the order of `names`)."""
+        """Return slopes d log L / d constant at the solution, (points, constants in the order of `names`)."""
         slopes = []
         for index, value in enumerate(solution.place):
             # Against the nearer bound, where an f may end
@@ -94,16 +94,16 @@ class Problem:
         return np.stack(slopes, axis=1)
 
     def errors(self, solution: Solution) -> Floats:
-        """Of log L, as the fit counts them."""
+        """Return the errors of log L, as the fit counts them."""
         return self._from_checkpoint(self._logarithm(solution.place) - np.log(self.loss))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What `Solution.place` holds."""
+        """Return the names of the entries of `Solution.place`."""
         return (*self.ranges, *self.active)
 
     def _project(self, start: Floats) -> tuple[float, Floats]:
-        """Variable projection: the sum of squared relative errors, and its place."""
+        """Search by variable projection; return the sum of squared relative errors, and its place."""
 
         def residuals(values: Floats) -> Floats:
             columns, _ = self._scaled(values)
@@ -114,23 +114,23 @@ class Problem:
         return float(best.cost), np.concatenate([best.x, self._inner(columns)])
 
     def _inner(self, columns: Floats) -> Floats:
-        """The linear constants, by non-negative least squares on relative errors."""
+        """Return the linear constants, by non-negative least squares on relative errors."""
         rows = np.stack([self._from_checkpoint(column / self.loss) for column in columns], axis=1)
         rotation, triangle = np.linalg.qr(rows)
         found: Floats = nnls(triangle, self._from_checkpoint(np.ones(len(self.loss))) @ rotation)[0]
         return found
 
     def _from_checkpoint(self, values: Floats) -> Floats:
-        """Values of points quantized after training, less those of their checkpoints; the others as they are."""
+        """Subtract from the values of points quantized after training those of their checkpoints; keep the others."""
         return values - np.where(self._paired, values[self._checkpoints], 0.0)
 
     def _logarithm(self, place: Floats) -> Floats:
-        """Log L of all points."""
+        """Return log L of all points."""
         columns, _ = self._scaled(place[: len(self.low)])
         return np.log(np.maximum(place[len(self.low) :] @ columns, 1e-9))
 
     def _scaled(self, values: Floats) -> tuple[Floats, Floats]:
-        """The active terms, each over its geometric mean, and these means.
+        """Return the active terms, each over its geometric mean, and these means.
 
         What multiplies a scaled term is nats at a typical point: of order 1, and nearly free of the exponents.
         """
@@ -154,7 +154,7 @@ class Problem:
         return np.array([(found.start_low + found.start_high) / 2 for found in self.ranges.values()])
 
     def _starts(self, count: int, seed: int) -> Sequence[Floats]:
-        """The middle of the intervals, and a Latin hypercube over them."""
+        """Return the middle of the intervals, and a Latin hypercube over them."""
         low, high = np.array([(found.start_low, found.start_high) for found in self.ranges.values()]).T
         if count == 1:
             return [self._middle()]

@@ -12,7 +12,7 @@ from plumbline.model.scaling_laws.points import TRAINING, Floats, Points
 
 @dataclass(frozen=True, kw_only=True)
 class PowerLaw(Law):
-    """Quantization after training as a power of the width: delta = k D^gamma_D / (N^gamma_N P_post^gamma_P).
+    """Take quantization after training as a power of the width: delta = k D^gamma_D / (N^gamma_N P_post^gamma_P).
 
     Ouyang et al., arXiv 2411.17691, for models trained in high precision.
     """
@@ -27,7 +27,7 @@ class PowerLaw(Law):
     gamma_P: float = np.nan
 
     def terms(self, at: Points) -> tuple[Floats, ...]:
-        """N^-alpha, D^-beta, 1, and delta / k."""
+        """Return N^-alpha, D^-beta, 1, and delta / k."""
         return *super().terms(at), self._damage(at)
 
     def _damage(self, at: Points) -> Floats:
@@ -40,7 +40,7 @@ class PowerLaw(Law):
 
     @classmethod
     def search(cls, at: Points) -> dict[str, Range]:
-        """The exponents."""
+        """Return the ranges of the exponents."""
         if not np.isfinite(at.post_bits).any():
             raise ValueError("post_bits: no point was quantized after training, which this form is about")
         exponent = Range(0.0, 2.0, 0.1, 0.8)
@@ -50,7 +50,7 @@ class PowerLaw(Law):
 
 @dataclass(frozen=True, kw_only=True)
 class GranularityLaw(Law):
-    """Training in one low-precision format, by group size: delta = k D^gamma_D (log2 G)^gamma_G / N^gamma_N.
+    """Take training in one low-precision format by group size: delta = k D^gamma_D (log2 G)^gamma_G / N^gamma_N.
 
     Chen et al., arXiv 2505.14302. The constants belong to one choice of widths, such as W4A4; points of 16 bits have no
     delta.
@@ -67,7 +67,7 @@ class GranularityLaw(Law):
     gamma_G: float = np.nan
 
     def terms(self, at: Points) -> tuple[Floats, ...]:
-        """N^-alpha, D^-beta, 1, and delta / k."""
+        """Return N^-alpha, D^-beta, 1, and delta / k."""
         return *super().terms(at), self._damage(at)
 
     def _damage(self, at: Points) -> Floats:
@@ -81,7 +81,7 @@ class GranularityLaw(Law):
 
     @classmethod
     def search(cls, at: Points) -> dict[str, Range]:
-        """The exponents."""
+        """Return the ranges of the exponents."""
         if not at.quantized.any():
             raise ValueError("weight_bits, activation_bits, kv_bits: 16 in all points, and this form is about fewer")
         _need(at.group_size, at.quantized, "group_size")
@@ -90,7 +90,7 @@ class GranularityLaw(Law):
 
     @classmethod
     def cautions(cls, at: Points) -> list[str]:
-        """Of formats, too."""
+        """Return the cautions of `Law`, and those about formats."""
         notes = super().cautions(at)
         low = at[at.quantized]
         formats = set(zip(low.weight_bits, low.activation_bits, low.kv_bits, strict=True))
@@ -103,7 +103,7 @@ class GranularityLaw(Law):
 
 @dataclass(frozen=True, kw_only=True)
 class FloatLaw(Law):
-    """Training in a float format of E exponent and M mantissa bits, scales shared by groups of G.
+    """Take training in a float format of E exponent and M mantissa bits, with scales shared by groups of G.
 
     delta = k D^beta / N^alpha (log2 G)^gamma_G / ((E + 0.5)^delta_E (M + 0.5)^nu_M), after Sun et al., arXiv
     2501.02423. Where groups have one size, or none, that factor is left to k. Points without a format have no delta.
@@ -119,7 +119,7 @@ class FloatLaw(Law):
     gamma_G: float = 0.0
 
     def terms(self, at: Points) -> tuple[Floats, ...]:
-        """N^-alpha, D^-beta, 1, and delta / k."""
+        """Return N^-alpha, D^-beta, 1, and delta / k."""
         formats = ~np.isnan(at.exponent_bits)
         _need(at.exponent_bits, at.quantized, "weight_format")
         damage = np.zeros(at.parameters.shape)
@@ -133,7 +133,7 @@ class FloatLaw(Law):
 
     @classmethod
     def search(cls, at: Points) -> dict[str, Range]:
-        """The exponents."""
+        """Return the ranges of the exponents."""
         formats = ~np.isnan(at.exponent_bits)
         if not formats.any():
             raise ValueError("weight_format: no point has one, and this form is about float formats")
@@ -146,7 +146,7 @@ class FloatLaw(Law):
 
     @classmethod
     def cautions(cls, at: Points) -> list[str]:
-        """Of formats, too."""
+        """Return the cautions of `Law`, and those about formats."""
         notes = super().cautions(at)
         for name, constant in (("exponent_bits", "delta_E"), ("mantissa_bits", "nu_M")):
             values = getattr(at, name)[~np.isnan(getattr(at, name))]
