@@ -9,6 +9,7 @@ import email
 import fcntl
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -301,8 +302,11 @@ def command(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 
 @pytest.fixture(scope="session")
-def corpus(command: Command, shared_folder: Path) -> Path:
-    """The standard library's email package as a corpus of bytes: 20 documents, 370 thousand tokens."""
+def corpus(command: Command, shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The standard library's email package as a corpus of bytes: 20 documents, 370 thousand tokens.
+
+    Each worker has a copy of its own, because some tests put another corpus in its place for a while.
+    """
 
     def prepare(output: Path) -> None:
         source = Path(email.__file__).parent / "*.py"
@@ -310,7 +314,8 @@ def corpus(command: Command, shared_folder: Path) -> Path:
         done = command("prepare", "--source", source, *options, "--output", output)
         assert done.returncode == 0, done.stderr
 
-    return once(shared_folder / "email", prepare)
+    made = once(shared_folder / "email", prepare)
+    return Path(shutil.copytree(made, tmp_path_factory.mktemp("corpora") / "email"))
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ LOOKAHEAD = [
     "model.document_mask=true",
     "train.eval_interval=null",  # at the end all the same
     "metrics.diagnostics_interval=4",
-    "train.steps=8",
+    "train.steps=5",
 ]
 STAGES = {f"stage_{stage}": [f"deepspeed.zero_stage={stage}"] for stage in range(4)}
 BASELINES = {
