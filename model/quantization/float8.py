@@ -16,7 +16,7 @@ CAPABILITY = (8, 9)  # Ada, Hopper and later have float8 units
 
 
 def refusal(precision: PrecisionConfig, device: torch.device) -> str | None:
-    """Why nothing is computed so here; None: it is, or need not be."""
+    """Return why nothing is computed in float8 here, or None: it is, or need not be."""
     if precision.float8 is None:
         return None
     if find_spec("torchao") is None:

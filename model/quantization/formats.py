@@ -12,28 +12,28 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Integer:
-    """Whole numbers of `bits` bits, from -2^(bits - 1) to 2^(bits - 1) - 1."""
+    """Round to whole numbers of `bits` bits, from -2^(bits - 1) to 2^(bits - 1) - 1."""
 
     bits: int
 
     @property
     def largest(self) -> float:
-        """The value furthest above zero."""
+        """Return the value furthest above zero."""
         return float(2 ** (self.bits - 1) - 1)
 
     @property
     def smallest(self) -> float:
-        """The value furthest below zero."""
+        """Return the value furthest below zero."""
         return -self.largest - 1
 
     def round(self, x: Tensor) -> Tensor:
-        """The nearest values of the format, ties to even, saturating; x in fp32, any shape."""
+        """Return the nearest values of the format, ties to even, saturating; x in fp32, any shape."""
         return x.round().clamp(self.smallest, self.largest)
 
 
 @dataclass(frozen=True)
 class Float:
-    """A sign, `exponent_bits` and `mantissa_bits`, with subnormals.
+    """Round to floats of a sign, `exponent_bits` and `mantissa_bits`, with subnormals.
 
     Every code is a number, as in the element formats of the OCP microscaling specification, but for E4M3, which loses
     its last code to NaN, and formats of five and more exponent bits, which lose the last exponent to infinity, as E5M2.
@@ -44,27 +44,27 @@ class Float:
 
     @property
     def bits(self) -> int:
-        """Bits of one value."""
+        """Return the bits of one value."""
         return 1 + self.exponent_bits + self.mantissa_bits
 
     @property
     def largest_exponent(self) -> int:
-        """Exponent of the largest value."""
+        """Return the exponent of the largest value."""
         return (1 << (self.exponent_bits - 1)) - (self.exponent_bits >= 5)
 
     @property
     def largest(self) -> float:
-        """The largest value: 448 of E4M3, 57344 of E5M2, 6 of E2M1."""
+        """Return the largest value: 448 of E4M3, 57344 of E5M2, 6 of E2M1."""
         last_step: float = 2.0**-self.mantissa_bits * (2 if (self.exponent_bits, self.mantissa_bits) == (4, 3) else 1)
         return float(2.0**self.largest_exponent * (2.0 - last_step))
 
     @property
     def smallest(self) -> float:
-        """The value furthest below zero."""
+        """Return the value furthest below zero."""
         return -self.largest
 
     def round(self, x: Tensor) -> Tensor:
-        """The nearest values of the format, ties to even, saturating; x in fp32, any shape."""
+        """Return the nearest values of the format, ties to even, saturating; x in fp32, any shape."""
         x = x.clamp(self.smallest, self.largest)
         exponent = torch.frexp(x).exponent - 1  # |x| = 1.m x 2^exponent; frexp's mantissa is in [1/2, 1)
         smallest_normal = 2 - 2 ** (self.exponent_bits - 1)
@@ -79,7 +79,7 @@ Format = Integer | Float
 
 
 def parse_format(name: str) -> Format:
-    """The format of a name: int2 to int16, or eXmY with 2 <= X <= 8, 0 <= Y <= 10, such as e4m3.
+    """Return the format of a name: int2 to int16, or eXmY with 2 <= X <= 8, 0 <= Y <= 10, such as e4m3.
 
     Raises:
         ValueError: the name is of no format.

@@ -15,7 +15,7 @@ from plumbline.model.quantization.quantizer import Grid, Limits, Quantizer
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer that rounds its weight and its input in each forward; straight-through gradients."""
+    """Compute a linear layer that rounds its weight and its input in each forward, with straight-through gradients."""
 
     input_scale: Tensor | None
     """What the input is divided by before it is rounded, [in_features]; the weight has been multiplied by it."""
@@ -53,19 +53,19 @@ class QuantizedLinear(nn.Linear):
         self.register_buffer("input_scale", input_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in_features] -> [..., out_features]."""
+        """Map x [..., in_features] to [..., out_features]."""
         if self.input_scale is not None:
             x = x / self.input_scale
         return _rounded_linear(self, self.weights, self.activations, self.limits, x)
 
     def extra_repr(self) -> str:
-        """Shapes and formats."""
+        """Return the shapes and formats."""
         return f"{super().extra_repr()}, weights={self.weights}, activations={self.activations}"
 
 
 @torch.no_grad()
 def rounded_weights(layers: nn.Module) -> dict[str, Tensor]:
-    """Name and rounded weight of every layer inside `layers` that rounds it."""
+    """Return the name and the rounded weight of every layer inside `layers` that rounds it."""
     return {
         f"{name}.weight": module.weights.fake_quantize(module.weight, "weights")
         for name, module in layers.named_modules()

@@ -32,7 +32,7 @@ FLOAT8_MULTIPLE = 16  # of both sides of a matrix, which float8 units of GPUs as
 
 
 class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Rounding in the forward pass of the blocks; embedding, head, norms and gradients stay as they are.
+    """Configure rounding in the forward pass of the blocks; embedding, head, norms and gradients stay as they are.
 
     Each is a number of bits P (integers), a format (e4m3, int8, ...), a block format (mxfp8, mxfp6, mxfp4, nvfp4), or a
     quantizer in full. Bits and formats have the granularity of arXiv 2411.04330.
@@ -75,11 +75,11 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing is rounded."""
+        """Return whether nothing is rounded."""
         return all(getattr(self, key) is None for key in ("weights", "activations", "kv_cache", "float8"))
 
     def bits(self, site: Site) -> int:
-        """Bits of a value while training, `PLAIN_BITS` where none is rounded."""
+        """Return the bits of a value while training, `PLAIN_BITS` where none is rounded."""
         quantizer: Quantizer | None = getattr(self, site)
         if quantizer is not None:
             return quantizer.numbers.bits
@@ -87,19 +87,19 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
 
     @property
     def training_bits(self) -> dict[str, int]:
-        """`bits` of all sites, by the names that laws of precision have for them."""
+        """Return `bits` of all sites, by the names that laws of precision have for them."""
         names: dict[str, Site] = {"weight_bits": "weights", "activation_bits": "activations", "kv_bits": "kv_cache"}
         return {name: self.bits(site) for name, site in names.items()}
 
     @property
     def weight_format(self) -> str | None:
-        """Number format of the weights while training; None: not rounded."""
+        """Return the number format of the weights while training, or None: not rounded."""
         if self.weights is not None:
             return self.weights.format
         return None if self.float8 is None else "e4m3"
 
     def __str__(self) -> str:
-        """In one line: weights int4 (channel), kv_cache int8 (tensor)."""
+        """Describe the rounding in one line: weights int4 (channel), kv_cache int8 (tensor)."""
         sites = {site: getattr(self, site) for site in ("weights", "activations", "kv_cache")}
         words = [f"{site} {found}" for site, found in sites.items() if found is not None]
         if self.float8 is not None:
@@ -108,7 +108,7 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
 
 
 def named_quantizer(name: int | str, site: Site) -> Quantizer:
-    """The quantizer that a number of bits, a format or a block format stands for, at a site.
+    """Return the quantizer that a number of bits, a format or a block format stands for, at a site.
 
     Raises:
         ValueError: there is no such format.
@@ -166,7 +166,7 @@ def apply_precision(blocks: nn.Module, precision: PrecisionConfig) -> None:
 
 
 class StoredRounded:
-    """What becomes of keys and values [B, heads, tokens, head_dim] when a cache stores them."""
+    """Round keys and values [B, heads, tokens, head_dim] as a cache would store them."""
 
     def __init__(self, keys: Quantizer | None, values: Quantizer | None) -> None:
         self.keys, self.values = keys, values
@@ -175,6 +175,6 @@ class StoredRounded:
                 quantizer.check("kv_cache")
 
     def __call__(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Both rounded; what has no quantizer stays."""
+        """Return both rounded; what has no quantizer stays."""
         keys = keys if self.keys is None else self.keys.fake_quantize(keys, "kv_cache")
         return keys, values if self.values is None else self.values.fake_quantize(values, "kv_cache")

@@ -32,28 +32,28 @@ TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class Limits:
-    """The lowest and highest value that each block has to hold; broadcastable against the blocked view."""
+    """Hold the lowest and highest value that each block has to hold; broadcastable against the blocked view."""
 
     low: Tensor
     high: Tensor
 
     @property
     def largest(self) -> Tensor:
-        """The largest magnitude of all blocks, a scalar."""
+        """Return the largest magnitude of all blocks, a scalar."""
         return torch.maximum(self.low.abs().amax(), self.high.abs().amax())
 
     def widened(self, other: "Limits") -> "Limits":
-        """What holds both."""
+        """Return limits that hold both."""
         return Limits(torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
 
     def shrunk(self, share: float) -> "Limits":
-        """Both ends times `share`."""
+        """Return limits with both ends times `share`."""
         return Limits(self.low * share, self.high * share)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The values that each block of a view can take: a format times a scale, around a zero point."""
+    """Round to the values that each block of a view can take: a format times a scale, around a zero point."""
 
     format: Format
     scale: Tensor
@@ -62,30 +62,30 @@ class Grid:
     """Of an asymmetric integer grid: the code of the value 0, from 0 to 2^bits - 1."""
 
     def codes(self, view: Tensor) -> Tensor:
-        """What would be stored: values of the format, or of an asymmetric grid 0 to 2^bits - 1; fp32."""
+        """Return what would be stored: values of the format, or of an asymmetric grid 0 to 2^bits - 1; fp32."""
         scaled = view.float() / self.scale
         if self.zero is None:
             return self.format.round(scaled)
         return (scaled.round() + self.zero).clamp(0, 2**self.format.bits - 1)
 
     def values(self, codes: Tensor) -> Tensor:
-        """What the codes stand for, fp32."""
+        """Return what the codes stand for, fp32."""
         return (codes if self.zero is None else codes - self.zero) * self.scale
 
     def round(self, view: Tensor) -> Tensor:
-        """The nearest values of the grid, in the view's dtype."""
+        """Return the nearest values of the grid, in the view's dtype."""
         return self.values(self.codes(view)).to(view.dtype)
 
     @property
     def limits(self) -> Limits:
-        """The lowest and the highest value of the grid."""
+        """Return the lowest and the highest value of the grid."""
         if self.zero is None:
             return Limits(self.format.smallest * self.scale, self.format.largest * self.scale)
         return Limits(-self.zero * self.scale, (2**self.format.bits - 1 - self.zero) * self.scale)
 
 
 class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """How the values of one kind of tensor are rounded."""
+    """Configure how the values of one kind of tensor are rounded."""
 
     format: str
     """int2 to int16, or a float: e4m3, e5m2, e2m1, ... (eXmY)."""
@@ -128,7 +128,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
 
     @property
     def numbers(self) -> Format:
-        """The number format."""
+        """Return the number format."""
         return parse_format(self.format)
 
     def check(self, site: Site) -> None:
@@ -142,7 +142,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
             raise ValueError(f"granularity = {self.granularity}: {site} have {', '.join(known)}")
 
     def fake_quantize(self, x: Tensor, site: Site, limits: Limits | None = None) -> Tensor:
-        """X rounded to the grid, same shape and dtype; the gradient passes where x lies within the grid, else is 0.
+        """Round x to the grid, same shape and dtype; the gradient passes where x lies within the grid, else is 0.
 
         Args:
             x: of the site's shape (OWN_SCALE), any float dtype; computed in fp32.
@@ -152,7 +152,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return _StraightThrough.apply(x, self, site, limits)  # type: ignore[no-untyped-call, no-any-return]
 
     def blocked(self, x: Tensor, site: Site) -> tuple[Tensor, tuple[int, ...]]:
-        """X as fp32 blocks, and the dimensions that a block spans.
+        """Return x as fp32 blocks, and the dimensions that a block spans.
 
         Raises:
             ValueError: the last dimension is no multiple of the group size.
@@ -165,11 +165,11 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return x.float(), tuple(dim for dim in range(x.dim()) if dim not in own)
 
     def limits(self, x: Tensor, site: Site) -> Limits:
-        """What the grid for x has to hold: all of each block, or the percentile of it."""
+        """Return what the grid for x has to hold: all of each block, or the percentile of it."""
         return self._reach(*self.blocked(x, site))
 
     def grid(self, x: Tensor, site: Site, limits: Limits | None = None) -> Grid:
-        """The grid for x, for its `blocked` view."""
+        """Return the grid for x, for its `blocked` view."""
         view, dims = self.blocked(x, site)
         if limits is not None:
             return self.grid_between(limits, limits.largest)
@@ -179,7 +179,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return self.search(view, found, lambda missed: missed.square().sum(dims, keepdim=True), SHRINKS)
 
     def search(self, view: Tensor, limits: Limits, error: Callable[[Tensor], Tensor], shares: Sequence[float]) -> Grid:
-        """For each block, the grid of least error among those that hold a share of its limits.
+        """Return, for each block, the grid of least error among those that hold a share of its limits.
 
         Args:
             view: as `blocked` gives it.
@@ -200,7 +200,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return best
 
     def grid_between(self, limits: Limits, largest: Tensor) -> Grid:
-        """The grid that holds the limits of each block.
+        """Return the grid that holds the limits of each block.
 
         Args:
             limits: of each block.
@@ -227,7 +227,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return self._stored(reach / numbers.largest, largest / numbers.largest)
 
     def _stored(self, scale: Tensor, largest_scale: Tensor) -> Tensor:
-        """The scale as it is kept: positive even for blocks of zeros."""
+        """Return the scale as it is kept: positive even for blocks of zeros."""
         if self.scales == "fp16":
             return scale.clamp(torch.finfo(torch.float16).tiny, torch.finfo(torch.float16).max).half().float()
         if self.scales == "e4m3":
@@ -237,7 +237,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return scale.clamp_min(TINY)
 
     def _reach(self, view: Tensor, dims: tuple[int, ...]) -> Limits:
-        """What each block has to hold, by the whole block or by a percentile of it."""
+        """Return what each block has to hold, by the whole block or by a percentile of it."""
         if self.range != "percentile":
             return Limits(view.amin(dims, keepdim=True), view.amax(dims, keepdim=True))
         shape = view.amax(dims, keepdim=True).shape
@@ -249,13 +249,13 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return Limits(low, high)
 
     def __str__(self) -> str:
-        """In a word or two: int4 (channel), e2m1 (group of 32, e8m0 scales)."""
+        """Describe the quantizer in a word or two: int4 (channel), e2m1 (group of 32, e8m0 scales)."""
         shared = self.granularity if self.group_size is None else f"group of {self.group_size}"
         scales = "" if self.scales == "fp32" else f", {self.scales} scales"
         return f"{self.format} ({shared}{scales})"
 
     def stored_bits(self, shape: Sequence[int]) -> float:
-        """Bits for each value of a weight [out, in]: its code, and its share of scales and zero points."""
+        """Return the bits for each value of a weight [out, in]: its code, and its share of scales and zero points."""
         out, width = shape
         blocks = {"tensor": 1, "channel": out, "group": out * width // (self.group_size or 1)}[self.granularity]
         bits = blocks * (SCALES[self.scales] + (0 if self.symmetric else self.numbers.bits))
@@ -264,13 +264,13 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
 
 
 def _quantile(rows: Tensor, share: float) -> Tensor:
-    """The quantile along the last dimension, which may be longer than torch.quantile takes."""
+    """Return the quantile along the last dimension, which may be longer than torch.quantile takes."""
     position = max(1, min(rows.size(-1), round(share * (rows.size(-1) - 1)) + 1))
     return rows.kthvalue(position, dim=-1).values
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Rounding forward; backward the gradient of clamping to what the grid holds."""
+    """Round in the forward pass; pass the gradient of clamping to what the grid holds in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, quantizer: Quantizer, site: Site, limits: Limits | None) -> Tensor:

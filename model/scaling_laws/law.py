@@ -54,8 +54,9 @@ class Law:
         return self._sum(self._differences(at, replace(at, post_bits=np.full(at.post_bits.shape, np.inf))))
 
     def training_delta(self, at: Points) -> Floats:
-        """Return the nats by which low precision in training is worse than bf16; needs only the constants it depends
-        on.
+        """Return the nats by which training in low precision is worse than in bf16.
+
+        It needs only the constants that matter to it.
         """
         high, none = (np.full(at.parameters.shape, value) for value in (BF16, np.nan))
         plain = {"weight_bits": high, "activation_bits": high, "kv_bits": high}

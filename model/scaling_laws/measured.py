@@ -37,9 +37,7 @@ class Measured:
         return np.array(found, np.intp)
 
     def post_deltas(self) -> tuple["Measured", Floats]:
-        """Return the points quantized after training whose checkpoint was measured, and how much more they lose than
-        it.
-        """
+        """Return the points quantized after training whose checkpoint was measured, and how much more they lose."""
         checkpoints = self.checkpoints()
         paired = checkpoints >= 0
         return self[paired], self.loss[paired] - self.loss[checkpoints[paired]]

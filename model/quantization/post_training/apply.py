@@ -119,7 +119,7 @@ def _alone(block: nn.Module) -> list[dict[str, nn.Linear]]:
 def _round_group(
     recipe: Recipe, group: Mapping[str, nn.Linear], text: CalibrationText | None
 ) -> dict[str, QuantizedLinear]:
-    """Rounded layers in the place of those that share an input."""
+    """Return rounded layers to replace those that share an input."""
     first = next(iter(group.values()))
     sums = text.sums(first, with_products=recipe.rounding.needs_text) if text and recipe.needs_samples else None
     scale = None if sums is None else _input_scale(recipe, group, sums)

@@ -18,7 +18,7 @@ LEAST = 1e-4  # of a scale, before they are centred around 1
 
 
 def awq_scale(weights: Sequence[Tensor], quantizer: Quantizer, mean_size: Tensor, products: Tensor) -> Tensor | None:
-    """What to divide the inputs of layers by, and multiply their columns by: mean|x|^alpha of the best alpha.
+    """Return what to divide the inputs of layers by, and multiply their columns by: mean|x|^alpha of the best alpha.
 
     Args:
         weights: of the layers that share the input, [out, in] each.
@@ -36,7 +36,7 @@ def awq_scale(weights: Sequence[Tensor], quantizer: Quantizer, mean_size: Tensor
 
 
 def awq_grid(weight: Tensor, quantizer: Quantizer, products: Tensor) -> Grid:
-    """The grid of a weight [out, in] whose ranges are clipped to the share, from 1/2 to 1, that is best for its output.
+    """Return the grid of a weight [out, in] whose ranges are clipped to the share, from 1/2 to 1, best for its output.
 
     Each group is judged alone, as if the others of its row were exact.
     """
@@ -65,7 +65,7 @@ def _centred(scale: Tensor) -> Tensor:
 
 
 def _error_of(weights: Sequence[Tensor], quantizer: Quantizer, scale: Tensor, products: Tensor) -> float:
-    """Squared error of all outputs."""
+    """Return the squared error of all outputs."""
     total = 0.0
     for weight in weights:
         missed = (quantizer.fake_quantize(weight * scale, "weights") / scale - weight).to(products.dtype)

@@ -19,7 +19,7 @@ Arguments = tuple[Tensor, tuple[Any, ...], dict[str, Any]]  # hidden states, and
 
 
 def decoder_blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The blocks of a CausalLM or of a Hugging Face causal language model, and the name of their list.
+    """Return the name of the list of blocks, and the list, of a CausalLM or a Hugging Face causal language model.
 
     Raises:
         ValueError: they are in none of the usual places.
@@ -46,7 +46,7 @@ def unfold_conv1d(model: nn.Module) -> None:
 
 
 class InputSums:
-    """Sums over the inputs x of a group of layers: max |x| and mean |x| of each, [in], and the sum of x x^T."""
+    """Add up over the inputs x of a group of layers: max |x| and mean |x| of each, [in], and the sum of x x^T."""
 
     def __init__(self, width: int, device: torch.device, with_products: bool) -> None:
         self.with_products = with_products
@@ -68,12 +68,12 @@ class InputSums:
 
     @property
     def mean_size(self) -> Tensor:
-        """Mean |x|, [in]."""
+        """Return mean |x|, [in]."""
         return self.total / self.tokens
 
 
 class CalibrationText:
-    """Text on its way through a model, before the block whose turn it is."""
+    """Carry text through a model; it waits before the block whose turn it is."""
 
     def __init__(self, model: nn.Module, samples: Sequence[Tensor]) -> None:
         """Begin before the first block.
@@ -89,7 +89,7 @@ class CalibrationText:
         self.hidden = [call[0][0] for call in self.calls]
 
     def groups(self) -> list[dict[str, nn.Linear]]:
-        """The block's linear layers by name, those that share an input together, in the order in which they run.
+        """Return the block's linear layers by name, those that share an input together, in the order in which they run.
 
         Raises:
             ValueError: one does not run.
@@ -111,7 +111,7 @@ class CalibrationText:
         return [group for _, group in found]
 
     def sums(self, layer: nn.Linear, with_products: bool) -> InputSums:
-        """Of the input of a layer of the block."""
+        """Return the sums over the inputs of a layer of the block."""
         sums = InputSums(layer.in_features, layer.weight.device, with_products)
         self._run({layer: sums.add}, self.samples)
         return sums
@@ -119,7 +119,7 @@ class CalibrationText:
     def limits(
         self, layer: nn.Linear, scale: Tensor | None, quantizers: Iterable[Quantizer]
     ) -> dict[Quantizer, Limits]:
-        """Static limits of the input of a layer, divided by scale, for each quantizer: extremes over the samples."""
+        """Return static limits of a layer's input, divided by scale, for each quantizer: extremes over the samples."""
         found: dict[Quantizer, Limits] = {}
 
         def add(x: Tensor) -> None:
@@ -143,7 +143,7 @@ class CalibrationText:
         self.number += 1
 
     def _run(self, hooks: dict[nn.Linear, Callable[[Tensor], None]], samples: Sequence[Tensor]) -> list[Tensor]:
-        """Outputs of the block for the first of the samples; hooks see the inputs of layers."""
+        """Return outputs of the block for the first of the samples; hooks see the inputs of layers."""
         handles = [
             layer.register_forward_pre_hook(lambda _, args, see=see: see(args[0])) for layer, see in hooks.items()
         ]
@@ -159,7 +159,7 @@ class CalibrationText:
                 handle.remove()
 
     def _arguments(self, sample: Tensor) -> list[Arguments]:
-        """What each block is called with for a sample; the model runs until the last one would."""
+        """Return what each block is called with for a sample; the model runs until the last one would."""
         found: list[Arguments] = []
 
         def catch(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -186,4 +186,4 @@ class CalibrationText:
 
 
 class _AllCaught(Exception):  # noqa: N818 - not an error
-    """The last block was about to run."""
+    """Stop a forward pass before the last block runs."""

@@ -76,7 +76,7 @@ def gptq(
 
 
 def _damped(products: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """H in fp64, invertible, and which inputs are always 0."""
+    """Return H in fp64, invertible, and which inputs are always 0."""
     hessian = products.double().clone()
     if not hessian.isfinite().all():
         raise ValueError("the inputs on the calibration text are not finite: the model overflows before this layer")
@@ -89,7 +89,7 @@ def _damped(products: Tensor, damping: float) -> tuple[Tensor, Tensor]:
 
 
 def _inverse_factor(hessian: Tensor) -> Tensor:
-    """The upper triangular U with U^T U = H^-1."""
+    """Return the upper triangular U with U^T U = H^-1."""
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
     factor: Tensor = torch.linalg.cholesky(inverse, upper=True)
     return factor

@@ -81,7 +81,7 @@ def rotate(model: nn.Module, seed: int = 0) -> None:
 
 
 def random_rotation(size: int, generator: torch.Generator) -> Tensor:
-    """An orthogonal matrix [size, size] in fp64: a Hadamard matrix with random signs, or by QR."""
+    """Return an orthogonal matrix [size, size] in fp64: a Hadamard matrix with random signs, or by QR."""
     matrix = hadamard(size)
     if matrix is not None:
         signs = torch.randint(2, (size,), generator=generator).double() * 2 - 1
@@ -92,7 +92,7 @@ def random_rotation(size: int, generator: torch.Generator) -> Tensor:
 
 
 def hadamard(size: int) -> Tensor | None:
-    """A matrix of 1 and -1 with orthogonal rows, fp64; None if neither doubling nor Paley's construction has one.
+    """Return a matrix of 1 and -1 with orthogonal rows, fp64; None where doubling and Paley's construction have none.
 
     Sizes are 2^k, and 2^k (q + 1) for a prime q with q mod 4 = 3: 12 2^k, 20 2^k, 44 2^k, ...
     """
@@ -106,7 +106,7 @@ def hadamard(size: int) -> Tensor | None:
 
 
 def _paley(prime: int) -> Tensor:
-    """I + S with S = [[0, 1], [-1, residues of i - j]], skew (Paley 1933)."""
+    """Return I + S with S = [[0, 1], [-1, residues of i - j]], skew (Paley 1933)."""
     numbers = torch.arange(prime)
     residues = -torch.ones(prime, dtype=torch.float64)
     residues[numbers.square() % prime] = 1.0
@@ -151,7 +151,7 @@ def _fold_gain(norm: nn.Module, readers: Iterable[nn.Module]) -> None:
 
 
 def _readers(block: nn.Module, attention: bool, mlp: bool) -> Iterator[nn.Linear]:
-    """The layers of the chosen branches that read the normed stream."""
+    """Yield the layers of the chosen branches that read the normed stream."""
     for name, module in block.named_modules():
         wanted = (attention and name.startswith("self_attn.")) or (mlp and name.startswith("mlp."))
         if wanted and name not in WRITERS and isinstance(module, nn.Linear):
@@ -159,7 +159,7 @@ def _readers(block: nn.Module, attention: bool, mlp: bool) -> Iterator[nn.Linear
 
 
 def _mixes_linearly(model: nn.Module) -> bool:
-    """Whether nothing happens to the values between v_proj and o_proj but sums over positions."""
+    """Return whether nothing happens to the values between v_proj and o_proj but sums over positions."""
     return not isinstance(model, CausalLM) or model.config.attention_gate != "elementwise"
 
 

@@ -58,14 +58,14 @@ def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer |
 
 
 def _rounding_cache(config: Any, stored: StoredRounded) -> Any:
-    """A cache of transformers, for one model's layers."""
+    """Return a cache of transformers, for one model's layers, that rounds what enters it."""
     from transformers import DynamicCache  # an optional guest of this room, and slow to load
 
     class RoundingCache(DynamicCache):  # type: ignore[misc]
-        """Rounds keys and values [B, heads, tokens, head_dim] as they enter."""
+        """Round keys and values [B, heads, tokens, head_dim] as they enter."""
 
         def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-            """All keys and values of the layer so far."""
+            """Return all keys and values of the layer so far."""
             return super().update(*stored(key_states, value_states), layer_idx, *args, **kwargs)
 
     return RoundingCache(config=config)

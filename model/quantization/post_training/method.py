@@ -14,15 +14,15 @@ class MethodSettings(Protocol):
 
     @property
     def act_order(self) -> bool:
-        """Columns with the largest inputs first."""
+        """Return whether columns with the largest inputs come first."""
 
     @property
     def damping(self) -> float:
-        """Added to the diagonal of the Hessian, as a share of its mean."""
+        """Return what is added to the diagonal of the Hessian, as a share of its mean."""
 
     @property
     def block_size(self) -> int:
-        """Columns between two updates of all later ones."""
+        """Return the number of columns between two updates of all later ones."""
 
 
 Round = Callable[[Tensor, Tensor | None, Quantizer, MethodSettings], tuple[Tensor, Grid]]

@@ -46,7 +46,7 @@ CACHE = re.compile(r"kv(?P<bits>\d+)")
 
 
 class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """One way to quantize a trained model: the linear layers of its blocks, and its keys and values."""
+    """Describe one way to quantize a trained model: the linear layers of its blocks, and its keys and values."""
 
     name: str
     """What reports call it."""
@@ -118,27 +118,27 @@ class Recipe(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
 
     @property
     def needs_samples(self) -> bool:
-        """Whether it needs calibration text."""
+        """Return whether the recipe needs calibration text."""
         return self.rounding.needs_text or self.static or self.smooth is not None
 
     @property
     def rounding(self) -> Method:
-        """What the method states about itself."""
+        """Return what the method states about itself."""
         return METHODS[self.method]
 
     @property
     def rounds_layers(self) -> bool:
-        """Whether anything becomes of linear layers."""
+        """Return whether the recipe changes linear layers."""
         return any(each is not None for each in (self.weights, self.activations, self.smooth)) or bool(self.inputs)
 
     def input_quantizer(self, name: str) -> Quantizer | None:
-        """How the input of the layer of this name is rounded."""
+        """Return the quantizer of the input of the layer of this name, or None."""
         exception = next((each for end, each in self.inputs.items() if name.endswith(end)), None)
         return exception or self.activations
 
 
 def named_recipe(name: str) -> Recipe:
-    """The recipe of a name.
+    """Return the recipe of a name.
 
     Raises:
         ValueError: the name follows no rule; the message has the rule and names that are near.
@@ -170,7 +170,7 @@ def named_recipe(name: str) -> Recipe:
 
 
 def recipes(wanted: Sequence[str | Mapping[str, Any]]) -> tuple[Recipe, ...]:
-    """The recipes of names, of sets of names (`SETS`) and of settings in full, each once, in the order given.
+    """Return the recipes of names, of sets of names (`SETS`) and of settings in full, each once, in the order given.
 
     Raises:
         ValueError: there is no such recipe, its settings contradict each other, or two recipes share a name.
@@ -188,7 +188,7 @@ def recipes(wanted: Sequence[str | Mapping[str, Any]]) -> tuple[Recipe, ...]:
 
 
 def _flag(options: list[str], word: str) -> bool:
-    """Whether the word is among the options; it is taken out."""
+    """Return whether the word is among the options, and take it out."""
     if word not in options:
         return False
     options.remove(word)
@@ -196,7 +196,7 @@ def _flag(options: list[str], word: str) -> bool:
 
 
 def _number(options: list[str], letters: str) -> str | None:
-    """The number after the letters, if an option is made so; it is taken out."""
+    """Return the number after the letters, if an option is made so, and take the option out."""
     for option in options:
         if match := re.fullmatch(letters + r"(\d+(?:\.\d+)?)", option):
             options.remove(option)
@@ -205,13 +205,13 @@ def _number(options: list[str], letters: str) -> str | None:
 
 
 def _grouped(options: list[str]) -> dict[str, Any]:
-    """Granularity by groups, if the options ask for it."""
+    """Return the granularity by groups, if the options ask for it."""
     size = _number(options, "g")
     return {} if size is None else {"granularity": "group", "group_size": int(size)}
 
 
 def _symmetry(options: list[str]) -> dict[str, Any]:
-    """With zero points, if the options ask for them; else symmetric, with all codes in use."""
+    """Return settings with zero points, if the options ask for them; else symmetric, with all codes in use."""
     asymmetric = _flag(options, "asym")
     return {"symmetric": not asymmetric, "full_range": not asymmetric}
 

@@ -15,7 +15,7 @@ TINY = torch.finfo(torch.float64).tiny
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One rounded layer. What is about inputs and outputs is None without calibration text.
+    """Hold measurements of one rounded layer; those of inputs and outputs are None without calibration text.
 
     Inputs are what is rounded: divided by the input scale, if the layer has one.
     """
@@ -43,7 +43,7 @@ class LayerReport:
 
 
 class Observer:
-    """Watches a rounded layer, [B, T, in] -> [B, T, out], beside the layer that it replaces."""
+    """Watch a rounded layer, [B, T, in] -> [B, T, out], beside the layer that it replaces."""
 
     def __init__(self, original: nn.Linear, rounded: QuantizedLinear) -> None:
         self.original, self.rounded = original, rounded
@@ -64,7 +64,7 @@ class Observer:
         self.largest = max(self.largest, float(x.abs().amax()))
 
     def report(self, name: str, weights: Quantizer | None) -> LayerReport:
-        """What was seen; weights: what the weight was rounded by."""
+        """Report what was seen, and stop watching; `weights` is what the weight was rounded by."""
         self.handle.remove()
         before, after = self.original.weight.float(), self.rounded.weight.float()
         after = after if self.rounded.input_scale is None else after / self.rounded.input_scale
@@ -80,7 +80,7 @@ class Observer:
 
 
 def sequence_kurtosis(x: Tensor) -> Tensor:
-    """Centred kurtosis of all values of each sequence, x [B, T, D] -> [B], fp64."""
+    """Return the centred kurtosis of all values of each sequence, x [B, T, D] -> [B], fp64."""
     centred = x.double().flatten(1)
     centred = centred - centred.mean(1, keepdim=True)
     return centred.pow(4).mean(1) / centred.square().mean(1).square().clamp_min(TINY)

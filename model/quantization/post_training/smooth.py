@@ -24,7 +24,7 @@ GPT2: dict[str, tuple[str, ...]] = {"ln_1": ("attn.c_attn",), "ln_2": ("mlp.c_fc
 
 
 def smooth_scale(weights: Sequence[Tensor], largest: Tensor, alpha: float) -> Tensor:
-    """What to divide the inputs of layers by, and multiply their columns by, [in].
+    """Return what to divide the inputs of layers by, and multiply their columns by, [in].
 
     Args:
         weights: of the layers that share the input, [out, in] each.
@@ -68,7 +68,7 @@ def fold_input_scales(model: nn.Module) -> list[str]:
 
 
 def _norms_and_readers(block: nn.Module) -> dict[str, tuple[str, ...]]:
-    """The norms of a block that only linear layers read, and these."""
+    """Return the norms of a block that only linear layers read, each with these layers."""
     linears = {name for name, module in block.named_modules() if isinstance(module, nn.Linear)}
     norms = {name for name, _ in block.named_children() if name.startswith("ln_") or name.endswith("norm")}
     if norms == GPT2.keys() and linears == {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}:
