@@ -1,6 +1,7 @@
 """Read a configuration: a YAML file, what it extends and the overrides; look up what it leaves open; and save it."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.resolve import resolve
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml, yaml_problems
+from plumbline.launcher.runtime.optim.duration import UNITS
 from plumbline.launcher.runtime.optim.schedule import with_one_key_each
 
 
@@ -80,14 +82,22 @@ def _parse_overrides(overrides: list[str]) -> DictConfig:
 
 
 def _layer(node: DictConfig | ListConfig, source: str) -> DictConfig:
-    """Return what is merged over the layers below, with one key for each duration: the later layer wins whole."""
+    """Return what is merged over the layers below, so that a duration replaces theirs whole, whatever its unit."""
     values = OmegaConf.to_container(node, resolve=False)
     if not isinstance(values, dict):
         raise ConfigError(f"{source}: expected sections of keys")
     schedule = values.get("schedule")
     if isinstance(schedule, dict):
         try:
-            values["schedule"] = with_one_key_each(schedule)
+            values["schedule"] = schedule = with_one_key_each(schedule)
         except ValueError as error:
             raise ConfigError(f"{source}: schedule: {error}") from error
+        _take_other_units_away(schedule.get("branch"), UNITS)
+    _take_other_units_away(values.get("train"), ("steps", "tokens"))
     return OmegaConf.create(values)
+
+
+def _take_other_units_away(section: Any, units: Sequence[str]) -> None:
+    """Set the other units of a length to null where one is given."""
+    if isinstance(section, dict) and any(section.get(unit) is not None for unit in units):
+        section.update({unit: section.get(unit) for unit in units})

@@ -16,6 +16,7 @@ from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.parse import parse_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.optim.duration import Duration
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 SMALL: dict[str, Any] = {
@@ -141,7 +142,6 @@ def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None
             "objective.pruning_weight = 0.1 prices the context that model.attention: pruned keeps",
         ),
         ("model.block=skipless", "model: block = skipless loses the tokens' identity"),
-        ("train.tokens=99", "train: steps = 10, tokens = 99: give one of them"),
         ("train.steps=null", "train: how long? give steps or tokens"),
     ],
 )
@@ -319,7 +319,19 @@ def test_a_duration_is_replaced_whole_whatever_its_unit(file: Path, below: str, 
     assert str(load_config(file, [override]).schedule.warmup) == warmup
 
 
+def test_a_length_in_another_unit_takes_the_one_below_away(file: Path) -> None:
+    train = load_config(file, ["train.tokens=1000"]).train
+    assert (train.steps, train.tokens) == (None, 1000)
+    file.write_text(f"{file.read_text()}\nschedule: {{branch: {{checkpoint: here, fraction: 0.5}}}}\n")
+    branch = load_config(file, ["schedule.branch.steps=7"]).schedule.branch
+    assert branch is not None
+    assert branch.length == Duration(7, "steps")
+
+
 def test_two_lengths_of_one_duration_are_refused_where_they_are_written(file: Path) -> None:
+    assert problems(file, "train.steps=10", "train.tokens=99")[1:] == [
+        "  train: steps = 10, tokens = 99: give one of them"
+    ]
     (line,) = problems(file, "schedule.decay=2%", "schedule.decay_steps=3")
     assert line == "schedule.decay=2% schedule.decay_steps=3: schedule: decay_steps = 3, decay = 2%: give one of them"
 
@@ -349,7 +361,7 @@ def test_steps_follow_from_tokens(file: Path) -> None:
     per_step = 8 * 32
     assert plan_run(load_config(file, [])).total_steps == 10
     for tokens, steps in ((1, 1), (per_step, 1), (per_step + 1, 2), (10 * per_step, 10)):
-        config = load_config(file, ["train.steps=null", f"train.tokens={tokens}"])
+        config = load_config(file, [f"train.tokens={tokens}"])
         assert (plan_run(config).total_steps, config.data.batch_plan.tokens_per_step) == (steps, per_step)
 
 
