@@ -12,7 +12,7 @@ from plumbline.data.tasks.kinds import AnyTaskConfig
 
 
 class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Name one corpus or task and its share of the training samples."""
+    """Describe one corpus or task and its share of the training samples."""
 
     path: str | None = None
     """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair. Give

@@ -27,7 +27,7 @@ CHANGES = ("embedding", "attention_logits", "block", "residual", "logits")
 
 @torch.no_grad()
 def activations(model: CausalLM, input_ids: Tensor) -> Activations:
-    """One forward of input_ids [B, T], and what passed through.
+    """Run one forward of input_ids [B, T], and return what passed through.
 
     embedding: stream into the first block; attention_logits: scaled products of all queries and keys, before the rotary
     embedding, which changes no lengths; attention, mlp: branch outputs of each block, before the residual multiplier;
@@ -61,7 +61,10 @@ def activations(model: CausalLM, input_ids: Tensor) -> Activations:
 
 
 def measure(now: Activations, start: Activations) -> Record:
-    """Mean |x| of activations (`size/...`), RMS of their change since `start` (`change/...`); averaged over blocks."""
+    """Return mean |x| of activations (`size/...`) and the RMS of their change since `start` (`change/...`).
+
+    Both are averaged over blocks.
+    """
     record = {f"size/{name}": _mean([x.abs().mean() for x in now[name]]) for name in SIZES}
     for name in CHANGES:
         differences = [x - x_0 for x, x_0 in zip(now[name], start[name], strict=True)]
@@ -71,7 +74,7 @@ def measure(now: Activations, start: Activations) -> Record:
 
 @torch.no_grad()
 def spectral_norms(model: CausalLM, start: Mapping[str, Tensor]) -> Record:
-    """Mean spectral norm of the hidden matrices and of their change, each times sqrt(fan_in / fan_out).
+    """Return the mean spectral norm of the hidden matrices and of their change, each times sqrt(fan_in / fan_out).
 
     Both stay constant under the spectral condition for feature learning (arXiv 2310.17813).
     """
@@ -117,7 +120,7 @@ def coordinate_check(
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Least-squares slope of log2(value) against log2(size); nan when a value is not positive and finite."""
+    """Return the least-squares slope of log2(value) against log2(size); nan when a value is not positive and finite."""
     if not all(math.isfinite(value) and value > 0 for value in values):
         return math.nan
     x = torch.tensor(sizes, dtype=torch.float64).log2()
@@ -128,7 +131,7 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Gate:
-    """The slope of one quantity at one step lies in [low, high] when the parameterization is right."""
+    """Bound the slope of one quantity at one step by [low, high], where a right parameterization has it."""
 
     quantity: str
     step: int
@@ -136,7 +139,7 @@ class Gate:
     high: float
 
     def holds(self, value: float) -> bool:
-        """Whether a slope passes; nan (a run blew up) does not."""
+        """Return whether a slope passes; nan (a run blew up) does not."""
         return self.low <= value <= self.high
 
 

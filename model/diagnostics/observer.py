@@ -30,7 +30,7 @@ Reduce = Callable[[Tensor], Tensor]  # a flat fp64 tensor -> the same of all ran
 
 
 class Observation:
-    """Sums of what was seen; `total` them over ranks, then read the `record`."""
+    """Hold sums of what was seen; `total` them over ranks, then read the `record`."""
 
     def __init__(self) -> None:
         self.sums: dict[tuple[str, str], Sums] = {}  # (kind, rest of the key) -> sums
@@ -55,7 +55,7 @@ class Observation:
                     sums[name] = value.view(part.shape)
 
     def record(self) -> Statistics:
-        """Key -> value."""
+        """Return the statistics by their keys, sorted."""
         found: Statistics = {}
         for (kind, rest), sums in self.sums.items():
             measured = STATISTICS[kind]({name: value.cpu() for name, value in sums.items()})
@@ -68,7 +68,7 @@ def _is_maximum(name: str) -> bool:
 
 
 def _key(kind: str, name: str, rest: str) -> str:
-    """From branch, ratio, attn/03: branch/ratio_attn/03. From stream, rms, 03: stream/rms/03."""
+    """Return branch/ratio_attn/03 for branch, ratio, attn/03, and stream/rms/03 for stream, rms, 03."""
     if (kind, name) == ("logits", "rms"):
         return "head/rms"
     part, _, place = rest.rpartition("/")
@@ -105,12 +105,12 @@ def observing(model: CausalLM, attention_stride: int) -> Iterator[Observation]:
 
 
 def layer_name(number: int, layers: int) -> str:
-    """Block number with leading zeros, so that sorting by name sorts by depth."""
+    """Return the block number with leading zeros, so that sorting by name sorts by depth."""
     return f"{number:0{max(2, len(str(layers - 1)))}d}"
 
 
 def _watch_block(layer: nn.Module, place: str, observation: Observation, tap: "_AttentionTap") -> list[Any]:
-    """Hooks on one block: on its stream, its branches and the inputs of its matrices, as far as it has them."""
+    """Put hooks on one block: on its stream, its branches and the inputs of its matrices, as far as it has them."""
     stream: list[Tensor] = []  # into the block, and once attention has joined it
 
     def enter(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -136,7 +136,7 @@ def _watch_block(layer: nn.Module, place: str, observation: Observation, tap: "_
 
 
 class _AttentionTap(TorchFunctionMode):
-    """Sees every attention, fused or written out, with the queries, keys, mask and scale that it gets."""
+    """See every attention, fused or written out, with the queries, keys, mask and scale that it gets."""
 
     def __init__(self, observation: Observation, stride: int) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def _gemm_into(observation: Observation, rest: str) -> Callable[[nn.Module, tupl
 
 def _logits_into(observation: Observation) -> Callable[..., tuple[Any, ...]]:
     def measure(head: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Inside the head's own forward, where ZeRO-3 has gathered its weight."""
+        """Measure inside the head's own forward, where ZeRO-3 has gathered its weight."""
         hidden, labels, z_loss = inputs
         flat = hidden.flatten(0, 1)
         for chunk in flat.split(max(1, LOGITS_AT_ONCE // head.weight.size(0))):  # type: ignore[operator]

@@ -23,7 +23,7 @@ TINY = torch.finfo(torch.float32).tiny  # keeps a tensor of zeros at a ratio of 
 
 
 def outlier_sums(x: Tensor) -> Sums:
-    """Of activations x [B, T, D]."""
+    """Return the sums of activations x [B, T, D] for `outlier_statistics`."""
     x = x.float()
     size = x.abs()
     return {
@@ -34,8 +34,10 @@ def outlier_sums(x: Tensor) -> Sums:
 
 
 def outlier_statistics(sums: Sums) -> Statistics:
-    """With s_j the RMS of channel j: kurt = mean(s^4) / mean(s^2)^2, uncentred, in [1, D] (arXiv 2405.19279 eq. 1);
-    mmr = mean over tokens of max |x| / (lower) median |x|.
+    """Return the kurtosis over channels and the max-to-median ratio of activations.
+
+    With s_j the RMS of channel j: kurt = mean(s^4) / mean(s^2)^2, uncentred, in [1, D] (arXiv 2405.19279 eq. 1); mmr =
+    mean over tokens of max |x| / (lower) median |x|.
     """
     channels = sums["channels"]
     return _floats(
@@ -45,7 +47,7 @@ def outlier_statistics(sums: Sums) -> Statistics:
 
 
 def stream_sums(x: Tensor) -> Sums:
-    """Of the residual stream x [B, T, D], sequence by sequence, so that documents of different rows never mix."""
+    """Return the sums of the residual stream x [B, T, D], by sequence: documents of different rows must not mix."""
     x = x.float()
     token_squares = x.square().sum(-1)  # (B, T)
     totals = x.sum(1).double().square().sum(-1)  # (B): |sum of the tokens|^2
@@ -66,7 +68,7 @@ def stream_sums(x: Tensor) -> Sums:
 
 
 def stream_statistics(sums: Sums) -> Statistics:
-    """Size, outliers and signal propagation of the stream.
+    """Return size, outliers and signal propagation of the stream.
 
     With X the stream over its RMS and G = X X^T / D the products of tokens of one sequence: rms; kurt and mmr of
     `outlier_statistics`; corr_mean and corr_rms = mean and RMS of G off its diagonal, 1 when all tokens are alike;
@@ -88,7 +90,10 @@ def stream_statistics(sums: Sums) -> Statistics:
 
 
 def top_eigenvalue(gram: Tensor) -> Tensor:
-    """Largest eigenvalue of each positive semidefinite matrix of gram [B, N, N], by power iteration: [B], fp64."""
+    """Return the largest eigenvalue of each positive semidefinite matrix of gram [B, N, N].
+
+    It is estimated by power iteration: [B], fp64.
+    """
     start = torch.randn(gram.size(-1), 1, generator=torch.Generator().manual_seed(0))
     vector = start.to(gram.device).expand(gram.size(0), -1, -1)
     for _ in range(POWER_STEPS):
@@ -99,25 +104,25 @@ def top_eigenvalue(gram: Tensor) -> Tensor:
 
 
 def branch_sums(before: Tensor, after: Tensor) -> Sums:
-    """Of what a branch adds to the stream: both [B, T, D], around the branch."""
+    """Return the sums of what a branch adds to the stream, given before and after the branch, both [B, T, D]."""
     before = before.float()
     return {"added": (after.float() - before).square().sum().double(), "stream": before.square().sum().double()}
 
 
 def branch_statistics(sums: Sums) -> Statistics:
-    """The ratio: rms(what was added) / rms(stream before)."""
+    """Return the ratio rms(what was added) / rms(stream before)."""
     return _floats(ratio=(sums["added"] / sums["stream"]).sqrt())
 
 
 def gemm_sums(x: Tensor) -> Sums:
-    """Of the input of a matrix product, [..., D]: per-token kurtosis, uncentred (arXiv 2505.20524)."""
+    """Return the sums of the input of a matrix product, [..., D]: per-token kurtosis, uncentred (arXiv 2505.20524)."""
     squares = x.float().square()
     kurtosis = squares.square().mean(-1) / squares.mean(-1).square().clamp_min(TINY)
     return {"kurtosis": kurtosis.double().sum(), "tokens": _count(x, kurtosis.numel())}
 
 
 def gemm_statistics(sums: Sums) -> Statistics:
-    """Mean over tokens of mean_j(x_j^4) / mean_j(x_j^2)^2, in [1, D]; about 3 for Gaussian activations."""
+    """Return the mean over tokens of mean_j(x_j^4) / mean_j(x_j^2)^2, in [1, D]; about 3 for Gaussian activations."""
     return _floats(kurt=sums["kurtosis"] / sums["tokens"])
 
 
@@ -131,7 +136,7 @@ def attention_sums(
     cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Sums:
-    """Of one softmax attention, for every `stride`-th query.
+    """Return the sums of one softmax attention, for every `stride`-th query.
 
     Args:
         query: [B, H, T, head_dim], as the kernel gets it.
@@ -172,8 +177,10 @@ def attention_sums(
 
 
 def attention_statistics(sums: Sums) -> Statistics:
-    """Of queries with i > 1 keys to look at: entropy = entropy / log(i), in [0, 1]; sink = weight on token 0, where it
-    may be seen; max_logit = the largest logit. Means over heads, and the head with the least entropy or largest sink.
+    """Return entropy, sink and largest logit of the queries with i > 1 keys to look at.
+
+    entropy = entropy / log(i), in [0, 1]; sink = weight on token 0, where it may be seen; max_logit = the largest
+    logit. The first two are given as means over heads, and for the head with the least entropy or the largest sink.
     """
     entropy, sink = (sums[a] / sums[b].clamp_min(1) for a, b in (("entropy", "queries"), ("sink", "sink_queries")))
     return _floats(
@@ -186,7 +193,7 @@ def attention_statistics(sums: Sums) -> Statistics:
 
 
 def logit_sums(logits: Tensor) -> Sums:
-    """Of the logits [..., V] of a chunk of tokens, fp32."""
+    """Return the sums of the logits [..., V] of a chunk of tokens, fp32."""
     return {
         "log_z_squares": logits.logsumexp(-1).double().square().sum(),
         "squares": logits.square().sum(-1).double().sum(),
@@ -197,7 +204,10 @@ def logit_sums(logits: Tensor) -> Sums:
 
 
 def logit_statistics(sums: Sums) -> Statistics:
-    """The size of logits: z = mean(logsumexp(logits)^2), what a z-loss keeps small; max: the largest; rms: of all."""
+    """Return the size of logits: z = mean(logsumexp(logits)^2), the largest (max), and the root mean square (rms).
+
+    z is what a z-loss keeps small.
+    """
     return _floats(
         z=sums["log_z_squares"] / sums["tokens"],
         max=sums["max_logit"],
@@ -206,27 +216,27 @@ def logit_statistics(sums: Sums) -> Statistics:
 
 
 def size_sums(x: Tensor) -> Sums:
-    """Of any activations."""
+    """Return the sums of any activations for `size_statistics`."""
     return {"squares": x.float().square().sum().double(), "entries": _count(x, x.numel())}
 
 
 def size_statistics(sums: Sums) -> Statistics:
-    """The root mean square."""
+    """Return the root mean square."""
     return _floats(rms=(sums["squares"] / sums["entries"]).sqrt())
 
 
 def update_sums(before: Tensor, after: Tensor) -> Sums:
-    """Of (a rank's part of) a weight, before and after an update."""
+    """Return the sums of (a rank's part of) a weight, before and after an update."""
     return {"moved": (after - before).double().square().sum(), "weight": before.double().square().sum()}
 
 
 def update_statistics(sums: Sums) -> Statistics:
-    """The relative update: rms(change of the weight) / rms(weight before)."""
+    """Return the relative update: rms(change of the weight) / rms(weight before)."""
     return _floats(rms=(sums["moved"] / sums["weight"]).sqrt())
 
 
 def gain_sums(gain: Tensor) -> Sums:
-    """Of (a rank's part of) a learned gain; the part may be empty."""
+    """Return the sums of (a rank's part of) a learned gain; the part may be empty."""
     wide = torch.cat((gain.flatten().double(), gain.new_full((1,), -math.inf, dtype=torch.float64)))
     low = torch.cat((-gain.flatten().double(), gain.new_full((1,), -math.inf, dtype=torch.float64)))
     return {
@@ -238,18 +248,18 @@ def gain_sums(gain: Tensor) -> Sums:
 
 
 def gain_statistics(sums: Sums) -> Statistics:
-    """Of all entries."""
+    """Return the mean, the least and the largest of all entries."""
     return _floats(mean=sums["sum"] / sums["entries"], min=-sums["max_negative"], max=sums["max_"])
 
 
 def gradient_sums(query: Tensor, key: Tensor, value: Tensor) -> Sums:
-    """Of the gradients of one block's query, key and value matrices."""
+    """Return the sums of the gradients of one block's query, key and value matrices."""
     pairs = (("query", query), ("key", key), ("value", value))
     return {name: gradient.double().square().sum() for name, gradient in pairs}
 
 
 def gradient_statistics(sums: Sums) -> Statistics:
-    """Queries and keys against values: ratio_q_v = |gradient of W_Q| / |gradient of W_V|, ratio_k_v likewise.
+    """Compare queries and keys with values: ratio_q_v = |gradient of W_Q| / |gradient of W_V|, ratio_k_v likewise.
 
     They fall to 0 under rank collapse (arXiv 2206.03126).
     """

@@ -18,7 +18,7 @@ _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB1331
 
 @dataclass(frozen=True)
 class Anchors:
-    """K tokens of each row."""
+    """Hold K tokens of each row."""
 
     index: Tensor
     """[B, K]: place in the row, ascending; 0 where the row has fewer than K."""
@@ -82,7 +82,7 @@ def choose_anchors(
 
 
 def _best_of_each(score: Tensor, stretch: Tensor, count: int) -> Anchors:
-    """The best of each stretch of each row."""
+    """Return the best token of each stretch of each row."""
     best = score.new_full((score.size(0), count), -torch.inf).scatter_reduce(1, stretch, score, "amax")
     place = torch.arange(score.size(1), device=score.device).expand_as(stretch)
     wins = (score == best.gather(1, stretch)) & (score > -torch.inf)
@@ -97,7 +97,9 @@ def _ascending(index: Tensor, valid: Tensor) -> Anchors:
 
 
 def slot_labels(anchors: Anchors, labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
-    """[B, K, horizon]: what slot j of a thought predicts, the j-th token after its anchor; -100 beyond the document.
+    """Return [B, K, horizon]: what slot j of a thought predicts, the j-th token after its anchor.
+
+    It is -100 beyond the document.
 
     Args:
         anchors: of the rows.
@@ -115,20 +117,20 @@ def slot_labels(anchors: Anchors, labels: Tensor, document_ids: Tensor, horizon:
 
 
 def whole_thoughts(labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
-    """[B, T]: the labels of tokens at which a thought would have a target in every slot; -100 elsewhere."""
+    """Return the labels [B, T] of tokens at which a thought would have a target in every slot; -100 elsewhere."""
     whole = (labels_ahead(labels, document_ids, horizon) >= 0).all(-1)
     return labels.masked_fill(~whole, -100)
 
 
 def labels_ahead(labels: Tensor, document_ids: Tensor, horizon: int) -> Tensor:
-    """[B, T, horizon]: the 1st, 2nd, ... token after each token; -100 beyond its document."""
+    """Return [B, T, horizon]: the 1st, 2nd, ... token after each token; -100 beyond its document."""
     place = torch.arange(labels.size(1), device=labels.device).expand_as(labels)
     everywhere = Anchors(place, torch.ones_like(place, dtype=torch.bool))
     return slot_labels(everywhere, labels, document_ids, horizon)
 
 
 def uniform(seed: int, sample_index: Tensor, length: int) -> Tensor:
-    """Random numbers in (0, 1), [B, length] fp64, a pure function of the seed and of each row's number [B]."""
+    """Return random numbers in (0, 1), [B, length] fp64, a pure function of the seed and of each row's number [B]."""
     rows = _mix(sample_index.long() + _signed(seed * _GOLDEN))
     columns = torch.arange(1, length + 1, device=sample_index.device) * _signed(_GOLDEN)
     return ((_mix(rows[:, None] + columns) >> 12 & (2**52 - 1)).double() + 0.5) / 2**52
@@ -146,7 +148,7 @@ def _mix(words: Tensor) -> Tensor:
 
 
 def _shift(words: Tensor, bits: int) -> Tensor:
-    """To the right, filling up with zeros."""
+    """Shift to the right, filling up with zeros."""
     return words >> bits & (1 << 64 - bits) - 1
 
 

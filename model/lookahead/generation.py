@@ -17,7 +17,7 @@ from plumbline.model.lookahead.thoughts import Memory, Thinker, join, run_text_b
 
 @dataclass(frozen=True)
 class Trigger:
-    """When to think."""
+    """Decide when to think."""
 
     kind: Literal["first", "every", "probability", "entropy"]
     """first: at the prompt's last token only. every: there, and at each `value`-th token after it. probability: at each
@@ -25,7 +25,7 @@ class Trigger:
     value: float = 1.0
 
     def fires(self, number: int, logits: Tensor, generator: torch.Generator | None) -> bool:
-        """Whether to think before new token `number` (from 0), for which the plain model gives logits [V]."""
+        """Return whether to think before new token `number` (from 0), for which the plain model gives logits [V]."""
         if self.kind == "first":
             return number == 0
         if self.kind == "every":
@@ -88,19 +88,19 @@ def generate_thinking(
 
 
 def think(model: CausalLM, thinker: Thinker, state: Tensor, cache: list[LayerCache]) -> tuple[Tensor, Memory]:
-    """A thought at the last token in the cache, whose final state is given, [1, 1, D]; see `Thinker`."""
+    """Think at the last token in the cache, whose final state is given, [1, 1, D]; see `Thinker`."""
     text = Text(torch.arange(cache[0].length, device=state.device)[None], None)
     return thinker.think(model.model, state, _memory(cache), text, _last(text))
 
 
 def _last(text: Text) -> Anchors:
-    """The last token."""
+    """Return the last token as an anchor."""
     index = text.positions[:, -1:]
     return Anchors(index, torch.ones_like(index, dtype=torch.bool))
 
 
 class _Committed:
-    """The second stream of text, which sees thoughts: its keys and values, and where they stand."""
+    """Hold the second stream of text, which sees thoughts: its keys and values, and where they stand."""
 
     def __init__(self, model: CausalLM) -> None:
         self.model = model
@@ -109,7 +109,7 @@ class _Committed:
         self.length = 0  # tokens of text
 
     def read(self, tokens: Tensor) -> Tensor:
-        """New tokens [1, n]; the final state of the last one, [1, 1, D]."""
+        """Read new tokens [1, n]; return the final state of the last one, [1, 1, D]."""
         end = self.length + tokens.size(1)
         places = torch.arange(end, device=tokens.device)[None]
         query = text_entries(Text(places, None)).map(lambda field: field[:, self.length :])
@@ -121,7 +121,7 @@ class _Committed:
         return states[:, -1:]
 
     def add(self, thought: Memory, length: int) -> None:
-        """A thought at token `length` - 1, which all later tokens see."""
+        """Add a thought at token `length` - 1, which all later tokens see."""
         assert self.memory is not None, "text has been read"
         assert self.held is not None, "with its positions"
         text = Text(torch.arange(length, device=self.held.place.device)[None], None)
@@ -131,7 +131,7 @@ class _Committed:
 
 @dataclass
 class Drafts:
-    """What became of drafts."""
+    """Count what became of drafts."""
 
     drafted: int = 0
     """Tokens that slots proposed."""
@@ -202,7 +202,7 @@ def generate_verified(
 
 
 def _logits(model: CausalLM, states: Tensor) -> Tensor:
-    """States [N, 1, D] -> logits [N, V]."""
+    """Map states [N, 1, D] to logits [N, V]."""
     logits: Tensor = model.lm_head(states, None, 0.0)[:, -1]
     return logits
 

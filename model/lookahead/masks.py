@@ -26,7 +26,7 @@ from plumbline.model.lookahead.anchors import Anchors
 
 @dataclass(frozen=True)
 class Text:
-    """Tokens of the rows: where they stand, and in which document if documents are masked."""
+    """Hold where the tokens of the rows stand, and in which document if documents are masked."""
 
     positions: Tensor
     """[B, T]: position, as the rotary embedding takes it."""
@@ -35,7 +35,7 @@ class Text:
 
 
 def text_of(config: ModelConfig, batch: Mapping[str, Tensor]) -> Text:
-    """Where the tokens of a batch stand for this model."""
+    """Return where the tokens of a batch stand for this model."""
     if config.document_mask:
         return Text(batch["positions"], batch["document_ids"])
     rows, length = batch["input_ids"].shape
@@ -45,7 +45,7 @@ def text_of(config: ModelConfig, batch: Mapping[str, Tensor]) -> Text:
 
 @dataclass(frozen=True)
 class Entries:
-    """What queries and keys are, [B, N] each: tokens of the text, slots of thoughts, or one after the other."""
+    """Hold what queries and keys are, [B, N] each: tokens of the text, slots of thoughts, or one after the other."""
 
     place: Tensor
     """Of a token in its row; of a slot, that of its anchor."""
@@ -59,11 +59,11 @@ class Entries:
     """Which one; 0 everywhere if documents see each other."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Entries":
-        """The same change to all five."""
+        """Apply the same change to all five fields."""
         return Entries(*map(change, self._fields))
 
     def then(self, others: "Entries") -> "Entries":
-        """These, then the others."""
+        """Return these entries, followed by the others."""
         pairs = zip(self._fields, others._fields, strict=True)
         return Entries(*(torch.cat(pair, dim=1) for pair in pairs))
 
@@ -73,14 +73,14 @@ class Entries:
 
 
 def text_entries(text: Text) -> Entries:
-    """All tokens."""
+    """Return the entries of all tokens."""
     place = torch.arange(text.positions.size(1), device=text.positions.device).expand_as(text.positions)
     nowhere = torch.zeros_like(place)
     return Entries(place, nowhere - 1, nowhere, text.positions, _documents(text))
 
 
 def slot_entries(text: Text, anchors: Anchors, numbers: range) -> Entries:
-    """The slots `numbers` of all thoughts, thought by thought."""
+    """Return the entries of the slots `numbers` of all thoughts, thought by thought."""
     shape = (*anchors.index.shape, len(numbers))
     number = torch.arange(numbers.start, numbers.stop, device=anchors.index.device).expand(shape)
     thought = torch.arange(shape[1], device=anchors.index.device)[:, None].expand(shape)
@@ -96,7 +96,7 @@ def _documents(text: Text) -> Tensor:
 
 
 def sees(query: Entries, key: Entries, window: int | None, bidirectional: bool) -> Tensor:
-    """Whether queries look at keys, elementwise.
+    """Return whether queries look at keys, elementwise.
 
     Args:
         query: what looks.
@@ -117,19 +117,19 @@ def sees(query: Entries, key: Entries, window: int | None, bidirectional: bool) 
 def attention_mask(
     config: ModelConfig, query: Entries, key: Entries, bidirectional: bool, in_blocks: bool = False
 ) -> Tensor | BlockMask:
-    """The mask of all layers, written out or in blocks."""
+    """Return the mask of all layers, written out or in blocks."""
     make = block_mask if in_blocks else dense_mask
     return make(query, key, config.sliding_window, bidirectional)
 
 
 def dense_mask(query: Entries, key: Entries, window: int | None, bidirectional: bool) -> Tensor:
-    """[B, 1, queries, keys], bool."""
+    """Return the mask written out: [B, 1, queries, keys], bool."""
     queries, keys = query.map(lambda field: field[:, :, None]), key.map(lambda field: field[:, None])
     return sees(queries, keys, window, bidirectional)[:, None]
 
 
 def block_mask(query: Entries, key: Entries, window: int | None, bidirectional: bool) -> BlockMask:
-    """The same for FlexAttention."""
+    """Return the same mask as `dense_mask` in blocks, for FlexAttention."""
 
     def rule(row: Tensor, _head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return sees(query.map(lambda f: f[row, q]), key.map(lambda f: f[row, k]), window, bidirectional)

@@ -30,7 +30,7 @@ Memory = tuple[tuple[Tensor, Tensor], ...]
 
 @dataclass(frozen=True)
 class ThoughtSettings:
-    """How thoughts grow."""
+    """Configure how thoughts grow."""
 
     horizon: int
     """tau: slots of a thought."""
@@ -51,19 +51,19 @@ class ThoughtSettings:
 
     @property
     def passes_run(self) -> int:
-        """Passes, one after the other, until a thought is whole."""
+        """Return the number of passes, one after the other, until a thought is whole."""
         return {"grow": self.horizon, "fixed": self.passes, "at_once": 1}[self.growth]
 
     @property
     def slots_run(self) -> int:
-        """Slots that pass the blocks while a thought grows, over all its passes."""
+        """Return the number of slots that pass the blocks while a thought grows, over all its passes."""
         if self.growth == "grow" and self.bidirectional:
             return self.horizon * (self.horizon + 1) // 2
         return self.horizon * (self.passes if self.growth == "fixed" else 1)
 
 
 class Retained:
-    """In the place of a layer's cache: keeps what the layer makes of its tokens, and shows it earlier ones."""
+    """Stand in for a layer's cache: keep what the layer makes of its tokens, and show it earlier ones."""
 
     length = 0  # of what a decoder counts positions from; ours are given
 
@@ -82,9 +82,10 @@ class Retained:
 def run_blocks(
     decoder: Decoder, x: Tensor, context: AttentionContext, earlier: Memory | None = None
 ) -> tuple[Tensor, Memory]:
-    """All blocks on x [B, N, D], with `earlier` keys and values ahead of its own; the state and the keys and values.
+    """Run all blocks on x [B, N, D], with `earlier` keys and values ahead of its own.
 
-    They are arguments and results of what activation checkpointing recomputes, so gradients flow through them.
+    Return the state and the keys and values. Keys and values are arguments and results of what activation checkpointing
+    recomputes, so gradients flow through them.
     """
     memory = []
     for number, layer in enumerate(decoder.layers):
@@ -145,7 +146,7 @@ class Thinker(nn.Module):
     def think(
         self, decoder: Decoder, states: Tensor, memory: Memory, text: Text, anchors: Anchors
     ) -> tuple[Tensor, Memory]:
-        """As `forward`, with the states of the anchors alone, [B, K, D]."""
+        """Think as `forward` does, with the states of the anchors alone, [B, K, D]."""
         if self.settings.detach_text:
             states, memory = states.detach(), tuple((keys.detach(), values.detach()) for keys, values in memory)
         thinking = _Thinking(self, decoder, text, anchors, text_entries(text), memory)
@@ -160,7 +161,7 @@ class Thinker(nn.Module):
         return self._append(thinking, start)
 
     def _grow(self, thinking: "_Thinking", inputs: Tensor) -> tuple[Tensor, Memory]:
-        """Slots 1 to s in pass s: what earlier slots compute changes as later ones join."""
+        """Run slots 1 to s in pass s: what earlier slots compute changes as later ones join."""
         for length in range(1, self.settings.horizon + 1):
             states, memory = thinking.run(inputs, range(length))
             if length < self.settings.horizon:
@@ -168,7 +169,7 @@ class Thinker(nn.Module):
         return states, memory
 
     def _append(self, thinking: "_Thinking", inputs: Tensor) -> tuple[Tensor, Memory]:
-        """Slot s alone in pass s: earlier slots do not see it, so they stay as they are."""
+        """Run slot s alone in pass s: earlier slots do not see it, so they stay as they are."""
         ends: list[Tensor] = []
         parts: list[Memory] = []
         for number in range(self.settings.horizon):
@@ -181,7 +182,7 @@ class Thinker(nn.Module):
         return torch.cat(ends, dim=2), _by_thought(parts)
 
     def _refine(self, thinking: "_Thinking", start: Tensor) -> tuple[Tensor, Memory]:
-        """All slots in each pass; slot j + 1 takes what slot j ended in, and waits for it in the first pass."""
+        """Run all slots in each pass; slot j + 1 takes what slot j ended in, and waits for it in the first pass."""
         inputs = start
         if self.waiting is not None:
             inputs = torch.cat((start, self._wait(thinking.decoder, start)), dim=2)
@@ -192,13 +193,13 @@ class Thinker(nn.Module):
         return states, memory
 
     def _wait(self, decoder: Decoder, like: Tensor) -> Tensor:
-        """Inputs of slots that no state enters, [B, K, slots, D], of the rows and thoughts of `like`."""
+        """Return inputs of slots that no state enters, [B, K, slots, D], of the rows and thoughts of `like`."""
         assert self.waiting is not None, "there are such slots"
         waiting = (self.waiting + self.role) * decoder.embedding_multiplier
         return waiting.to(like.dtype).expand(*like.shape[:2], -1, -1)
 
     def _feed(self, decoder: Decoder, states: Tensor) -> Tensor:
-        """Final states as inputs: of the size of an embedding, and marked."""
+        """Return final states as inputs: of the size of an embedding, and marked."""
         if self.settings.detach_states:
             states = states.detach()
         if not decoder.config.final_norm:  # nothing else keeps a recursion from growing
@@ -210,7 +211,7 @@ class Thinker(nn.Module):
 
 @dataclass(frozen=True)
 class _Thinking:
-    """What all passes over one batch have in common."""
+    """Hold what all passes over one batch have in common."""
 
     thinker: Thinker
     decoder: Decoder
@@ -222,12 +223,12 @@ class _Thinking:
     """Keys and values of these."""
 
     def having(self, numbers: range, own: Memory) -> "_Thinking":
-        """With the slots `numbers` of all thoughts, which stay as they are."""
+        """Return the same with the slots `numbers` of all thoughts seen as well, which stay as they are."""
         seen = self.seen.then(slot_entries(self.text, self.anchors, numbers))
         return replace(self, seen=seen, memory=join(self.memory, own))
 
     def run(self, inputs: Tensor, numbers: range) -> tuple[Tensor, Memory]:
-        """One pass of the slots `numbers` [B, K, s, D]."""
+        """Run one pass of the slots `numbers` [B, K, s, D]."""
         query, settings = slot_entries(self.text, self.anchors, numbers), self.thinker.settings
         in_blocks = settings.masks == "blocks" and self.thinker.training and inputs.is_cuda
         mask = attention_mask(
@@ -240,10 +241,10 @@ class _Thinking:
 def run_slots(
     decoder: Decoder, inputs: Tensor, positions: Tensor, mask: Tensor | BlockMask, memory: Memory
 ) -> tuple[Tensor, Memory]:
-    """Slots with these inputs [B, N, D] at positions [B, N], behind keys and values: final states, own keys and values.
+    """Run slots with inputs [B, N, D] at positions [B, N], behind keys and values.
 
-    Inputs pass the embedding's dropout. A slot that stands beyond the model's last position, and predicts nothing that
-    counts, is put there.
+    Return their final states and their own keys and values. Inputs pass the embedding's dropout. A slot that stands
+    beyond the model's last position, and predicts nothing that counts, is put there.
     """
     positions = positions.clamp_max(decoder.config.max_position_embeddings - 1)
     x = F.dropout(_at_positions(decoder, inputs, positions), decoder.config.dropout, decoder.training)
@@ -252,14 +253,14 @@ def run_slots(
 
 
 def speak(states: Tensor, slots: Tensor, anchors: Anchors) -> Tensor:
-    """States of the text [B, T, D], with those of one slot of each thought [B, K, D] in place of the anchors'."""
+    """Put states of one slot of each thought [B, K, D] in place of the anchors' in the states of the text [B, T, D]."""
     place = anchors.index.masked_fill(~anchors.valid, states.size(1))  # one place more, for what is not there
     place = place[:, :, None].expand(-1, -1, states.size(2))
     return F.pad(states, (0, 0, 0, 1)).scatter(1, place, slots.to(states.dtype))[:, :-1]
 
 
 def join(first: Memory, second: Memory) -> Memory:
-    """Keys and values of the first, then of the second."""
+    """Append the keys and values of the second to those of the first."""
     return tuple(
         (torch.cat((keys, more_keys), 2), torch.cat((values, more_values), 2))
         for (keys, values), (more_keys, more_values) in zip(first, second, strict=True)
@@ -267,7 +268,7 @@ def join(first: Memory, second: Memory) -> Memory:
 
 
 def _by_thought(parts: list[Memory]) -> Memory:
-    """From the single slots of all thoughts to one thought after the other."""
+    """Reorder keys and values of the single slots of all thoughts to one thought after the other."""
 
     def ordered(tensors: list[Tensor]) -> Tensor:
         return torch.stack(tensors, dim=3).flatten(2, 3)  # each [B, H, K, head_dim]
@@ -277,7 +278,7 @@ def _by_thought(parts: list[Memory]) -> Memory:
 
 
 def run_text(decoder: Decoder, input_ids: Tensor, text: Text) -> tuple[Tensor, Memory]:
-    """The text pass: final states [B, T, D] as of a plain decoder, and keys and values."""
+    """Run the text pass: return final states [B, T, D] as of a plain decoder, and keys and values."""
     x = decoder.embed(input_ids, text.positions)
     x, memory = run_blocks(decoder, x, decoder.context(x, text.positions, text.document_ids))
     return decoder.finish(x), memory
@@ -286,7 +287,7 @@ def run_text(decoder: Decoder, input_ids: Tensor, text: Text) -> tuple[Tensor, M
 def run_text_with_thoughts(
     decoder: Decoder, input_ids: Tensor, text: Text, anchors: Anchors, thoughts: Memory, horizon: int
 ) -> Tensor:
-    """A second text pass in which tokens see the thoughts before them: final states [B, T, D].
+    """Run a second text pass in which tokens see the thoughts before them; return final states [B, T, D].
 
     With one anchor per row this is the paper's model; with more, every thought still comes from the first text pass.
     """
@@ -299,19 +300,19 @@ def run_text_with_thoughts(
 def run_text_behind(
     decoder: Decoder, input_ids: Tensor, positions: Tensor, mask: Tensor | BlockMask, earlier: Memory | None
 ) -> tuple[Tensor, Memory]:
-    """Tokens [B, T] behind earlier keys and values: final states, and the tokens' own keys and values."""
+    """Run tokens [B, T] behind earlier keys and values; return final states, and the tokens' own keys and values."""
     x = decoder.embed(input_ids, positions)
     x, memory = run_blocks(decoder, x, _context(decoder, positions, mask, x), earlier)
     return decoder.finish(x), memory
 
 
 def _context(decoder: Decoder, positions: Tensor, mask: Tensor | BlockMask, x: Tensor) -> AttentionContext:
-    """Of tokens or slots x at positions [B, N], with a mask of our own."""
+    """Return the context of tokens or slots x at positions [B, N], with a mask of our own."""
     return replace(decoder.context(x, positions), mask=mask)
 
 
 def _at_positions(decoder: Decoder, x: Tensor, positions: Tensor) -> Tensor:
-    """Inputs that are no tokens' embeddings, with what learned positions [B, N] add to an embedding."""
+    """Add to inputs that are no tokens' embeddings what learned positions [B, N] add to an embedding."""
     if decoder.embed_positions is None:
         return x
     learned: Tensor = decoder.embed_positions(positions) * decoder.embedding_multiplier
