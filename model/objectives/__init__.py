@@ -3,15 +3,12 @@
 A new one is a configuration and a subclass of `objective.Objective` in a file here, and a member of the union below.
 """
 
-from plumbline.model.config import ModelConfig
 from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
 from plumbline.model.objectives.multi_token import MultiTokenConfig
 from plumbline.model.objectives.next_token import NextTokenConfig
-from plumbline.model.objectives.objective import Objective
 from plumbline.model.objectives.registers import RegistersConfig
 from plumbline.model.objectives.sequential_mtp import SequentialMTPConfig
 from plumbline.model.objectives.silent_thoughts import SilentThoughtsConfig
-from plumbline.model.parameterization.multipliers import Multipliers
 
 ObjectiveConfig = (
     NextTokenConfig
@@ -21,8 +18,3 @@ ObjectiveConfig = (
     | SequentialMTPConfig
     | RegistersConfig
 )
-
-
-def make_objective(config: ObjectiveConfig, model: ModelConfig, multipliers: Multipliers, seed: int = 0) -> Objective:
-    """Return the objective of a run; see `ObjectiveSettings.make`."""
-    return config.make(model, multipliers, seed)

@@ -32,7 +32,7 @@ from torch.overrides import TorchFunctionMode
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.objectives import ObjectiveConfig, make_objective
+from plumbline.model.objectives import ObjectiveConfig
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.config import MatrixUpdate, OptimizerSettings, ParameterizationConfig
 from plumbline.model.parameterization.multipliers import Multipliers
@@ -113,7 +113,7 @@ def model_tensors(model: ModelConfig, objective: ObjectiveConfig | None = None) 
         if objective is None:
             skeleton = CausalLM(model, forward)
         else:
-            skeleton = TrainedLM(model, forward, make_objective(objective, model, forward))
+            skeleton = TrainedLM(model, forward, objective.make(model, forward, 0))
     return {
         name: ModelTensor(tuple(parameter.shape), tensor_rule(skeleton, name))
         for name, parameter in skeleton.named_parameters()

@@ -17,7 +17,7 @@ import torch
 
 from plumbline.launcher.runtime.models.open import device_named
 from plumbline.model.config import ModelConfig
-from plumbline.model.objectives import ObjectiveConfig, make_objective
+from plumbline.model.objectives import ObjectiveConfig
 from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
 from plumbline.model.objectives.next_token import NextTokenConfig
 from plumbline.model.objectives.objective import TrainedLM
@@ -102,7 +102,7 @@ def make(shape: ModelConfig, objective: ObjectiveConfig) -> TrainedLM:
     """A model with its objective, at its first weights."""
     rule = ParameterizationConfig(rule="sp")
     forward = multipliers(shape, rule)
-    model = TrainedLM(shape, forward, make_objective(objective, shape, forward))
+    model = TrainedLM(shape, forward, objective.make(shape, forward, 0))
     initialize(model, parameter_table(shape, rule, OptimizerSettings(1e-3, 0.1, 1e-8, (0.9, 0.95)), objective), seed=1)
     return model
 

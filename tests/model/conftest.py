@@ -19,7 +19,6 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.model.combinations import check_model
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.objectives import make_objective
 from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
@@ -182,7 +181,7 @@ def counting(make_config: MakeConfig) -> Counting:
         config, rule = make_config(num_hidden_layers=2, vocab_size=31), ParameterizationConfig(rule="sp")
         keys = {"horizon": 3, "anchors": 4, "weight": 1.0, "growth": growth}
         look, forward = LatentLookaheadConfig.model_validate(keys), multipliers(config, rule)
-        model = TrainedLM(config, forward, make_objective(look, config, forward))
+        model = TrainedLM(config, forward, look.make(config, forward, 0))
         initialize(model, parameter_table(config, rule, OptimizerSettings(1e-2, 0.0, 1e-8), look), seed=0)
         optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
         generator = torch.Generator().manual_seed(0)

@@ -13,7 +13,6 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.model.attention.block_sparse import permit_graphs
 from plumbline.model.blocks.kind import Block
-from plumbline.model.objectives import make_objective
 from plumbline.model.objectives.next_token import NextTokenConfig
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.initialization import initialize
@@ -39,7 +38,7 @@ def build_model(config: Config, construction: AbstractContextManager[object] | N
     """
     with construction or nullcontext():
         forward = multipliers(config.model, config.parameterization)
-        objective = make_objective(config.objective, config.model, forward, config.run.seed)
+        objective = config.objective.make(config.model, forward, config.run.seed)
         model = TrainedLM(config.model, forward, objective)
     apply_precision(model.model.layers, config.precision)
     return model

@@ -21,7 +21,6 @@ from plumbline.model.export import thinker
 from plumbline.model.export.fold import Weights
 from plumbline.model.generation import generate
 from plumbline.model.lookahead.generation import Trigger, generate_thinking
-from plumbline.model.objectives import make_objective
 from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
 from plumbline.model.objectives.objective import TrainedLM
 from tests.model.conftest import Enliven, MakeModel, loaded
@@ -39,7 +38,7 @@ def make_thinking(make_model: MakeModel, enliven: Enliven) -> MakeThinking:
     def make(look: dict[str, Any] | None = None, **shape: Any) -> TrainedLM:
         plain = make_model(**shape)
         config = LatentLookaheadConfig.model_validate({"horizon": 3, **(look or {})})
-        model = TrainedLM(plain.config, plain.multipliers, make_objective(config, plain.config, plain.multipliers))
+        model = TrainedLM(plain.config, plain.multipliers, config.make(plain.config, plain.multipliers, 0))
         model.load_state_dict(plain.state_dict(), strict=False)
         enliven(model.objective, 1)
         gain = cast(LatentLookahead, model.objective).thinker.gain

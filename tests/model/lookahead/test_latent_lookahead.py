@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from plumbline.model.decoder import CausalLM
 from plumbline.model.lookahead.masks import text_of
 from plumbline.model.lookahead.thoughts import run_text
-from plumbline.model.objectives import make_objective
 from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
 from plumbline.model.objectives.next_token import NextToken, NextTokenConfig
 from tests.model.conftest import Counting, Enliven, MakeModel, count_by_two, packed_batch
@@ -25,7 +24,7 @@ def batch_of(**changes: Tensor) -> dict[str, Tensor]:
 
 def objective_of(model: CausalLM, enliven: Enliven, **keys: Any) -> LatentLookahead:
     config = LatentLookaheadConfig.model_validate({"anchors": 4, "horizon": 3, **keys})
-    objective = make_objective(config, model.config, model.multipliers, seed=7)
+    objective = config.make(model.config, model.multipliers, 7)
     enliven(objective, 1)
     assert isinstance(objective, LatentLookahead)
     return objective

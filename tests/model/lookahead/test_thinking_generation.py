@@ -9,7 +9,6 @@ from torch import Tensor
 from plumbline.model.decoder import CausalLM
 from plumbline.model.generation import generate
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
-from plumbline.model.objectives import make_objective
 from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
 from tests.model.conftest import Counting, Enliven, MakeModel
 
@@ -22,7 +21,7 @@ def prompt_of(model: CausalLM, length: int = PROMPT) -> Tensor:
 
 def thinking(model: CausalLM, enliven: Enliven, **keys: Any) -> LatentLookahead:
     config = LatentLookaheadConfig.model_validate({"horizon": 3, "anchor_policy": "sequential", **keys})
-    objective = make_objective(config, model.config, model.multipliers)
+    objective = config.make(model.config, model.multipliers, 0)
     enliven(objective, 1)
     assert isinstance(objective, LatentLookahead)
     return objective

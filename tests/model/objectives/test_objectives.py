@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from plumbline.model.decoder import CausalLM
-from plumbline.model.objectives import ObjectiveConfig, make_objective
+from plumbline.model.objectives import ObjectiveConfig
 from plumbline.model.objectives.objective import Objective
 from tests.model.conftest import Enliven, MakeModel, packed_batch
 
@@ -31,7 +31,7 @@ def batch_of() -> dict[str, Tensor]:
 def trained(make_model: MakeModel, enliven: Enliven, name: str, **shape: Any) -> tuple[CausalLM, Objective]:
     model = make_model(document_mask=True, **shape)
     config: Any = TypeAdapter(ObjectiveConfig).validate_python({"name": name, **CONFIGS[name]})
-    objective = make_objective(config, model.config, model.multipliers, seed=7)
+    objective = config.make(model.config, model.multipliers, 7)
     enliven(objective, 1)
     return model, objective
 
