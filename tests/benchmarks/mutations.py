@@ -112,7 +112,7 @@ def run_tests(tests: tuple[str, ...], root: Path) -> int:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     pytest = importlib.import_module("pytest")
-    os._exit(pytest.main([*tests, "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", f"--timeout={PATIENCE}"]))
+    os._exit(pytest.main([*tests, "-q", "-x", "-p", "no:cacheprovider", f"--timeout={PATIENCE}"]))
 
 
 def key(mutation: Mutation, root: Path) -> str:
