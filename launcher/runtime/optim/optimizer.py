@@ -74,7 +74,7 @@ class OptimizerConfig(
 def group_settings(
     rows: Iterable[ParameterRow], optimizer: OptimizerConfig, betas: tuple[float, float]
 ) -> dict[str, dict[str, Any]]:
-    """Name of each group -> its algorithm, its hyperparameters and the names of its parameters.
+    """Return name of each group -> its algorithm, its hyperparameters and the names of its parameters.
 
     Every group has the peak `lr`, `lr_multiplier` and `weight_decay`; the other keys depend on the algorithm. Roles
     that share all of them share a group: ZeRO gathers group by group, so fewer groups are faster.
@@ -101,7 +101,7 @@ def group_settings(
 
 
 def _fixed_settings(row: ParameterRow, optimizer: OptimizerConfig, betas: tuple[float, float]) -> dict[str, Any]:
-    """What stays the same over a run for the group of this row."""
+    """Return what stays the same over a run for the group of this row."""
     chosen = optimizer.kind
     kind = chosen if chosen.all_tensors or row.role == "hidden_matrix" else ADAMW
     known: dict[str, Any] = {"eps": row.eps, "betas": betas}
@@ -115,7 +115,7 @@ def _fixed_settings(row: ParameterRow, optimizer: OptimizerConfig, betas: tuple[
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
-    """Several optimizers as one: the `algorithm` of a group says which of them updates it.
+    """Combine several optimizers into one: the `algorithm` of a group says which of them updates it.
 
     They have one list of groups and one state between them, looked up anew at each step: DeepSpeed puts other lists
     and other tensors in place, for the time of a step and for good when it loads a checkpoint.
@@ -130,7 +130,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self.parts = parts
 
     def step(self) -> None:  # type: ignore[override]
-        """One update of every group."""
+        """Update every group once."""
         for algorithm, part in self.parts.items():
             part.param_groups = [group for group in self.param_groups if group["algorithm"] == algorithm]
             part.state = self.state
@@ -183,5 +183,5 @@ def restore_settings(groups: list[dict[str, Any]], settings: dict[str, dict[str,
 
 
 def _fixed(wanted: dict[str, Any]) -> dict[str, Any]:
-    """The hyperparameters that stay the same over a run."""
+    """Return the hyperparameters that stay the same over a run."""
     return {key: value for key, value in wanted.items() if key not in ("lr", "parameters")}

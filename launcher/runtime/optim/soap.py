@@ -23,7 +23,7 @@ SIDES = (0, 1)  # of a matrix: L and Q_L belong to its rows, R and Q_R to its co
 
 
 class SOAP(torch.optim.Optimizer):
-    """SOAP for whole matrices, with PyTorch's coupled decay (a step decays by lr x weight_decay).
+    """Update whole matrices by SOAP, with PyTorch's coupled decay (a step decays by lr x weight_decay).
 
     Args:
         groups: matrices, with lr, betas, eps, weight_decay, precondition_frequency and max_precondition_dim.
@@ -34,7 +34,7 @@ class SOAP(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """One update of every matrix that has a gradient."""
+        """Update every matrix that has a gradient once."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -61,7 +61,7 @@ def _start(state: dict[str, Any], gradient: Tensor, group: dict[str, Any]) -> No
 
 
 def _update(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
-    """One step of Algorithm 3."""
+    """Take one step of Algorithm 3."""
     beta1, beta2 = group["betas"]
     state["step"] += 1
     mean = state["exp_avg"].lerp_(gradient, 1 - beta1)
@@ -82,7 +82,7 @@ def _accumulate(state: dict[str, Any], gradient: Tensor, beta: float) -> None:
 
 
 def _refresh_bases(state: dict[str, Any]) -> None:
-    """One power iteration towards the eigenvectors, largest eigenvalue first; the second moment follows the order."""
+    """Turn the bases by one power iteration, largest eigenvalue first; the second moment follows their order."""
     for side in SIDES:
         if f"basis_{side}" not in state:
             continue
@@ -94,14 +94,14 @@ def _refresh_bases(state: dict[str, Any]) -> None:
 
 
 def into_basis(matrix: Tensor, state: dict[str, Any]) -> Tensor:
-    """Q_L^T matrix Q_R; a side without a preconditioner stays as it is."""
+    """Return Q_L^T matrix Q_R; a side without a preconditioner stays as it is."""
     if "basis_0" in state:
         matrix = state["basis_0"].T @ matrix
     return matrix @ state["basis_1"] if "basis_1" in state else matrix
 
 
 def out_of_basis(matrix: Tensor, state: dict[str, Any]) -> Tensor:
-    """Q_L matrix Q_R^T: the way back."""
+    """Return Q_L matrix Q_R^T: the way back."""
     if "basis_0" in state:
         matrix = state["basis_0"] @ matrix
     return matrix @ state["basis_1"].T if "basis_1" in state else matrix

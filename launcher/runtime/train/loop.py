@@ -1,4 +1,4 @@
-"""The training loop. Reads top to bottom: resume, then step by step until done or asked to stop.
+"""Train: resume, then go step by step until done or asked to stop.
 
 "Step s" is the state after s optimizer steps. At the top of each pass the loop stands at some step, evaluates if that
 is due, and leaves if it was the last; then it makes the next step, logs it and saves it. The order of data, the
@@ -76,7 +76,16 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
 
 
 class Trainer:
-    """The engine, where training stands, and what watches it."""
+    """Train by an engine from where training stands, evaluating, logging and saving when each is due.
+
+    Args:
+        config: the run.
+        inputs: its training and held-out batches.
+        world: this process among all; the process group must be up.
+        stop: is set when somebody asks the run to stop.
+        weights: by name, instead of those that the seed draws.
+        make_engine: makes the engine from configuration, world and weights; users train with DeepSpeed.
+    """
 
     def __init__(
         self,
@@ -104,7 +113,7 @@ class Trainer:
             self._say("the moving average starts here: the checkpoint has none of this half-life")
 
     def run(self) -> bool:
-        """The loop. Returns whether the last step was reached and evaluated."""
+        """Train step by step. Returns whether the last step was reached and evaluated."""
         config, plan, total = self.config, self.plan, self.plan.total_steps
         if self.world.is_main:
             self.log = MetricsLog(
@@ -172,12 +181,12 @@ class Trainer:
             guard.after_logging(record)
 
     def _reports(self, result: StepResult) -> dict[str, float]:
-        """Means of what the objective reports; what had no target is left out."""
+        """Return the means of what the objective reports, without those that had no target."""
         rows = zip(self.engine.model.objective.reports, result.reports.tolist(), strict=True)
         return {name: total / count for name, (total, count) in rows if count}
 
     def _observer(self, batch: Batch) -> StepObserver | None:
-        """Observe the step that comes, with its first micro-batch, if that is due."""
+        """Return what observes the step that comes, by its first micro-batch; None when that is not due."""
         settings = self.config.metrics
         if settings.diagnostics_interval is None or (self.state.step + 1) % settings.diagnostics_interval:
             return None
