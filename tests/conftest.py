@@ -7,6 +7,7 @@ exit codes, output and the run folder. Most processes are forked from one that h
 
 import email
 import fcntl
+import gc
 import json
 import os
 import shutil
@@ -58,6 +59,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return SLOWEST_FIRST.index(folder) if folder in SLOWEST_FIRST else len(SLOWEST_FIRST)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what imports and collection have made out of every later garbage collection: DeepSpeed asks for many."""
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,6 +6,7 @@ Every step of each run is saved, so the average can be formed again from the wei
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,12 +125,12 @@ def test_every_rank_keeps_its_own_shard(runs: Callable[[str], Run]) -> None:
         assert {f"ema/{shard.name}" for shard in shards} | {"ema-00000.safetensors"} <= files.keys()
 
 
-@pytest.fixture
-def config(tiny_config: Path, tmp_path: Path) -> Config:
-    return load_config(tiny_config, [BF16, *AVERAGED, f"run.root={tmp_path}"])
+@pytest.fixture(scope="module")
+def config(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return load_config(tiny_config, [BF16, *AVERAGED, f"run.root={tmp_path_factory.mktemp('averaged')}"])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def inputs(config: Config, world: World) -> Inputs:
     return open_inputs(config, world)
 
@@ -173,8 +174,8 @@ def test_a_skipped_update_does_not_enter(
     assert engine.ema.tokens == 2 * STEP_TOKENS
 
 
-@pytest.fixture
-def folder(config: Config, inputs: Inputs, world: World, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(config: Config, inputs: Inputs, world: World) -> Path:
     """A checkpoint after three steps."""
     trainer = Trainer(config, inputs, world, StopRequest())
     for step in range(3):
@@ -214,8 +215,9 @@ def test_only_an_average_of_the_same_half_life_goes_on(
 
 
 def test_it_can_be_switched_on_in_the_middle(
-    folder: Path, config: Config, inputs: Inputs, world: World, capsys: pytest.CaptureFixture[str]
+    folder: Path, config: Config, inputs: Inputs, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    folder = shutil.copytree(folder, tmp_path / folder.name)
     (folder / "ema" / "rank_00000.safetensors").unlink()
     trainer = Trainer(config, inputs, world, StopRequest())
     trainer.resume(folder)
