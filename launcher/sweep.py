@@ -80,9 +80,9 @@ from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan, un
 from plumbline.launcher.runtime.sweep.pool import default_workers, places, run_all
 from plumbline.launcher.runtime.sweep.progress import Progress
 from plumbline.launcher.runtime.sweep.results import check_same_cells, write_results
-from plumbline.launcher.runtime.sweep.slurm import Request, write_submission
+from plumbline.launcher.runtime.sweep.slurm import write_submission
 from plumbline.launcher.runtime.sweep.worker import ERROR, outcome_of
-from plumbline.launcher.runtime.system.slurm import describe_submission, require_sbatch, submit
+from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
 
 FAILED = 1  # exit code
 
@@ -161,13 +161,20 @@ def queue(plan: Plan, arguments: argparse.Namespace) -> int:
     if not todo.runs:
         raise ValueError(f"{plan.sweep.folder}: all runs are finished, there is nothing to queue")
     require_sbatch(arguments.dry_run)
-    names = ("tasks", "gpus_per_task", "cpus_per_task", "time", "partition", "account")
-    script = write_submission(todo, Request(**{name: getattr(arguments, name) for name in names}))
+    request = Request(
+        array=min(arguments.tasks, len(todo.runs)),
+        gpus_per_task=arguments.gpus_per_task,
+        cpus_per_task=arguments.cpus_per_task,
+        time=arguments.time,
+        partition=arguments.partition,
+        account=arguments.account,
+    )
+    script = write_submission(todo, request)
     job_id = None if arguments.dry_run else submit(script)
     if arguments.json:
         cli.print_json({"job_id": job_id, "script": str(script), "runs": len(todo.runs)})
     else:
-        what = f"{len(todo.runs)} runs of {plan.sweep.name} in {arguments.tasks} task(s)"
+        what = f"{len(todo.runs)} runs of {plan.sweep.name} in {request.array} task(s)"
         print(describe_submission(script, job_id, what, f"{script.parent}/job-{job_id}_0.log"))
     return 0
 

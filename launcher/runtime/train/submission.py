@@ -17,7 +17,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.folder import check_complete, read_result
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system.slurm import Request, render
+from plumbline.launcher.runtime.system.slurm import Request, next_number, write_script
 from plumbline.launcher.runtime.system.world import World
 
 ABOUT = """\
@@ -51,22 +51,15 @@ def write_submission(config: Config, request: Request) -> Path:
     Relative paths in the configuration mean what they mean here: the job starts in the current folder.
     """
     folder = config.run.folder / "slurm"
-    folder.mkdir(parents=True, exist_ok=True)
-    number = 1 + len(list(folder.glob("submit-*.sh")))
+    number = next_number(folder)
     config_file = folder / f"config-{number}.yaml"
     save_config(config, config_file)
     script = folder / f"submit-{number}.sh"
     options = {
         "job-name": config.run.name,
-        "nodes": request.nodes,
-        "ntasks-per-node": request.tasks_per_node,
-        "gpus-per-node": request.gpus_per_node,
-        "cpus-per-task": request.cpus_per_task,
-        "time": request.time,
-        "partition": request.partition,
-        "account": request.account,
+        **request.options,
         "dependency": "singleton",
         "output": folder / "job-%j.log",
     }
-    script.write_text(render(ABOUT, options, "pretrain.sbatch", [f"--config={config_file}"]))
+    write_script(script, ABOUT, options, "pretrain.sbatch", [f"--config={config_file}"])
     return script
