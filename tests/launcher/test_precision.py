@@ -206,7 +206,7 @@ def test_results_of_sweeps_say_what_laws_need(tiny_config: Path, tmp_path: Path)
     file.write_text(yaml.safe_dump(sweep))
     cells = make_plan(file, []).cells
     keys = ("weight_bits", "activation_bits", "kv_bits", "weight_format")
-    assert {cell.labels["bits"]: tuple(describe(cell)[key] for key in keys) for cell in cells} == {
+    assert {cell.labels["bits"]: tuple(getattr(describe(cell), key) for key in keys) for cell in cells} == {
         "none": (16, 16, 16, None),
         "weights": (3, 16, 16, "int3"),
         "activations": (16, 6, 16, None),
@@ -217,9 +217,9 @@ def test_results_of_sweeps_say_what_laws_need(tiny_config: Path, tmp_path: Path)
     assert len({cell.signature for cell in cells}) == 6, "each is a run of its own"
     expected = totals(plan_run(cells[0].config).rows)
     rows = read_results(cells)
-    assert {row["parameters"] for row in rows} == {expected["non_embedding"]}
+    assert {row.parameters for row in rows} == {expected["non_embedding"]}
     assert expected["non_embedding"] == expected["total"] - 2 * 257 * 64
-    assert {"tokens", "loss"} <= rows[0].keys()
+    assert {"tokens", "loss"} <= rows[0].as_line().keys()
 
 
 def test_plan_says_what_is_rounded(command: Command, tiny_config: Path) -> None:

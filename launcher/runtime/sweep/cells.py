@@ -25,11 +25,11 @@ from plumbline.launcher.runtime.config.sections import RunConfig
 from plumbline.launcher.runtime.optim.schedule import PHASES
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
+from plumbline.launcher.runtime.sweep.result import Label
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.multipliers import multipliers
 
-Label = str | int | float | bool | None | list[Any] | dict[str, Any]
 NOT_AS_WRITTEN = {"parameterization", "horizon", "run"}  # what counts is what `_effect` says of the two, and the seed
 HASHED_TOO = {"data.micro_batch_size"}  # it changes nothing but the last bits, and cells are compared to the last bit
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from plumbline.launcher.runtime.sweep.families import Result
+from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 
 COLUMNS = {
@@ -57,8 +57,8 @@ def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
     wanted = {key: axis for key, axis in settings.model_dump(exclude={"by"}).items() if axis is not None}
     for result in results:
         for key, axis in wanted.items():
-            if axis not in result["labels"]:
-                axes = ", ".join(result["labels"])
+            if axis not in result.labels:
+                axes = ", ".join(result.labels)
                 raise ValueError(f"comparison: {key} = {axis!r}: a grid has no such axis, only {axes}")
     if settings.within == settings.variants:
         raise ValueError(f"comparison: within = {settings.within!r}: that axis is compared; name another, or none")
@@ -72,7 +72,7 @@ def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> dict[str
     """
     tables: dict[str, dict[str, dict[str, list[Result]]]] = {}
     for result in results:
-        labels = dict(result["labels"])
+        labels = dict(result.labels)
         table = "all" if settings.within is None else str(labels.pop(settings.within))
         variant = str(labels.pop(settings.variants))
         point = " ".join(f"{axis}={label}" for axis, label in labels.items())
@@ -92,7 +92,7 @@ def _variant(points: dict[str, list[Result]], by: Merit) -> dict[str, Any]:
 
 
 def _of_seeds(key: str, cells: Sequence[Result]) -> dict[int, float]:
-    return {cell["seed"]: cell[key] for cell in cells}
+    return {cell.seed: value for cell in cells if (value := _quantities(cell)[key]) is not None}
 
 
 def _ranked(variants: dict[str, Any], by: Merit) -> dict[str, Any]:
@@ -110,11 +110,18 @@ def _merit(point: dict[str, Any], by: Merit) -> float:
 
 def _point(cells: Sequence[Result]) -> dict[str, Any] | None:
     """Mean and standard error over seeds of everything that all of them have."""
-    if any(cell["loss"] is None for cell in cells):
+    if any(cell.outcome.loss is None for cell in cells):
         return None
-    rows = [{**cell, **(cell["outliers"] or {})} for cell in cells]
-    shared = [key for key in COLUMNS if all(row.get(key) is not None for row in rows)]
-    return {key: [mean(values := [row[key] for row in rows]), standard_error(values)] for key in shared}
+    rows = [_quantities(cell) for cell in cells]
+    columns = {key: [value for row in rows if (value := row[key]) is not None] for key in COLUMNS}
+    return {key: [mean(known), standard_error(known)] for key, known in columns.items() if len(known) == len(rows)}
+
+
+def _quantities(cell: Result) -> dict[str, float | None]:
+    """Return what a cell has for each of COLUMNS; None: nothing."""
+    outliers = cell.outcome.outliers
+    known = vars(cell.outcome) | ({} if outliers is None else vars(outliers))
+    return {key: known.get(key) for key in COLUMNS}
 
 
 def lines(summary: dict[str, Any]) -> Iterator[str]:

@@ -18,7 +18,8 @@ from plumbline.launcher.runtime.engine.build import build_model, without_objecti
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.sweep.families import SIZES, base_size, family_members
+from plumbline.launcher.runtime.sweep.families import base_size, family_members, size_of
+from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -26,7 +27,6 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.diagnostics.coordinate_check import GATES, Record, coordinate_check, slope
 from plumbline.model.parameterization.initialization import initialize
 
-Result = dict[str, Any]
 RECORD_AT = (0, 1, 2, 4, 10)  # steps; those beyond train.steps are left out
 
 
@@ -88,8 +88,8 @@ def _at_one_rate(cells: Sequence[Result], family: str) -> list[Result]:
     """
     rates: dict[float, list[Result]] = {}
     for cell in cells:
-        rates.setdefault(cell["lr"], []).append(cell)
-    several = {lr: found for lr, found in rates.items() if len({cell[SIZES[family]] for cell in found}) > 1}
+        rates.setdefault(cell.lr, []).append(cell)
+    several = {lr: found for lr, found in rates.items() if len({size_of(cell, family) for cell in found}) > 1}
     if len(several) > 1:
         raise ValueError(
             f"optimizer.lr: {', '.join(map(str, several))} for one {family} check; keep them in sweeps apart"
@@ -102,12 +102,11 @@ def _slopes(cells: Sequence[Result], family: str) -> dict[str, Any]:
 
     Empty when there are fewer than two sizes, or no seed has finished all of them.
     """
-    size_key = SIZES[family]
     seeds: dict[int, dict[int, dict[str, Record]]] = {}  # seed -> size -> step -> quantity -> value
     for cell in cells:
-        if cell["result"] is not None:
-            seeds.setdefault(cell["seed"], {})[cell[size_key]] = cell["result"]["coordinates"]
-    sizes = sorted({cell[size_key] for cell in cells})
+        if cell.outcome.result is not None:
+            seeds.setdefault(cell.seed, {})[size_of(cell, family)] = cell.outcome.result["coordinates"]
+    sizes = sorted({size_of(cell, family) for cell in cells})
     seeds = {seed: found for seed, found in seeds.items() if len(found) == len(sizes)}
     if len(sizes) < 2 or not seeds:
         return {}

@@ -1,27 +1,38 @@
 """Cells sorted by size: those that differ from the base in width alone, and those that differ in depth alone."""
 
 from collections.abc import Sequence
-from typing import Any
 
-Result = dict[str, Any]  # one object of results.jsonl
+from plumbline.launcher.runtime.sweep.result import Result
+
 SIZES = {"width": "hidden_size", "depth": "num_hidden_layers"}  # family -> what its members differ in
 
 
+def size_of(result: Result, family: str) -> int:
+    """Return the size in which the members of a family differ."""
+    return {"width": result.hidden_size, "depth": result.num_hidden_layers}[family]
+
+
+def base_of(result: Result, family: str) -> int | None:
+    """Return this size of the base of a cell."""
+    return {"width": result.base_hidden_size, "depth": result.base_num_hidden_layers}[family]
+
+
 def base_size(results: Sequence[Result]) -> dict[str, int]:
-    """Width and depth of the base.
+    """Return width and depth of the base.
 
     Raises:
         ValueError: the cells name no base, or several.
     """
     base = {}
     for family, key in SIZES.items():
-        found = {result[f"base_{key}"] for result in results}
-        if len(found) > 1 or None in found:
+        found = {base_of(result, family) for result in results}
+        size = next(iter(found)) if len(found) == 1 else None
+        if size is None:
             raise ValueError(
                 f"parameterization.base_{key}: {', '.join(sorted(map(str, found)))}; sizes are compared with one base, "
                 "so set it for all cells, sp included"
             )
-        base[family] = found.pop()
+        base[family] = size
     return base
 
 
@@ -34,10 +45,10 @@ def family_members(axis: str, results: Sequence[Result]) -> dict[str, dict[str, 
     base = base_size(results)
     families: dict[str, dict[str, list[Result]]] = {family: {} for family in SIZES}
     for result in results:
-        if axis not in result["labels"]:
-            raise ValueError(f"curves = {axis!r}: a grid has no such axis, only {', '.join(result['labels'])}")
+        if axis not in result.labels:
+            raise ValueError(f"curves = {axis!r}: a grid has no such axis, only {', '.join(result.labels)}")
         for family, members in families.items():
-            cells = members.setdefault(str(result["labels"][axis]), [])
-            if all(result[key] == base[other] for other, key in SIZES.items() if other != family):
+            cells = members.setdefault(str(result.labels[axis]), [])
+            if all(size_of(result, other) == base[other] for other in SIZES if other != family):
                 cells.append(result)
     return families

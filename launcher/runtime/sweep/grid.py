@@ -4,28 +4,29 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 
 
-def check(_settings: None, _results: Sequence[dict[str, Any]]) -> None:
+def check(_settings: None, _results: Sequence[Result]) -> None:
     """Any cells will do."""
 
 
-def summarize(_settings: None, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize(_settings: None, results: Sequence[Result]) -> dict[str, Any]:
     """Points with mean loss and its standard error; a point is as good as unfinished until all its seeds are."""
-    points: dict[str, list[dict[str, Any]]] = {}
+    points: dict[str, list[Result]] = {}
     for result in results:
-        points.setdefault(json.dumps(result["labels"]), []).append(result)
+        points.setdefault(json.dumps(result.labels), []).append(result)
     rows = []
     for cells in points.values():
-        losses = [cell["loss"] for cell in cells if cell["loss"] is not None]
+        losses = [cell.outcome.loss for cell in cells if cell.outcome.loss is not None]
         complete = len(losses) == len(cells)
         rows.append(
             {
-                "labels": cells[0]["labels"],
+                "labels": cells[0].labels,
                 "loss": mean(losses) if complete else None,
                 "loss_error": standard_error(losses) if complete else None,
-                "statuses": sorted({cell["status"] for cell in cells}),
+                "statuses": sorted({cell.outcome.status for cell in cells}),
             }
         )
     return {"points": sorted(rows, key=lambda row: (row["loss"] is None, row["loss"] or 0.0))}

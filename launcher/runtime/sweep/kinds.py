@@ -17,10 +17,10 @@ from plumbline.launcher.runtime.sweep import (
     lr_transfer,
     lr_transfer_plot,
 )
+from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.worker import Run
 from plumbline.launcher.runtime.train.loop import train
 
-Result = dict[str, Any]  # one object of results.jsonl
 Summary = dict[str, Any]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from plumbline.launcher.runtime.sweep.families import SIZES, Result, base_size, family_members
+from plumbline.launcher.runtime.sweep.families import SIZES, base_size, family_members, size_of
+from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 
 Curve = dict[float, float]  # lr -> loss of one seed; a learning rate that diverged is not there
@@ -38,11 +39,16 @@ def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
     family_members(settings.curves, results)
     points: dict[tuple[Any, ...], Result] = {}
     for result in results:
-        place = (str(result["labels"][settings.curves]), *(result[key] for key in (*SIZES.values(), "lr", "seed")))
+        place = (
+            str(result.labels[settings.curves]),
+            *(size_of(result, family) for family in SIZES),
+            result.lr,
+            result.seed,
+        )
         other = points.setdefault(place, result)
-        if other["signature"] != result["signature"]:
+        if other.signature != result.signature:
             raise ValueError(
-                f"lr_transfer: {other['labels']} and {result['labels']} differ in more than curve, width, depth, "
+                f"lr_transfer: {other.labels} and {result.labels} differ in more than curve, width, depth, "
                 "optimizer.lr and seed; keep those in sweeps of their own"
             )
 
@@ -53,17 +59,17 @@ def summarize(settings: LrTransferConfig, results: Sequence[Result]) -> dict[str
     return {
         "base": base,
         "families": {
-            family: {label: _curve(cells, SIZES[family], base[family]) for label, cells in members.items()}
+            family: {label: _curve(cells, family, base[family]) for label, cells in members.items()}
             for family, members in families.items()
         },
     }
 
 
-def _curve(results: Sequence[Result], key: str, base: int) -> dict[str, Any]:
+def _curve(results: Sequence[Result], family: str, base: int) -> dict[str, Any]:
     """All sizes of one curve of one family."""
     sizes = {
-        size: _size([result for result in results if result[key] == size])
-        for size in sorted({result[key] for result in results})
+        size: _size([result for result in results if size_of(result, family) == size])
+        for size in sorted({size_of(result, family) for result in results})
     }
     for facts in sizes.values():
         facts["penalty"] = penalty(facts, sizes.get(base))
@@ -75,18 +81,18 @@ def _size(results: Sequence[Result]) -> dict[str, Any]:
     seeds: dict[int, Curve] = {}
     diverged: dict[float, list[int]] = {}
     for result in results:
-        curve = seeds.setdefault(result["seed"], {})
-        if result["loss"] is not None:
-            curve[result["lr"]] = result["loss"]
-        elif result["diverged"]:
-            diverged.setdefault(result["lr"], []).append(result["seed"])
+        curve = seeds.setdefault(result.seed, {})
+        if result.outcome.loss is not None:
+            curve[result.lr] = result.outcome.loss
+        elif result.outcome.diverged:
+            diverged.setdefault(result.lr, []).append(result.seed)
     return {"points": _points(results, seeds), "seeds": seeds, "diverged": diverged, **optimum(seeds)}
 
 
 def _points(results: Sequence[Result], seeds: dict[int, Curve]) -> list[dict[str, Any]]:
     """Mean loss of each learning rate; None where a seed diverged or is not finished."""
     points = []
-    for lr in sorted({result["lr"] for result in results}):
+    for lr in sorted({result.lr for result in results}):
         losses = [curve[lr] for curve in seeds.values() if lr in curve]
         whole = len(losses) == len(seeds)
         error = standard_error(losses) if whole else None

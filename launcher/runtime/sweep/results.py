@@ -10,14 +10,16 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.run.folder import RESULT
-from plumbline.launcher.runtime.sweep.cells import Cell
+from plumbline.launcher.runtime.sweep.cells import Cell, distinct
 from plumbline.launcher.runtime.sweep.config import SweepConfig
+from plumbline.launcher.runtime.sweep.result import Outliers, Result, RunOutcome
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
 from plumbline.launcher.runtime.system.files import read_json_lines, write_json, write_json_lines
@@ -26,50 +28,39 @@ RESULTS, SUMMARY, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.png",
 LAST = 0.1  # share of the logged steps that train_loss averages over, at the end of the run
 
 
-def describe(cell: Cell) -> dict[str, Any]:
-    """A cell before anything is known about its run."""
-    config = cell.config
-    return {
-        "labels": cell.labels,
-        "seed": config.run.seed,
-        "signature": cell.signature,
-        "run": str(config.run.folder),
-        "hidden_size": config.model.hidden_size,
-        "num_hidden_layers": config.model.num_hidden_layers,
-        "base_hidden_size": config.parameterization.base_hidden_size,
-        "base_num_hidden_layers": config.parameterization.base_num_hidden_layers,
-        "parameters": totals(plan_run(config).rows)["non_embedding"],
-        **config.precision.training_bits,
-        "weight_format": config.precision.weight_format,
-        "lr": config.optimizer.lr,
-        "status": "pending",
-        "diverged": False,
-        "loss": None,
-        "train_loss": None,
-        "exact_match": None,
-        "thinking_exact_match": None,
-        "tokens": None,
-        "seconds": None,
-        "outliers": None,
-        "result": None,
-    }
+def describe(cell: Cell) -> Result:
+    """Return a cell before anything is known about its run."""
+    config, bits = cell.config, cell.config.precision.training_bits
+    return Result(
+        labels=cell.labels,
+        seed=config.run.seed,
+        signature=cell.signature,
+        run=str(config.run.folder),
+        hidden_size=config.model.hidden_size,
+        num_hidden_layers=config.model.num_hidden_layers,
+        base_hidden_size=config.parameterization.base_hidden_size,
+        base_num_hidden_layers=config.parameterization.base_num_hidden_layers,
+        parameters=totals(plan_run(config).rows)["non_embedding"],
+        weight_bits=bits["weight_bits"],
+        activation_bits=bits["activation_bits"],
+        kv_bits=bits["kv_bits"],
+        weight_format=config.precision.weight_format,
+        lr=config.optimizer.lr,
+    )
 
 
-def read_results(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """One object for each cell; cells that share a run say the same."""
-    runs: dict[str, dict[str, Any]] = {}
-    for cell in cells:
-        if cell.signature not in runs:
-            runs[cell.signature] = _read_run(cell)
-    return [{**describe(cell), **runs[cell.signature]} for cell in cells]
+def read_results(cells: Sequence[Cell]) -> list[Result]:
+    """Return each cell with the outcome of its run; cells that share a run share its outcome."""
+    outcomes = {cell.signature: _read_run(cell) for cell in distinct(cells)}
+    return [replace(describe(cell), outcome=outcomes[cell.signature]) for cell in cells]
 
 
-def _read_run(cell: Cell) -> dict[str, Any]:
-    """How the run of a cell ended and what it measured. Losses in nats per token, seconds of training alone."""
+def _read_run(cell: Cell) -> RunOutcome:
+    """Return how the run of a cell ended and what it measured."""
     config = cell.config
     status = outcome_of(config)
     if status not in FINISHED:
-        return {"status": status or "pending"}
+        return RunOutcome(status or "pending")
     records = _records(config.run.folder / "metrics.jsonl")
     steps = [record for record in records if "loss" in record]
     done = [record["tokens"] for record in steps]
@@ -77,30 +68,30 @@ def _read_run(cell: Cell) -> dict[str, Any]:
         (tokens - before) / record["tokens_per_second"]
         for record, before, tokens in zip(steps, [0, *done], done, strict=False)
     ]
-    facts: dict[str, Any] = {"status": status, "tokens": done[-1] if done else 0, "seconds": round(sum(seconds), 3)}
+    outcome = RunOutcome(status, tokens=done[-1] if done else 0, seconds=round(sum(seconds), 3))
     if status == "diverged":
-        return {**facts, "diverged": True}
-    result = facts["result"] = json.loads((config.run.folder / RESULT).read_text(encoding="utf-8"))
-    facts["outliers"] = _outliers(records, result)
-    loss, exact_match = (_mean_of_corpora(metric, result) for metric in ("loss", "exact_match"))
+        return replace(outcome, diverged=True)
+    result = json.loads((config.run.folder / RESULT).read_text(encoding="utf-8"))
+    outcome = replace(outcome, outliers=_outliers(records, result), result=result)
+    loss = _mean_of_corpora("loss", result)
     train_loss = _mean([record["loss"] for record in steps[-max(1, round(len(steps) * LAST)) :]])
     if not all(math.isfinite(value) for value in (loss, train_loss) if value is not None):
-        return {**facts, "status": "diverged", "diverged": True}
-    thinking = _mean_of_corpora("thinking_exact_match", result)
-    matches = {"exact_match": exact_match, "thinking_exact_match": thinking}
-    return {**facts, "loss": loss, "train_loss": train_loss, **matches}
+        return replace(outcome, status="diverged", diverged=True)
+    return replace(
+        outcome,
+        loss=loss,
+        train_loss=train_loss,
+        exact_match=_mean_of_corpora("exact_match", result),
+        thinking_exact_match=_mean_of_corpora("thinking_exact_match", result),
+    )
 
 
 def _mean_of_corpora(metric: str, result: dict[str, Any]) -> float | None:
     return _mean([value for key, value in result.items() if key.startswith("eval/") and key.endswith(f"/{metric}")])
 
 
-def _outliers(records: Sequence[dict[str, Any]], result: dict[str, Any]) -> dict[str, float] | None:
-    """What diagnostics say about outliers, and what they cost; None for a run without any.
-
-    kurt and mmr: means over blocks of the last observation; kurt_peak: of all blocks and observations; corr: token
-    correlation of the stream that reaches the head.
-    """
+def _outliers(records: Sequence[dict[str, Any]], result: dict[str, Any]) -> Outliers | None:
+    """Return what diagnostics say about outliers; None for a run without any."""
     observations = [record for record in records if "stream/kurt/head" in record]
     if not observations:
         return None
@@ -110,15 +101,14 @@ def _outliers(records: Sequence[dict[str, Any]], result: dict[str, Any]) -> dict
 
     last = observations[-1]
     speeds = sorted(record["tokens_per_second"] for record in records if "tokens_per_second" in record)
-    found = {
-        "kurt": _mean(stream("kurt", last)),
-        "kurt_peak": max(value for record in observations for value in stream("kurt", record)),
-        "mmr": _mean(stream("mmr", last)),
-        "corr": last["stream/corr_mean/head"],
-        "w8a8_delta": _mean_of_corpora("w8a8_delta", result),
-        "tokens_per_second": speeds[len(speeds) // 2],
-    }
-    return {key: value for key, value in found.items() if value is not None}
+    return Outliers(
+        kurt=_mean(stream("kurt", last)),
+        kurt_peak=max(value for record in observations for value in stream("kurt", record)),
+        mmr=_mean(stream("mmr", last)),
+        corr=last["stream/corr_mean/head"],
+        w8a8_delta=_mean_of_corpora("w8a8_delta", result),
+        tokens_per_second=speeds[len(speeds) // 2],
+    )
 
 
 def _mean(values: list[float]) -> float | None:
@@ -156,10 +146,10 @@ def write_results(sweep: SweepConfig, cells: Sequence[Cell]) -> dict[str, Any]:
             "name": sweep.name,
             "kind": sweep.kind,
             "cells": len(results),
-            "runs": dict(Counter({result["signature"]: result["status"] for result in results}.values())),
+            "runs": dict(Counter({result.signature: result.outcome.status for result in results}.values())),
             sweep.kind: sweep.how.summarize(sweep.settings, results),
         }
-        write_json_lines(sweep.folder / RESULTS, results)
+        write_json_lines(sweep.folder / RESULTS, (result.as_line() for result in results))
         write_json(sweep.folder / SUMMARY, summary)
         if sweep.how.plot is not None:
             sweep.how.plot(summary[sweep.kind], sweep.folder / FIGURE)

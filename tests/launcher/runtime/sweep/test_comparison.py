@@ -1,7 +1,7 @@
 """A comparison of variants: each at its best point, complete ones only, as a table and as a figure."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,16 +10,19 @@ from matplotlib.axes import Axes
 from plumbline.launcher.runtime.sweep.comparison import ComparisonConfig, Merit, check, lines, summarize
 from plumbline.launcher.runtime.sweep.comparison_plot import PLAIN, THOUGHTS, draw
 from plumbline.launcher.runtime.sweep.kinds import KINDS
+from plumbline.launcher.runtime.sweep.result import Label, Outliers, Result, RunOutcome
+from tests.launcher.runtime.sweep.conftest import make_result
 
 SETTINGS = ComparisonConfig(variants="block")
 
 
-def cell(block: str, lr: float, seed: int, loss: float | None, **outliers: float) -> dict[str, Any]:
-    return {"labels": {"block": block, "lr": lr}, "seed": seed, "loss": loss, "outliers": outliers or None}
+def cell(block: str, lr: float, seed: int, loss: float | None, kurt: float | None = None) -> Result:
+    outliers = None if kurt is None else Outliers(kurt, 2 * kurt, None, 0.5, None, 100.0)
+    return make_result({"block": block, "lr": lr}, seed, RunOutcome(loss=loss, outliers=outliers))
 
 
 RESULTS = [
-    cell("a", 0.1, 1, 2.0, kurt=5.0, mmr=3.0),
+    cell("a", 0.1, 1, 2.0, kurt=5.0),
     cell("a", 0.1, 2, 2.2, kurt=7.0),
     cell("a", 0.2, 1, 1.0, kurt=1.0),
     cell("a", 0.2, 2, None),  # it diverged, so this point is out, however good its other seed is
@@ -37,6 +40,9 @@ def test_each_variant_is_read_at_its_best_complete_point() -> None:
     assert found["a"]["points"]["lr=0.1"] == {
         "loss": [pytest.approx(2.1), pytest.approx(0.1)],
         "kurt": [6.0, pytest.approx(1.0)],
+        "kurt_peak": [12.0, pytest.approx(2.0)],
+        "corr": [0.5, 0.0],
+        "tokens_per_second": [100.0, 0.0],
     }
     assert found["a"]["points"]["lr=0.2"] is None
     assert set(found["b"]["points"]["lr=0.2"]) == {"loss"}, "without diagnostics the loss alone"
@@ -51,9 +57,9 @@ def test_the_best_variant_comes_first() -> None:
 
 
 def test_what_is_kept_apart_gets_a_table_of_its_own() -> None:
-    def of(task: str, block: str, lr: float, loss: float, exact_match: float | None) -> dict[str, Any]:
-        labels = {"task": task, "block": block, "lr": lr}
-        return {"labels": labels, "seed": 1, "loss": loss, "exact_match": exact_match, "outliers": None}
+    def of(task: str, block: str, lr: float, loss: float, exact_match: float | None) -> Result:
+        labels: dict[str, Label] = {"task": task, "block": block, "lr": lr}
+        return make_result(labels, 1, RunOutcome(loss=loss, exact_match=exact_match))
 
     results = [
         of("sums", "a", 0.1, 2.0, 0.5),
@@ -82,10 +88,9 @@ def test_cells_without_the_axis_are_refused() -> None:
         check(None, RESULTS)
 
 
-def matched(variant: str, lr: float, seed: int, loss: float, exact: float, thinking: float | None) -> dict[str, Any]:
-    labels = {"objective": variant, "lr": lr}
-    matches = {"exact_match": exact, "thinking_exact_match": thinking}
-    return {"labels": labels, "seed": seed, "loss": loss, **matches, "outliers": None}
+def matched(variant: str, lr: float, seed: int, loss: float, exact: float, thinking: float | None) -> Result:
+    outcome = RunOutcome(loss=loss, exact_match=exact, thinking_exact_match=thinking)
+    return make_result({"objective": variant, "lr": lr}, seed, outcome)
 
 
 MATCHED = [
@@ -158,7 +163,7 @@ def test_without_answers_the_figure_shows_the_loss() -> None:
 
 def test_each_table_has_a_panel_and_the_sweep_writes_the_figure(tmp_path: Path) -> None:
     results = [
-        {**result, "labels": {**result["labels"], "task": task}} for task in ("sums", "maps") for result in MATCHED
+        replace(result, labels={**result.labels, "task": task}) for task in ("sums", "maps") for result in MATCHED
     ]
     settings = ComparisonConfig(variants="objective", within="task")
     summary = KINDS["comparison"].summarize(settings, results)

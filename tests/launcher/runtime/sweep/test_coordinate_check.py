@@ -4,8 +4,8 @@ What is measured, and that wrong multipliers are seen, is tested in tests/model/
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,31 +14,26 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig, check, lines, run, summarize
 from plumbline.launcher.runtime.sweep.coordinate_check_plot import plot
+from plumbline.launcher.runtime.sweep.result import Result, RunOutcome
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.diagnostics.coordinate_check import GATES
+from tests.launcher.runtime.sweep.conftest import make_result
 
 SETTINGS = CoordinateCheckConfig(curves="rule")
 WORLD = World(rank=0, local_rank=0, size=1, device=torch.device("cpu"))
 QUANTITIES = {gate.quantity for gates in GATES.values() for gate in gates} | {"size/residual", "size/logits"}
 
 
-def result(rule: str, width: int, depth: int, seed: int, power: float, lr: float = 0.01) -> dict[str, Any]:
+def result(rule: str, width: int, depth: int, seed: int, power: float, lr: float = 0.01) -> Result:
     """A cell in which every quantity goes as (width / 32)^power, or as (depth / 2)^power, with a little noise."""
     value = (width / 32 * depth / 2) ** power * (1 + 0.01 * seed)
-    return {
-        "labels": {"rule": rule},
-        "seed": seed,
-        "hidden_size": width,
-        "num_hidden_layers": depth,
-        "base_hidden_size": 32,
-        "base_num_hidden_layers": 2,
-        "lr": lr,
-        "result": {"coordinates": {str(step): dict.fromkeys(QUANTITIES, value) for step in (0, 1, 10)}},
-    }
+    written = {"coordinates": {str(step): dict.fromkeys(QUANTITIES, value) for step in (0, 1, 10)}}
+    sizes = {"hidden_size": width, "num_hidden_layers": depth, "base_hidden_size": 32}
+    return make_result({"rule": rule}, seed, RunOutcome(result=written), lr=lr, **sizes)
 
 
-def results() -> list[dict[str, Any]]:
+def results() -> list[Result]:
     """Widths at one rate, depths at another: the base occurs at both."""
     found = []
     for rule, power in (("flat", 0.0), ("grows", 1.0)):
@@ -92,8 +87,9 @@ def test_every_gate_is_held_against_its_slope() -> None:
 def test_a_run_that_blew_up_fails_its_gates() -> None:
     broken = results()
     for cell in broken:
-        if cell["labels"]["rule"] == "grows" and cell["hidden_size"] == 128:
-            cell["result"]["coordinates"]["10"]["size/residual"] = float("nan")
+        if cell.labels["rule"] == "grows" and cell.hidden_size == 128:
+            assert cell.outcome.result is not None
+            cell.outcome.result["coordinates"]["10"]["size/residual"] = float("nan")
     summary = summarize(SETTINGS, broken)
     gate = next(row for row in summary["families"]["width"]["grows"]["gates"] if row["quantity"] == "size/residual")
     assert (gate["slope"], gate["passes"]) == (None, False)
@@ -101,15 +97,16 @@ def test_a_run_that_blew_up_fails_its_gates() -> None:
 
 
 def test_what_is_not_finished_is_left_out(tmp_path: Path) -> None:
-    partly = [cell for cell in results() if cell["labels"]["rule"] == "flat"]
-    for cell in partly:
-        if cell["seed"] == 2 and cell["hidden_size"] == 64:
-            cell["result"] = None
+    partly = [
+        replace(cell, outcome=RunOutcome()) if cell.seed == 2 and cell.hidden_size == 64 else cell
+        for cell in results()
+        if cell.labels["rule"] == "flat"
+    ]
     summary = summarize(SETTINGS, partly)
     assert summary["families"]["width"]["flat"]["slopes"]["size/logits"]["0"]["values"]["64"] == pytest.approx(1.01)
     plot(summary, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
-    nothing = [{**cell, "result": None} for cell in partly]
+    nothing = [replace(cell, outcome=RunOutcome()) for cell in partly]
     assert summarize(SETTINGS, nothing)["families"] == {"width": {}, "depth": {}}
     assert list(lines(summarize(SETTINGS, nothing))) == []
 

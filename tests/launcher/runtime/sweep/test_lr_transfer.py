@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from plumbline.launcher.runtime.sweep.lr_transfer import LrTransferConfig, check, fit, lines, loss_at, summarize
 from plumbline.launcher.runtime.sweep.lr_transfer_plot import plot
+from plumbline.launcher.runtime.sweep.result import Label, Result, RunOutcome
+from tests.launcher.runtime.sweep.conftest import make_result
 
 SETTINGS = LrTransferConfig(curves="rule")
 OCTAVES = [2.0**x for x in range(-12, -4)]
@@ -17,28 +20,18 @@ HALVES = [2.0 ** (x / 2) for x in range(-24, -9)]
 Loss = Callable[[float, int, int, int], float | None]  # (log2 lr, width, depth, seed) -> loss; None: diverged
 
 
-def results(loss: Loss, lrs: list[float] = OCTAVES, seeds: int = 3, rule: str = "sp") -> list[dict[str, Any]]:
+def results(loss: Loss, lrs: list[float] = OCTAVES, seeds: int = 3, rule: str = "sp") -> list[Result]:
     """A width family 64, 128, 256 and a depth family 2, 8 around the base 64 x 2."""
     found = []
     for width, depth in ((64, 2), (128, 2), (256, 2), (64, 8)):
         for seed in range(1, seeds + 1):
             for lr in lrs:
                 value = loss(math.log2(lr), width, depth, seed)
-                found.append(
-                    {
-                        "labels": {"rule": rule, "size": f"{width}x{depth}"},
-                        "seed": seed,
-                        "signature": f"{rule}-{width}-{depth}-{seed}-{lr}",
-                        "hidden_size": width,
-                        "num_hidden_layers": depth,
-                        "base_hidden_size": 64,
-                        "base_num_hidden_layers": 2,
-                        "lr": lr,
-                        "loss": value,
-                        "diverged": value is None,
-                        "status": "diverged" if value is None else "finished",
-                    }
-                )
+                labels: dict[str, Label] = {"rule": rule, "size": f"{width}x{depth}"}
+                outcome = RunOutcome("diverged", diverged=True) if value is None else RunOutcome("finished", loss=value)
+                signature = f"{rule}-{width}-{depth}-{seed}-{lr}"
+                sizes = {"hidden_size": width, "num_hidden_layers": depth}
+                found.append(make_result(labels, seed, outcome, signature=signature, lr=lr, **sizes))
     return found
 
 
@@ -145,7 +138,7 @@ def test_an_optimum_beside_divergence_is_unresolved() -> None:
 def test_one_seed_has_no_error_and_no_results_no_optimum() -> None:
     one = summarize(SETTINGS, results(lambda x, *_: parabola(x, -8.0), seeds=1))["families"]["width"]["sp"]
     assert (one["sizes"]["64"]["optimum_error"], one["shift"]["octaves_error"]) == (None, None)
-    pending = [{**result, "loss": None} for result in results(lambda x, *_: parabola(x, -8.0))]
+    pending = [replace(result, outcome=RunOutcome()) for result in results(lambda x, *_: parabola(x, -8.0))]
     none = summarize(SETTINGS, pending)
     assert none["families"]["width"]["sp"]["sizes"]["64"]["optimum"] is None
     assert none["families"]["width"]["sp"]["shift"] is None
@@ -191,7 +184,7 @@ def test_the_figure_is_drawn_whatever_is_missing(tmp_path: Path) -> None:
 def test_cells_that_make_no_curves_are_refused(settings: LrTransferConfig | None, change: Any, words: str) -> None:
     cells = results(lambda *_: None, seeds=1)
     check(SETTINGS, cells)
-    cells[0] = {**cells[0], **change}
+    cells[0] = replace(cells[0], **change)
     with pytest.raises(ValueError, match=r"lr_transfer|parameterization|curves") as caught:
         check(settings, cells)
     assert words in str(caught.value)

@@ -1,0 +1,51 @@
+"""What results.jsonl says of runs that ended in different ways, from their folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from plumbline.launcher.runtime.sweep.plan import make_plan
+from plumbline.launcher.runtime.sweep.result import Outliers
+from plumbline.launcher.runtime.sweep.results import check_same_cells, read_results, write_results
+
+LOSSES = [5.0, 4.0, 3.0, 2.0]
+
+
+def test_outcomes_are_read_from_the_run_folders(tiny_config: Path, tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    grids = [{"axes": {"optimizer.lr": [0.1, 0.2, 0.3]}}]
+    file.write_text(yaml.safe_dump({"name": "s", "root": str(tmp_path), "base": str(tiny_config), "grids": grids}))
+    plan = make_plan(file, [])
+    finished, diverged, _ = folders = [cell.config.run.folder for cell in plan.cells]
+    for folder in folders[:2]:
+        folder.mkdir(parents=True)
+    lines = [
+        {"step": step, "tokens": 100 * step, "loss": loss, "tokens_per_second": 50.0 * step}
+        for step, loss in enumerate(LOSSES, start=1)
+    ]
+    seen = {"stream/kurt/00": 4.0, "stream/kurt/head": 2.0, "stream/mmr/head": 3.0, "stream/corr_mean/head": 0.5}
+    lines += [{"step": 4, "tokens": 400, **seen}, {"step": 4, "tokens": 400, "eval/a/loss": 2.5, "eval/b/loss": 3.5}]
+    (finished / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (finished / "result.json").write_text(json.dumps(lines[-1]))
+    (diverged / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    (diverged / "diverged.json").write_text("{}")
+
+    first, second, third = (result.outcome for result in read_results(plan.cells))
+    assert (first.status, first.loss, first.train_loss, first.tokens) == ("finished", 3.0, 2.0, 400)
+    assert first.seconds == pytest.approx(100 * (1 / 50 + 1 / 100 + 1 / 150 + 1 / 200), abs=1e-3)
+    assert first.outliers == Outliers(3.0, 4.0, 3.0, 0.5, None, 150.0)
+    assert first.result == lines[-1]
+    assert (second.status, second.diverged, second.loss, second.tokens) == ("diverged", True, None, 100)
+    assert (third.status, third.diverged, third.tokens) == ("pending", False, None)
+
+    assert write_results(plan.sweep, plan.cells)["runs"] == {"finished": 1, "diverged": 1, "pending": 1}
+    rows = [json.loads(line) for line in (plan.sweep.folder / "results.jsonl").read_text().splitlines()]
+    assert [(row["labels"], row["lr"], row["loss"]) for row in rows] == [
+        ({"optimizer.lr": lr}, lr, loss) for lr, loss in ((0.1, 3.0), (0.2, None), (0.3, None))
+    ]
+    assert rows[0]["outliers"]["kurt_peak"] == 4.0
+    check_same_cells(plan.sweep, plan.cells)
+    with pytest.raises(ValueError, match=r"holds 2 finished runs, none of them of these cells"):
+        check_same_cells(plan.sweep, make_plan(file, ["train.steps=7"]).cells)
