@@ -16,6 +16,7 @@ from plumbline.model.blocks import BLOCKS
 from plumbline.model.blocks.kind import Block
 from plumbline.model.export.targets import TARGETS
 from plumbline.model.objectives import ObjectiveConfig
+from plumbline.model.parameterization.config import ParameterizationConfig
 from plumbline.model.quantization.post_training.recipes import METHODS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -38,6 +39,8 @@ def own_files() -> dict[str, Path]:
         kinds += [(name, settings) for name in get_args(settings.model_fields["name"].annotation)]
     kinds += [(name, method.round) for name, method in METHODS.items()]
     kinds += [(name, ScheduleConfig) for name in COOLDOWNS]
+    rules = get_args(ParameterizationConfig.model_fields["rule"].annotation)
+    kinds += [(name, ParameterizationConfig) for name in rules]
     return {name: Path(inspect.getfile(kind)).resolve() for name, kind in kinds}
 
 

@@ -44,11 +44,21 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     """Extra learning-rate factors of your own, per module: role (`unembedding`) or regular expression over whole
     parameter names (`.*down_proj.weight`) -> factor. A tensor that several match takes their product."""
 
+    @property
+    def scales_width(self) -> bool:
+        """Return whether the rule scales with width."""
+        return self.rule != "sp"
+
+    @property
+    def scales_depth(self) -> bool:
+        """Return whether the rule scales with depth."""
+        return self.rule in ("depth_alpha", "completep")
+
     @model_validator(mode="after")
     def _check(self) -> "ParameterizationConfig":
-        if self.rule != "sp" and self.base_hidden_size is None:
+        if self.scales_width and self.base_hidden_size is None:
             raise ValueError(f"rule: {self.rule} needs base_hidden_size, the width at which lr was tuned")
-        if self.rule in ("depth_alpha", "completep") and self.base_num_hidden_layers is None:
+        if self.scales_depth and self.base_num_hidden_layers is None:
             raise ValueError(f"rule: {self.rule} needs base_num_hidden_layers, the depth at which lr was tuned")
         if self.rule == "completep" and self.depth_alpha != 1.0:
             raise ValueError(f"depth_alpha = {self.depth_alpha}: completep fixes it at 1; use rule: depth_alpha")

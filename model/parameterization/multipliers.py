@@ -26,7 +26,7 @@ def multipliers(model: ModelConfig, config: ParameterizationConfig) -> Multiplie
     """Return the forward constants: attention logit scale, embedding, residual and output multipliers."""
     size = sizes(model, config)
     absorbed = config.output_scaling == "absorbed"
-    base_head_dim = model.head_dim if config.rule == "sp" or config.base_head_dim is None else config.base_head_dim
+    base_head_dim = config.base_head_dim if config.scales_width and config.base_head_dim else model.head_dim
     # 1/head_dim up to a constant, so that it is 1/sqrt(head_dim) exactly at the base
     attention = (1 / math.sqrt(model.head_dim)) * math.sqrt(base_head_dim / model.head_dim)
     if model.shaped_temperature is not None:

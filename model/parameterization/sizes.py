@@ -31,11 +31,11 @@ class Sizes:
 
 def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
     """Return the ratios of `model` to the base, as the rule sees them."""
-    if config.rule == "sp" or config.base_hidden_size is None:
+    if not config.scales_width or config.base_hidden_size is None:
         return Sizes(width=1.0, depth=1.0, alpha=1.0, query=1.0, key_value=1.0, intermediate=1.0)
     width = model.hidden_size / config.base_hidden_size
     depth = alpha = 1.0
-    if config.rule in ("depth_alpha", "completep") and config.base_num_hidden_layers is not None:
+    if config.scales_depth and config.base_num_hidden_layers is not None:
         depth, alpha = model.num_hidden_layers / config.base_num_hidden_layers, config.depth_alpha
     head_dim = model.head_dim / (config.base_head_dim or model.head_dim)
 
