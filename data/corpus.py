@@ -23,7 +23,7 @@ class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """State what one file of the corpus must be."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
 
     xxh3_64: str
     """Checksum, 16 hex digits."""
@@ -46,10 +46,10 @@ class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """State which tokenizer made the tokens."""
 
     spec: str
-    """As asked for: byte, train-bpe:N, train-unigram:N, a path, or hf:NAME."""
+    """The tokenizer that was asked for: byte, train-bpe:N, train-unigram:N, a path, or hf:NAME."""
 
     sha256: str
-    """Of tokenizer/tokenizer.json."""
+    """Hash of tokenizer/tokenizer.json."""
 
 
 class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribute_docstrings=True):

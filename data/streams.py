@@ -18,7 +18,7 @@ class Window(NamedTuple):
     """Hold one sample before it is padded to the batch's length: n inputs and what to predict after each."""
 
     inputs: npt.NDArray[np.integer]
-    """[n]"""
+    """[n]: what the model reads."""
     labels: npt.NDArray[np.integer]
     """[n]: already shifted; -100 where nothing is to be predicted."""
     begins: npt.NDArray[np.integer]

@@ -20,7 +20,7 @@ class FolderKind:
     """Tell the folders of one kind that are published here from a user's own files."""
 
     name: str
-    """With its article, for messages."""
+    """Name with its article, for messages."""
     marks: tuple[str, ...]
     """Patterns of paths within the folder; every folder of this kind has a file for each."""
     others: tuple[str, ...]

@@ -136,9 +136,9 @@ class Graph(NamedTuple):
     """Hold a graph whose nodes 0 and 1 are the roots and whose edges lead from lower to higher numbers."""
 
     parents: list[list[int]]
-    """Of each node."""
+    """The parents of each node."""
     depth: list[int]
-    """Of each node: steps from the nearest root that leads to it; 0 where none does."""
+    """For each node, the steps from the nearest root that leads to it; 0 where none does."""
     ends: list[int]
     """For each root the furthest leaf that only this root leads to, if it is 3 to 6 steps away; else none."""
 

@@ -26,7 +26,7 @@ EQUALS = 2
 FIRST_DIGIT = 3
 
 MOST_BLANKS = {4: 12, 9: 54}
-"""At each size. No 4 x 4 puzzle has more; of 9 x 9 grids, 54 to 59 cells can be blanked in random order."""
+"""Most blanks at each size. No 4 x 4 puzzle has more; of 9 x 9 grids, 54 to 59 cells can be blanked in random order."""
 
 RENAMINGS = 24
 """Names tried for the digits of one puzzle before another is made."""

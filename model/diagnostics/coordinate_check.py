@@ -1,4 +1,4 @@
-"""The coordinate check: does every activation, and its change in training, keep its size as the model grows?
+"""Check that every activation, and its change in training, keeps its size as the model grows.
 
 A model takes a few optimizer steps on one fixed batch at a constant learning rate. At some of the steps the sizes of
 activations are recorded, and how far they have moved since initialisation. Over models of several widths or depths,

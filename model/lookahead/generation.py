@@ -136,7 +136,7 @@ class Drafts:
     drafted: int = 0
     """Tokens that slots proposed."""
     accepted: int = 0
-    """Of these, tokens that the plain model would have chosen."""
+    """Drafted tokens that the plain model would have chosen."""
     text_passes: int = 0
     """Passes of the plain model, each over a draft."""
     slot_passes: int = 0

@@ -48,15 +48,15 @@ class Entries:
     """Hold what queries and keys are, [B, N] each: tokens of the text, slots of thoughts, or one after the other."""
 
     place: Tensor
-    """Of a token in its row; of a slot, that of its anchor."""
+    """A token's place in its row; a slot has that of its anchor."""
     thought: Tensor
     """Number of a slot's thought in its row, from 0; -1 for text."""
     number: Tensor
-    """Of a slot in its thought, from 0."""
+    """Number of a slot in its thought, from 0."""
     position: Tensor
-    """As the rotary embedding takes it; slot j of a thought stands where token j - 1 after the anchor does."""
+    """Position, as the rotary embedding takes it; slot j of a thought stands where token j - 1 after the anchor is."""
     document: Tensor
-    """Which one; 0 everywhere if documents see each other."""
+    """Number of the document; 0 everywhere if documents see each other."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Entries":
         """Apply the same change to all five fields."""

@@ -38,7 +38,7 @@ class ThoughtSettings:
     """grow: one slot more in each pass. fixed: all slots in each of `passes` passes. at_once: all slots in one pass,
     and no state enters them."""
     passes: int
-    """Of growth fixed."""
+    """Number of passes with growth fixed."""
     bidirectional: bool
     """Whether a slot sees the later ones of its thought. If not, what a grown slot computed stays, and a pass computes
     the new slot alone."""

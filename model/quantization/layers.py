@@ -20,7 +20,7 @@ class QuantizedLinear(nn.Linear):
     input_scale: Tensor | None
     """What the input is divided by before it is rounded, [in_features]; the weight has been multiplied by it."""
     grid: Grid | None
-    """Of a weight that was rounded for good: the grid whose values it has, for the quantizer's `blocked` view."""
+    """The grid of a weight that was rounded for good, for the quantizer's `blocked` view."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class Grid:
     scale: Tensor
     """Broadcastable against the view, fp32."""
     zero: Tensor | None = None
-    """Of an asymmetric integer grid: the code of the value 0, from 0 to 2^bits - 1."""
+    """The code of the value 0 in an asymmetric integer grid, from 0 to 2^bits - 1."""
 
     def codes(self, view: Tensor) -> Tensor:
         """Return what would be stored: values of the format, or of an asymmetric grid 0 to 2^bits - 1; fp32."""

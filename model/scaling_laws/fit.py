@@ -18,7 +18,7 @@ BAND = (2.5, 97.5)  # percent
 
 @dataclass(frozen=True)
 class Score:
-    """Measure how well predictions meet measurements."""
+    """Hold how well predictions meet measurements."""
 
     points: int
     r2: float | None

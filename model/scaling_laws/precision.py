@@ -24,7 +24,7 @@ MARGIN = 0.05  # bits by which a fitted f stays above zero at the narrowest widt
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionLaw(Law):
-    """Compute the law of the module.
+    """Compute the loss by the formulas of this module.
 
     An x without gamma_x has no f; without C_T there is no quantization after training.
 
@@ -140,7 +140,7 @@ class PrecisionLaw(Law):
 
     @classmethod
     def search(cls, at: Points) -> dict[str, Range]:
-        """Return ranges of the constants that the points vary.
+        """Return the ranges of the constants that these points can determine.
 
         An f is searched as gamma_x and its zero gamma_x n_x, which stays below all widths.
         """

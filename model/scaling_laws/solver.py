@@ -30,7 +30,7 @@ class Solution:
     law: Law
     objective: float
     place: Floats
-    """Of the optimum: the constants searched for, then what each linear term adds at a typical point, in nats."""
+    """The optimum: the constants searched for, then what each linear term adds at a typical point, in nats."""
 
 
 class Problem:

@@ -44,7 +44,7 @@ class Settings:
     growth: str
     """grow: one slot more in each pass. fixed: all slots in each of `passes` passes."""
     passes: int
-    """Of growth fixed."""
+    """Number of passes with growth fixed."""
     within: str
     """bidirectional: a slot sees the later ones of its thought. causal: it does not."""
     commit: str
@@ -52,7 +52,7 @@ class Settings:
     window: int | None
     """Sliding window, in positions."""
     norm_eps: float | None
-    """Of the RMS norm of a state before it enters a slot; None: the model's final norm is enough."""
+    """eps of the RMS norm of a state before it enters a slot; None: the model's final norm is enough."""
 
 
 class Stream:

@@ -21,11 +21,11 @@ class LayerReport:
     """
 
     name: str
-    """Of the layer within the model."""
+    """Name of the layer within the model."""
     shape: tuple[int, int]
-    """Of its weight, [out, in]."""
+    """Shape of its weight, [out, in]."""
     stored_bits: float
-    """For each weight, its share of scales and zero points included."""
+    """Bits for each weight, its share of scales and zero points included."""
     weight_error: float
     """|rounded - weight| / |weight|, in Frobenius norms."""
     output_sqnr: float | None
