@@ -8,10 +8,13 @@ from pydantic import TypeAdapter
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from plumbline.model.attention import ATTENTIONS
 from plumbline.model.decoder import CausalLM
 from plumbline.model.objectives import ObjectiveConfig
+from plumbline.model.objectives.next_token import NextTokenConfig
 from plumbline.model.objectives.objective import Objective
-from tests.model.conftest import Enliven, MakeModel, packed_batch
+from plumbline.model.objectives.registers import RegistersConfig
+from tests.model.conftest import Enliven, MakeConfig, MakeModel, packed_batch
 
 ROWS, LENGTH, VOCABULARY = 2, 12, 61
 DOCUMENTS = torch.tensor([[0] * 12, [0] * 5 + [1] * 7])
@@ -170,3 +173,11 @@ def test_a_pause_knows_no_state(make_model: MakeModel, enliven: Enliven) -> None
     }
     assert names["pause"] == {"thinker.role", "thinker.waiting"}
     assert names["coconut"] == {"thinker.role", "thinker.gain"}
+
+
+@pytest.mark.parametrize("kind", ATTENTIONS)
+def test_only_softmax_attention_serves_slots(make_config: MakeConfig, kind: str) -> None:
+    config = make_config(attention=kind, qk_norm="none")
+    needs = [f"objective.name = registers needs model.attention: softmax; it is {kind}, so train for next_token"]
+    assert list(RegistersConfig().problems(config, 16, None)) == ([] if kind == "softmax" else needs)
+    assert list(NextTokenConfig().problems(config, 16, None)) == []
