@@ -96,7 +96,6 @@ def test_the_held_out_loss_is_that_of_the_average(
     dtype, tolerance = (torch.float32, 1e-6) if name.startswith("fp32") else (torch.bfloat16, 2e-4)
     model = load_model(run.folder / "checkpoints" / "step_00000004", torch.device("cpu"), dtype, average="ema")
     scores = held_out_loss(model, batches, split)
-    assert scores is not None
     assert losses[4] == pytest.approx(scores.loss, rel=tolerance)
     assert losses[4] != pytest.approx(run.column("eval/email/loss")[4], rel=20 * tolerance), "the weights' own"
 

@@ -115,9 +115,8 @@ def held_out_loss(
     split: WindowStream,
     thinking: bool = False,
     reduce: Reduce = lambda sums: sums,
-    interrupted: Callable[[], bool] = lambda: False,
-) -> HeldOutLoss | None:
-    """Score batches of a split.
+) -> HeldOutLoss:
+    """Return the loss on batches of a split, over all ranks.
 
     Args:
         scorer: what is scored.
@@ -125,16 +124,10 @@ def held_out_loss(
         split: where they come from: text of known length, or a task with answers.
         thinking: score the predictions of an objective that thinks.
         reduce: returns the sums over ranks.
-        interrupted: asked before each batch, with the same answer on all ranks.
-
-    Returns:
-        The loss over all ranks, or None when interrupted.
     """
     sums: LossSums = AnswerSums() if split.has_answers else LossSums()
     score: Callable[[Batch, bool], LossSums] = scorer.evaluate_answers if split.has_answers else scorer.evaluate
     for batch in batches:
-        if interrupted():
-            return None
         sums += score(batch, thinking)
     return sums.total(reduce).result(split)
 

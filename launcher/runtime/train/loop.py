@@ -10,11 +10,9 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint import branch, resume
@@ -27,22 +25,17 @@ from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
 from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.metrics import MetricsLog
-from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
-from plumbline.launcher.runtime.system.collectives import any_rank, sum_over_ranks
+from plumbline.launcher.runtime.system.collectives import any_rank
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
+from plumbline.launcher.runtime.train.evaluation import Evaluation, StoppedError
 from plumbline.launcher.runtime.train.guards import make_guards
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
 from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
-from plumbline.model.quantization.layers import quantized_linears
-from plumbline.model.quantization.quantizer import Quantizer
-
-INT8 = Quantizer(format="int8")
-INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too
 
 
 def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
@@ -99,6 +92,7 @@ class Trainer:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
         self.engine = make_engine(config, world, weights)
         self.plan = self.engine.plan
+        self.evaluation = Evaluation(self.engine, inputs, stop)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
         self.guards = make_guards(self.plan, self._warn)
@@ -203,64 +197,19 @@ class Trainer:
 
     def _evaluate(self) -> bool:
         """Score what is held out of every corpus and task; False when asked to stop meanwhile."""
-        record: dict[str, Any] = {"step": self.state.step, "tokens": self.state.tokens}
-        for name in self.inputs.validation:
-            scores = self._score(name)
-            if scores is None:
-                return False
-            record |= scores.metrics(name)
-            self._say(f"step {self.state.step}: held-out loss of {name} {scores.describe()}")
-            if self.engine.model.objective.thinks:
-                scores = self._score(name, thinking=True)
-                if scores is None:
-                    return False
-                found = {key: getattr(scores, key) for key in ("loss", "exact_match", "accuracy")}
-                record |= {f"eval/{name}/thinking_{key}": value for key, value in found.items() if value is not None}
-                self._say(f"step {self.state.step}: held-out loss of {name} {scores.describe()}, thinking")
-            # What int8 adds is asked of models that round nothing by themselves
-            if self.config.metrics.diagnostics_interval is not None and self.config.precision.is_plain:
-                delta = self._int8_delta(name)
-                if delta is None:
-                    return False
-                record[f"eval/{name}/w8a8_delta"] = delta
-        if self.engine.ema is not None:
-            with self.engine.ema.in_place():
-                for name in self.inputs.validation:
-                    scores = self._score(name)
-                    if scores is None:
-                        return False
-                    record[f"eval/{name}/ema_loss"] = scores.loss
-                    self._say(f"step {self.state.step}: held-out loss of {name} {scores.loss:.4f}, moving average")
+        step = self.state.step
+        try:
+            scores = self.evaluation.run(lambda message: self._say(f"step {step}: {message}"))
+        except StoppedError:
+            return False
+        record = {"step": step, "tokens": self.state.tokens, **scores}
         if self.log is not None:
             self.log.write(record)
         for guard in self.guards:
             guard.after_evaluation(record)
-        if self.state.step == self.plan.total_steps and self.world.is_main:
+        if step == self.plan.total_steps and self.world.is_main:
             self._finish(record)
         return True
-
-    def _int8_delta(self, name: str) -> float | None:
-        """What int8 weights and activations in the blocks add to the loss; None when asked to stop meanwhile."""
-        exact = self._score(name, limit=INT8_BATCHES)
-        with quantized_linears(self.engine.model.model.layers, INT8, INT8):
-            rounded = self._score(name, limit=INT8_BATCHES)
-        return None if exact is None or rounded is None else rounded.loss - exact.loss
-
-    def _score(self, name: str, thinking: bool = False, limit: int | None = None) -> HeldOutLoss | None:
-        """What the engine scores on the held-out part of one source; None when asked to stop meanwhile."""
-        split, batches = self.inputs.validation[name]
-        return held_out_loss(
-            self.engine,
-            islice(batches, limit),
-            split,
-            thinking,
-            reduce=self._sum_over_ranks,
-            interrupted=lambda: any_rank(bool(self.stop), self.world),
-        )
-
-    def _sum_over_ranks(self, sums: list[float]) -> list[float]:
-        total: list[float] = sum_over_ranks(torch.tensor(sums, dtype=torch.float64, device=self.world.device)).tolist()
-        return total
 
     def _finish(self, record: dict[str, Any]) -> None:
         """Write the samples, then the result that marks the run as complete."""

@@ -75,9 +75,7 @@ def scores_of(stream_changes: dict[str, Any], task: AnyTaskConfig, reads_the_goa
 
     split = replace(TaskSource(task).splits["validation"], **stream_changes)
     scorer: Any = SimpleNamespace(evaluate_answers=score)
-    scores = held_out_loss(scorer, ValidationBatches(split, task.longest, 32, 16), split)
-    assert scores is not None
-    return scores
+    return held_out_loss(scorer, ValidationBatches(split, task.longest, 32, 16), split)
 
 
 def test_who_reads_the_question_fails_under_another_and_who_guesses_does_not() -> None:

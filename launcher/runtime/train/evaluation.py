@@ -1,0 +1,102 @@
+"""Score the model in training on what is held out: as it is, with thoughts, with int8 arithmetic, by its average."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+
+from plumbline.launcher.runtime.engine.interface import Batch, Engine
+from plumbline.launcher.runtime.optim.moving_average import MovingAverage
+from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
+from plumbline.launcher.runtime.system.collectives import any_rank, sum_over_ranks
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.model.quantization.layers import quantized_linears
+from plumbline.model.quantization.quantizer import Quantizer
+
+INT8 = Quantizer(format="int8")
+INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too
+
+
+class StoppedError(Exception):
+    """Say that a rank was asked to stop during an evaluation, which every rank then leaves at the same batch."""
+
+
+class Evaluation:
+    """Score the model of an engine on the held-out part of every corpus and task. All ranks call all methods.
+
+    Args:
+        engine: holds the model.
+        inputs: what is held out.
+        stop: is asked before each batch.
+    """
+
+    def __init__(self, engine: Engine, inputs: Inputs, stop: StopRequest) -> None:
+        self.engine, self.inputs, self.stop = engine, inputs, stop
+
+    def run(self, say: Callable[[str], None]) -> dict[str, Any]:
+        """Return the entries of metrics.jsonl: eval/NAME/loss and so on.
+
+        Args:
+            say: takes a line for each score.
+
+        Raises:
+            StoppedError: a rank was asked to stop.
+        """
+        record: dict[str, Any] = {}
+        for name in self.inputs.validation:
+            scores = self._score(name)
+            record |= scores.metrics(name)
+            say(f"held-out loss of {name} {scores.describe()}")
+            if self.engine.model.objective.thinks:
+                scores = self._score(name, thinking=True)
+                found = {key: getattr(scores, key) for key in ("loss", "exact_match", "accuracy")}
+                record |= {f"eval/{name}/thinking_{key}": value for key, value in found.items() if value is not None}
+                say(f"held-out loss of {name} {scores.describe()}, thinking")
+            # What int8 adds is asked of models that round nothing by themselves
+            if self.engine.config.metrics.diagnostics_interval is not None and self.engine.config.precision.is_plain:
+                record[f"eval/{name}/w8a8_delta"] = self._int8_delta(name)
+        if self.engine.ema is not None:
+            with self._in_place(self.engine.ema):
+                for name in self.inputs.validation:
+                    loss = record[f"eval/{name}/ema_loss"] = self._score(name).loss
+                    say(f"held-out loss of {name} {loss:.4f}, moving average")
+        return record
+
+    @contextmanager
+    def _in_place(self, average: MovingAverage) -> Iterator[None]:
+        """Put the average in the place of the weights, which come back after a stop, too: all ranks stop together."""
+        stopped: StoppedError | None = None
+        with average.in_place():
+            try:
+                yield
+            except StoppedError as error:
+                stopped = error
+        if stopped is not None:
+            raise stopped
+
+    def _int8_delta(self, name: str) -> float:
+        """Return what int8 weights and activations in the blocks add to the loss, nats per token."""
+        exact = self._score(name, limit=INT8_BATCHES)
+        with quantized_linears(self.engine.model.model.layers, INT8, INT8):
+            rounded = self._score(name, limit=INT8_BATCHES)
+        return rounded.loss - exact.loss
+
+    def _score(self, name: str, thinking: bool = False, limit: int | None = None) -> HeldOutLoss:
+        """Return the scores on the held-out part of one source, or on the first `limit` batches of each rank."""
+        split, batches = self.inputs.validation[name]
+        mine = self._until_stopped(islice(batches, limit))
+        return held_out_loss(self.engine, mine, split, thinking, self._sum_over_ranks)
+
+    def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            if any_rank(bool(self.stop), self.engine.world):
+                raise StoppedError
+            yield batch
+
+    def _sum_over_ranks(self, sums: list[float]) -> list[float]:
+        device = self.engine.world.device
+        total: list[float] = sum_over_ranks(torch.tensor(sums, dtype=torch.float64, device=device)).tolist()
+        return total
