@@ -34,8 +34,8 @@ FLOAT8_MULTIPLE = 16  # of both sides of a matrix, which float8 units of GPUs as
 class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Configure rounding in the forward pass of the blocks; embedding, head, norms and gradients stay as they are.
 
-    Each is a number of bits P (integers), a format (e4m3, int8, ...), a block format (mxfp8, mxfp6, mxfp4, nvfp4), or a
-    quantizer in full. Bits and formats have the granularity of arXiv 2411.04330.
+    Weights, activations and kv_cache take a number of bits P (integers), a format (e4m3, int8, ...), a block format
+    (mxfp8, mxfp6, mxfp4, nvfp4), or a quantizer in full. Bits and formats have the granularity of arXiv 2411.04330.
     """
 
     weights: Quantizer | None = None
