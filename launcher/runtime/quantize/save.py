@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from plumbline.data.workspace import publish_folder
-from plumbline.launcher.runtime.export.hugging_face import ExportError, check_tokens, export
+from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.launcher.runtime.export.report import ExportError
+from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.models.open import LoadedModel, native_classes, quiet_transformers
 from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.formats import Integer

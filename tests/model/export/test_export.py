@@ -14,7 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from plumbline.launcher.runtime.export.hugging_face import ExportError, export
+from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM

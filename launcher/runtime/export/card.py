@@ -1,0 +1,103 @@
+"""Write the README of an exported folder."""
+
+import json
+
+from plumbline.launcher.runtime.export.report import OBJECTIVE, ExportReport
+from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.model.export import thinker
+
+
+def model_card(model: LoadedModel, report: ExportReport) -> str:
+    """The README of the exported folder: the run's facts."""
+    config = model.config
+    assert config is not None
+    rule, shape = config.parameterization, config.model
+    result_path = model.source.parent.parent / "result.json"
+    own = model.average is None and result_path.is_file()  # an average has other scores than the run
+    parameters = sum(p.numel() for name, p in model.module.named_parameters() if not name.startswith(OBJECTIVE))
+    scores = json.loads(result_path.read_text(encoding="utf-8")) if own else {}
+    rows = [
+        ("Architecture", f"{report.architecture}: {shape.num_hidden_layers} layers, width {shape.hidden_size}"),
+        ("Parameters", f"{parameters:,}"),
+        ("Training", f"{model.tokens:,} tokens in {model.step:,} steps, context {config.data.sequence_length}"),
+        *([] if model.average is None else [("Weights", model.average)]),
+        *([] if config.precision.weights is None else [("Rounded", f"{config.precision}, as in training")]),
+        ("Data", ", ".join(source.label for source in config.data.train)),
+        ("Parameterization", f"{rule.rule} (base width {rule.base_hidden_size}, depth {rule.base_num_hidden_layers})"),
+        ("Peak learning rate", f"{config.optimizer.lr:g} at the base"),
+        *((key.removeprefix("eval/"), f"{value:.4f}") for key, value in scores.items() if key.startswith("eval/")),
+        ("Export check", f"logits within {report.relative_error:.1e}, {report.greedy_tokens} greedy tokens equal"),
+    ]
+    if report.headroom is not None:
+        room = report.headroom
+        rows.append(("Stream", f"sum of squares up to {room.largest:.1e} in the check; at most {room.limit:.1e}"))
+    if report.lookahead is not None:
+        rows.append(("Thoughts", str(report.lookahead)))
+    trust = ", trust_remote_code=True" if report.own_code else ""
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    return f"""---
+library_name: transformers
+pipeline_tag: text-generation
+---
+# {config.run.name}
+
+A causal language model pretrained with Plumbline. {_how(report)}{_without_thoughts(report)}
+
+| | |
+|---|---|
+{table}
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{report.folder}"{trust})
+tokenizer = AutoTokenizer.from_pretrained("{report.folder}")
+```
+{_how_to_think(report, trust)}"""
+
+
+def _without_thoughts(report: ExportReport) -> str:
+    """A warning where the plain model was not what training improved."""
+    if report.only_with_thoughts is None:
+        return ""
+    return (
+        f"\n\n**It was trained to predict with thoughts before the text ({report.only_with_thoughts}). What the stock "
+        "class says without them was not trained.**"
+    )
+
+
+def _how_to_think(report: ExportReport, trust: str) -> str:
+    """What the card of a model says that can think."""
+    if report.lookahead is None or report.lookahead.left_out is not None:
+        return ""
+    return f"""
+It was trained with latent lookahead (arXiv 2603.20219). To let it think ahead at every eighth token, with the code in
+`{thinker.CODE.name}` and the tensors in `{thinker.FILE}`:
+
+```python
+import sys
+
+sys.path.insert(0, "{report.folder}")
+from lookahead import Lookahead
+
+ids = tokenizer("...", return_tensors="pt").input_ids
+model = Lookahead.from_pretrained("{report.folder}"{trust})
+print(tokenizer.decode(model.generate(ids, max_new_tokens=64, think="every:8")[0]))
+```
+"""
+
+
+def _how(report: ExportReport) -> str:
+    """In which sense the folder is the trained model."""
+    if report.own_code:
+        return "Its class is in this folder; all multipliers of training are folded into the weights."
+    if report.headroom is not None:
+        return (
+            f"Its blocks have no norms. {report.headroom.constant_channels} channel(s) of the stream hold a large "
+            "constant that makes the norms of the stock class constant: for inference in bfloat16 or float32, not for "
+            "training or float16."
+        )
+    return (
+        "The parameterization's multipliers are folded into the weights (Granite keeps them in its configuration), so "
+        "the stock class computes the trained function exactly."
+    )

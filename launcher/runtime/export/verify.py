@@ -1,0 +1,112 @@
+"""Prove an export: reload the folder as a user would, and compare it with the model."""
+
+from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from plumbline.launcher.runtime.export.report import ExportError, ExportReport, LookaheadReport
+from plumbline.model.attention.context import LayerCache
+from plumbline.model.decoder import CausalLM
+from plumbline.model.export import thinker
+from plumbline.model.lookahead.generation import Trigger, generate_thinking, think
+from plumbline.model.objectives.latent_lookahead import LatentLookahead
+
+RELATIVE_TOLERANCE = 1e-5  # of fp32 logits: max |difference| / max |logit|
+GREEDY_TOKENS = 32
+THINK_EVERY = 3  # tokens from one thought to the next, in the check of thoughts
+CHECK_BATCH, CHECK_LENGTH = 2, 64
+
+
+def check_tokens(config: Any) -> Tensor:
+    """The random tokens that every check runs on, for a model's configuration, ours or one of transformers."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (CHECK_BATCH, min(CHECK_LENGTH, config.max_position_embeddings))
+    return torch.randint(config.vocab_size, shape, generator=generator)
+
+
+def _check_prompt(model: CausalLM) -> tuple[Tensor, int]:
+    """Some of them, to be continued, and by how many tokens."""
+    room = model.config.max_position_embeddings
+    prompt = check_tokens(model.config)[:1, : max(1, min(8, room - GREEDY_TOKENS))]
+    return prompt, min(GREEDY_TOKENS, room - prompt.size(1))
+
+
+@torch.no_grad()
+def verify_plain(ours: CausalLM, staging: Path, output: Path, architecture: str, own_code: bool) -> ExportReport:
+    """Reload the folder as a user would; compare logits on random tokens, then greedy continuations."""
+    from transformers import AutoModelForCausalLM
+
+    stock: nn.Module = AutoModelForCausalLM.from_pretrained(
+        staging, dtype=torch.float32, trust_remote_code=own_code
+    ).eval()
+    ours = ours.float().cpu().eval()
+    tokens = check_tokens(ours.config)
+    expected, found = ours(tokens), stock(input_ids=tokens).logits
+    relative_error = float((expected - found).abs().max() / expected.abs().max())
+    if not relative_error <= RELATIVE_TOLERANCE:
+        raise ExportError(
+            f"{output}: reloaded as {architecture}, logits differ by {relative_error:.1e} of the largest "
+            f"(allowed {RELATIVE_TOLERANCE:.0e}); nothing was exported"
+        )
+    prompt, steps = _check_prompt(ours)
+    sequences = [prompt, prompt]
+    for step in range(steps):
+        logits = ours(sequences[0]), stock(input_ids=sequences[1]).logits
+        following = [values[:, -1].argmax(-1, keepdim=True) for values in logits]
+        if not torch.equal(following[0], following[1]):
+            raise ExportError(
+                f"{output}: reloaded as {architecture}, greedy token {step + 1} is {following[1].item()} instead of "
+                f"{following[0].item()}; nothing was exported"
+            )
+        sequences = [torch.cat((seen, new), dim=1) for seen, new in zip(sequences, following, strict=True)]
+    return ExportReport(str(output), architecture, relative_error, steps, own_code)
+
+
+@torch.no_grad()
+def verify_thinker(ours: CausalLM, look: LatentLookahead, folder: Path, own_code: bool) -> LookaheadReport:
+    """Think with the folder's own code, as a user would; what differs is taken out of the folder again.
+
+    Compared are the logits of one thought's slots, then greedy tokens, with a thought at each `THINK_EVERY`-th.
+    """
+    spec = spec_from_file_location("lookahead", folder / thinker.CODE.name)
+    assert spec is not None, "a file of that name was just written"
+    assert spec.loader is not None, "it ends in .py"
+    code: Any = module_from_spec(spec)
+    spec.loader.exec_module(code)
+    theirs = code.Lookahead.from_pretrained(folder, dtype=torch.float32, trust_remote_code=own_code)
+
+    prompt, steps = _check_prompt(ours)
+    cache = cast(list[LayerCache], ours.new_cache(1, prompt.size(1)))
+    slots, _ = think(ours, look.thinker, ours.model(prompt, cache=[*cache])[:, -1:], cache)
+    text = code.Stream(theirs.model, theirs.settings.window)
+    expected = ours.lm_head(slots[0], None, 0.0)
+    found = theirs.logits(theirs.think(text, text.read(prompt, 0)[:, -1:]))
+    relative_error = float((expected - found).abs().max() / expected.abs().max())
+
+    trigger, commits = Trigger("every", THINK_EVERY), look.config.text_sees_thoughts
+    stream = generate_thinking(ours, look.thinker, commits, prompt, steps, trigger, temperature=0.0)
+    said = theirs.continuation(prompt, steps, f"every:{THINK_EVERY}")
+    equal = _equal_at_start((int(token) for token in stream), said)
+    left_out = None
+    if not relative_error <= RELATIVE_TOLERANCE:
+        left_out = f"its logits differ by {relative_error:.1e} of the largest (allowed {RELATIVE_TOLERANCE:.0e})"
+    elif equal < steps:
+        left_out = f"its greedy token {equal + 1} is another"
+    if left_out is not None:
+        for name in (thinker.FILE, thinker.CODE.name):
+            (folder / name).unlink()
+    return LookaheadReport(relative_error, equal, left_out)
+
+
+def _equal_at_start(one: Iterator[int], other: Iterator[int]) -> int:
+    """How many tokens agree before the first that differ."""
+    count = 0
+    for ours, theirs in zip(one, other, strict=True):
+        if ours != theirs:
+            break
+        count += 1
+    return count
