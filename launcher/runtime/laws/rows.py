@@ -12,7 +12,7 @@ its own. Those that round more than weights after training say nothing of any la
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,31 @@ from plumbline.model.scaling_laws.points import points
 
 NAMES = ("results.jsonl", "rows.jsonl")  # in a folder: of a sweep, of a quantization report
 REQUIRED = ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits")
-OPTIONAL = {"post_bits": math.inf, "group_size": math.nan}
 SCORING = ("data_fingerprint", "sequence_length", "batch_size", "max_batches")
 MORE_THAN_WEIGHTS = ("post_activation_bits", "post_kv_bits")
 FORMAT = re.compile(r"e(\d+)m(\d+)", re.IGNORECASE)
+NOTHING = {"post_bits": math.inf, "group_size": math.nan, "exponent_bits": math.nan, "mantissa_bits": math.nan}
+
+
+@dataclass(frozen=True)
+class Point:
+    """Hold one measured point; rows that measured the same are equal. None: not rounded so."""
+
+    run: str
+    """Name of the checkpoint."""
+    scoring: tuple[Any, ...]
+    """What it was scored on, and the run."""
+    parameters: float
+    tokens: float
+    weight_bits: float
+    activation_bits: float
+    kv_bits: float
+    post_bits: float | None
+    group_size: float | None
+    exponent_bits: float | None
+    mantissa_bits: float | None
+    loss: float
+    """Nats per token."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +71,7 @@ def read_rows(sources: Sequence[Path]) -> Rows:
     """
     files = tuple(file for source in sources for file in _files(source))
     left_out: Counter[str] = Counter()
-    seen: dict[tuple[Any, ...], None] = {}  # a dictionary keeps the order; nan is one object
+    seen: dict[Point, None] = {}  # a dictionary keeps the order
     for file in files:
         for place, row in _rows(file):
             reason = _unfinished(row)
@@ -62,9 +83,15 @@ def read_rows(sources: Sequence[Path]) -> Rows:
                 left_out[reason] += 1
     if not seen:
         raise ValueError(f"{', '.join(map(str, files))}: no finished point; left out: {dict(left_out) or 'nothing'}")
-    runs, scorings, *columns, losses = zip(*seen, strict=True)
-    at = points(*(np.array(column) for column in columns))
-    return Rows(Measured(at, np.array(losses), _numbers(runs), _numbers(scorings)), files, dict(left_out))
+    at = points(**{name: _column(seen, name) for name in (*REQUIRED, *NOTHING)})
+    runs, scorings = (_numbers([getattr(point, name) for point in seen]) for name in ("run", "scoring"))
+    return Rows(Measured(at, _column(seen, "loss"), runs, scorings), files, dict(left_out))
+
+
+def _column(seen: Iterable[Point], name: str) -> NDArray[np.float64]:
+    """Return one number of all points, with what stands for none of it."""
+    values = (getattr(point, name) for point in seen)
+    return np.array([NOTHING[name] if value is None else value for value in values], np.float64)
 
 
 def _numbers(names: Sequence[Any]) -> NDArray[np.intp]:
@@ -102,15 +129,29 @@ def _unfinished(row: dict[str, Any]) -> str | None:
     return "no loss" if loss is None or (isinstance(loss, float) and not math.isfinite(loss)) else None
 
 
-def _point(place: str, row: dict[str, Any]) -> tuple[Any, ...]:
-    """Run, what it was scored on, the columns of `points` in their order, and the loss."""
-    found = [_number(place, row, key) for key in REQUIRED]
-    found += [_number(place, row, key) if row.get(key) is not None else nothing for key, nothing in OPTIONAL.items()]
+def _point(place: str, row: dict[str, Any]) -> Point:
+    """Return the point of a row that has a loss.
+
+    Raises:
+        ValueError: a number is missing or is none; names the line and the key.
+    """
+    required = {key: _number(place, row, key) for key in REQUIRED}
+    post_bits, group_size = (
+        None if row.get(key) is None else _number(place, row, key) for key in ("post_bits", "group_size")
+    )
     layout = FORMAT.fullmatch(str(row.get("weight_format")))
-    bits = map(float, layout.groups()) if layout else (math.nan, math.nan)
+    exponent, mantissa = map(float, layout.groups()) if layout else (None, None)
     run = str(row.get("run") or place)
-    scoring = (run, *(row.get(key) for key in SCORING))
-    return run, scoring, *found, *bits, _number(place, row, "loss")
+    return Point(
+        run=run,
+        scoring=(run, *(row.get(key) for key in SCORING)),
+        **required,
+        post_bits=post_bits,
+        group_size=group_size,
+        exponent_bits=exponent,
+        mantissa_bits=mantissa,
+        loss=_number(place, row, "loss"),
+    )
 
 
 def _number(place: str, row: dict[str, Any], key: str) -> float:

@@ -39,12 +39,25 @@ class Damage:
     sequences: int
 
 
-@torch.no_grad()
-def compare(base: LoadedModel, quantized: LoadedModel, batches: Iterable[Mapping[str, Any]]) -> Tensor:
-    """Sums over each sequence of the batches with anything to predict, [sequences, 5] in fp64.
+@dataclass(frozen=True)
+class SequenceSums:
+    """Hold sums over the predicted tokens of each sequence: all [sequences], fp64."""
 
-    Columns: predicted tokens, nats of the original, nats of the quantized model, divergence, tokens they agree on.
-    """
+    tokens: Tensor
+    """Number of predicted tokens."""
+    base_nats: Tensor
+    """Cross-entropy of the original."""
+    nats: Tensor
+    """Cross-entropy of the quantized model."""
+    divergence: Tensor
+    """Kullback-Leibler divergence of the quantized prediction from the original's, nats."""
+    agreements: Tensor
+    """Number of tokens for which both find the same one likeliest."""
+
+
+@torch.no_grad()
+def compare(base: LoadedModel, quantized: LoadedModel, batches: Iterable[Mapping[str, Any]]) -> SequenceSums:
+    """Return the sums over each sequence of the batches with anything to predict."""
     rows = []
     for batch in batches:
         labels = batch["labels"].to(base.device)
@@ -60,34 +73,34 @@ def compare(base: LoadedModel, quantized: LoadedModel, batches: Iterable[Mapping
         )
         rows.append(torch.stack([(column.double() * valid).sum(1) for column in columns], dim=1).cpu())
     sums = torch.cat(rows)
-    return sums[sums[:, 0] > 0]  # rows that only fill up the last batch are no sequences
+    return SequenceSums(*sums[sums[:, 0] > 0].unbind(1))  # rows that only fill up the last batch are no sequences
 
 
-def damage(sums: Tensor, split: WindowStream) -> Damage:
-    """What `compare` found, over all sequences.
+def damage(sums: SequenceSums, split: WindowStream) -> Damage:
+    """Return what `compare` found, over all sequences.
 
     Args:
-        sums: [sequences, 5].
+        sums: of each sequence.
         split: the text they are of.
 
     Raises:
         ValueError: there is nothing to predict.
     """
-    tokens, base_nats, nats, divergence, agreements = sums.sum(0).tolist()
+    tokens = float(sums.tokens.sum())
     if not tokens:
         raise ValueError(f"{split.name}: no token to predict")
-    loss, difference = nats / tokens, sums[:, 2] - sums[:, 1]
+    loss, difference = float(sums.nats.sum()) / tokens, sums.nats - sums.base_nats
     return Damage(
-        base_loss=base_nats / tokens,
+        base_loss=float(sums.base_nats.sum()) / tokens,
         loss=loss,
         delta=float(difference.sum()) / tokens,
-        delta_interval=_interval(difference, sums[:, 0]),
+        delta_interval=_interval(difference, sums.tokens),
         perplexity=math.exp(min(loss, 700.0)),
         bits_per_byte=split.bits_per_byte(loss),
-        kl=divergence / tokens,
-        agreement=agreements / tokens,
+        kl=float(sums.divergence.sum()) / tokens,
+        agreement=float(sums.agreements.sum()) / tokens,
         predicted_tokens=round(tokens),
-        sequences=len(sums),
+        sequences=len(sums.tokens),
     )
 
 

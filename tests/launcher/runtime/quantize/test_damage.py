@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.curves import by_bits, by_tokens, draw_curves, outlier_pairs, spearman
-from plumbline.launcher.runtime.quantize.damage import compare, damage
+from plumbline.launcher.runtime.quantize.damage import SequenceSums, compare, damage
 from plumbline.launcher.runtime.quantize.report import predicted_delta, table, write_report
 from plumbline.launcher.runtime.quantize.rows import LAYERS, ROWS, RowFile
 from plumbline.model.quantization.post_training.report import LayerReport
@@ -82,16 +82,19 @@ def test_sums_of_each_sequence_are_those_of_its_labelled_tokens() -> None:
                     row[4] += before.index(max(before)) == after.index(max(after))
             rows.append(row)
     assert rows[-1] == [0.0] * 5, "a row that only fills up the batch"
-    torch.testing.assert_close(sums, torch.tensor(rows[:-1], dtype=torch.float64), rtol=1e-5, atol=1e-5)
+    columns = torch.tensor(rows[:-1], dtype=torch.float64).T
+    names = ("tokens", "base_nats", "nats", "divergence", "agreements")
+    for name, expected in zip(names, columns, strict=True):
+        torch.testing.assert_close(getattr(sums, name), expected, rtol=1e-5, atol=1e-5, msg=name)
 
 
 def test_damage_is_per_token_over_all_sequences() -> None:
     sums = compare(loaded(0), loaded(1), batches())
     found = damage(sums, Text())  # type: ignore[arg-type]
-    tokens = float(sums[:, 0].sum())
+    tokens = float(sums.tokens.sum())
     assert found.predicted_tokens == tokens == 4 + 4 * 9
     assert found.sequences == 5
-    assert found.loss == pytest.approx(float(sums[:, 2].sum()) / tokens)
+    assert found.loss == pytest.approx(float(sums.nats.sum()) / tokens)
     assert found.delta == pytest.approx(found.loss - found.base_loss)
     assert found.delta_interval[0] < found.delta < found.delta_interval[1]
     assert found.perplexity == pytest.approx(math.exp(found.loss))
@@ -109,10 +112,10 @@ def test_the_interval_is_of_differences_not_of_losses() -> None:
     """Sequences of very different losses, all of them harmed alike: nothing is uncertain."""
     tokens = torch.full((40,), 10.0, dtype=torch.float64)
     base = torch.linspace(1, 900, 40, dtype=torch.float64)
-    same = damage(torch.stack((tokens, base, base + 2.0, tokens, tokens), dim=1), Text())  # type: ignore[arg-type]
+    same = damage(SequenceSums(tokens, base, base + 2.0, tokens, tokens), Text())  # type: ignore[arg-type]
     assert same.delta_interval == pytest.approx((0.2, 0.2))
     uneven = base + torch.arange(40) % 2 * 4.0
-    found = damage(torch.stack((tokens, base, uneven, tokens, tokens), dim=1), Text())  # type: ignore[arg-type]
+    found = damage(SequenceSums(tokens, base, uneven, tokens, tokens), Text())  # type: ignore[arg-type]
     half = 1.96 * 0.2 / math.sqrt(40)
     assert found.delta == pytest.approx(0.2)
     assert found.delta_interval == pytest.approx((0.2 - half, 0.2 + half), abs=0.015)
@@ -121,13 +124,13 @@ def test_the_interval_is_of_differences_not_of_losses() -> None:
 def test_longer_sequences_count_for_more() -> None:
     """Harmed by the same for each token, whatever their lengths: nothing is uncertain."""
     tokens = torch.linspace(1, 100, 40, dtype=torch.float64)
-    found = damage(torch.stack((tokens, tokens, 1.5 * tokens, tokens, tokens), dim=1), Text())  # type: ignore[arg-type]
+    found = damage(SequenceSums(tokens, tokens, 1.5 * tokens, tokens, tokens), Text())  # type: ignore[arg-type]
     assert found.delta_interval == pytest.approx((0.5, 0.5))
 
 
 def test_no_tokens_are_no_result() -> None:
     with pytest.raises(ValueError, match="text: no token to predict"):
-        damage(torch.zeros(3, 5, dtype=torch.float64), Text())  # type: ignore[arg-type]
+        damage(SequenceSums(*torch.zeros(5, 3, dtype=torch.float64)), Text())  # type: ignore[arg-type]
 
 
 def row(recipe: str = "rtn-w4", delta: float = 0.1, **changes: Any) -> dict[str, Any]:
