@@ -8,6 +8,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
     STATE,
     CheckpointError,
     TrainState,
+    average_shard,
     checkpoints,
     newest_whole,
     problems,
@@ -45,7 +46,9 @@ def damage(folder: Path, world: World) -> list[str]:
 
 def load(engine: Engine, folder: Path) -> TrainState:
     """Read the engine's state from a checkpoint that `find` returned, and return where training stands."""
-    engine.load(folder)
+    engine.restore(folder)
+    if engine.ema is not None:
+        engine.ema.restore(folder / average_shard(engine.world.rank))
     return TrainState(**json.loads((folder / STATE).read_text(encoding="utf-8")))
 
 

@@ -1,45 +1,69 @@
-"""Named fp32 weights as safetensors files: written, read back, averaged. Nothing is unpickled."""
+"""Named fp32 weights as safetensors files: split over ranks, written, read back, averaged. Nothing is unpickled."""
 
+import json
+import struct
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
-SHARD_BYTES = 4 * 2**30  # of one file; bounds the host memory that a save needs
+SHARD_BYTES = 2**30  # of one file, unless a single tensor is larger
 
 
-def write_weights(weights: Iterable[tuple[str, Tensor]], folder: Path, prefix: str, writes: bool) -> str | None:
-    """Write named tensors into folder/PREFIX-00000.safetensors and so on, each of at most SHARD_BYTES.
+class Sink(Protocol):
+    """Take bytes, one part after the other."""
 
-    Every rank iterates, because the tensors are gathered as they are asked for; one of them writes.
+    def write(self, data: Any, /) -> int:
+        """Take the bytes of an object that has a buffer; return how many."""
 
-    Returns:
-        What went wrong, or None. It is not raised: a rank that left early would keep the others waiting.
+
+@dataclass(frozen=True)
+class TensorFile:
+    """Hold what a safetensors file is to hold."""
+
+    tensors: dict[str, Tensor]
+    """fp32, on the CPU."""
+    metadata: dict[str, str]
+
+    def write(self, sink: Sink) -> None:
+        """Write the file, one tensor at a time, as the safetensors library would."""
+        tensors = sorted(self.tensors.items())
+        header: dict[str, Any] = {"__metadata__": self.metadata}
+        end = 0
+        for name, tensor in tensors:
+            assert tensor.dtype == torch.float32, f"{name} is {tensor.dtype}"
+            start, end = end, end + tensor.nbytes
+            header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        text += b" " * (-len(text) % 8)
+        sink.write(struct.pack("<Q", len(text)))
+        sink.write(text)
+        for _, tensor in tensors:
+            sink.write(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def weight_files(weights: Iterable[tuple[str, Tensor]], prefix: str, rank: int, ranks: int) -> dict[str, TensorFile]:
+    """Return this rank's share of the files PREFIX-00000.safetensors and so on, each of at most SHARD_BYTES.
+
+    Every rank iterates over all weights, because they are gathered as they are asked for, and keeps every so manieth
+    file: host memory and the work of writing are shared.
     """
-    shard: dict[str, Tensor] = {}
-    error: str | None = None
-    index = size = 0
-
-    def flush() -> str | None:
-        try:
-            save_file(shard, folder / f"{prefix}-{index:05d}.safetensors", metadata={"format": "pt"})
-        except Exception as problem:  # safetensors has an exception class of its own; every kind is reported
-            return str(problem)
-        return None
-
+    files: dict[str, TensorFile] = {}
+    number = size = 0
     for name, weight in weights:
-        if not writes or error:
-            continue
-        if shard and size + weight.nbytes > SHARD_BYTES:
-            error = flush()
-            shard, size, index = {}, 0, index + 1
-        shard[name] = weight.contiguous()
+        if size and size + weight.nbytes > SHARD_BYTES:
+            number, size = number + 1, 0
         size += weight.nbytes
-    return flush() if writes and not error else error
+        if number % ranks == rank:
+            file = files.setdefault(f"{prefix}-{number:05d}.safetensors", TensorFile({}, {"format": "pt"}))
+            file.tensors[name] = weight.clone()  # it may be the very memory that training updates
+    return files
 
 
 def read_weights(files: Iterable[Path]) -> dict[str, Tensor]:

@@ -42,9 +42,14 @@ def read_values(path: Path, overrides: list[str]) -> dict[str, Any]:
     return values
 
 
+def as_yaml(config: Config) -> str:
+    """Return the resolved configuration as YAML that `load_config` reads back to an equal object."""
+    return OmegaConf.to_yaml(OmegaConf.create(_escape(config.model_dump())))
+
+
 def save_config(config: Config, path: Path) -> None:
     """Write the resolved configuration as YAML that `load_config` reads back to an equal object."""
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(_escape(config.model_dump()))), encoding="utf-8")
+    path.write_text(as_yaml(config), encoding="utf-8")
 
 
 def _escape(value: Any) -> Any:

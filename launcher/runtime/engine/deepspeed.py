@@ -5,7 +5,7 @@ here with every key that matters, what took effect is read back after `initializ
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
 from plumbline.launcher.runtime.engine.build import build_for_training
+from plumbline.launcher.runtime.engine.host_memory import copy_to_host
 from plumbline.launcher.runtime.engine.interface import Batch, Engine
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
@@ -32,6 +33,8 @@ from plumbline.launcher.runtime.system.startup import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
 
 TAG = "deepspeed"  # sub-folder of a checkpoint with DeepSpeed's own files
+ROOT = "checkpoint"  # where DeepSpeed is told to save; what it would write is collected instead
+SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")  # put the shards together again, without our code
 
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
@@ -200,24 +203,16 @@ class DeepSpeedEngine(Engine):
         for name, parameter in self.model.named_parameters():
             yield name, zero_shards.whole_weight(parameter).float().cpu()
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's shards into folder/deepspeed and folder/ema. Collective.
+    def snapshot(self) -> dict[str, Any]:
+        """Return what DeepSpeed would write of a checkpoint on this rank, under the names that it would have."""
+        # universal_checkpoint_info lets DeepSpeed's converter read the files, for a resume on another world size
+        state = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
+        with _captured_writes(self._engine) as files:
+            self._engine.save_checkpoint(ROOT, tag=TAG, client_state=state, save_latest=False)
+        return files
 
-        Raises:
-            OSError, RuntimeError: this rank could not write; the other ranks return all the same.
-        """
-        problems: list[Exception] = []
-        with _writes_deferring_errors(self._engine, problems):
-            # universal_checkpoint_info lets DeepSpeed's converter read the files, for a resume on another world size
-            state = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
-            self._engine.save_checkpoint(str(folder), tag=TAG, client_state=state, save_latest=False)
-        if problems:
-            raise problems[0]
-        if self.ema is not None:
-            self.ema.save(folder, self.world.rank)
-
-    def load(self, folder: Path) -> None:
-        """Read this rank's shards that `save` wrote; the configuration's hyperparameters win over the saved ones.
+    def restore(self, folder: Path) -> None:
+        """Read this rank's shards of a `snapshot`; the configuration's hyperparameters win over the saved ones.
 
         Raises:
             RuntimeError: DeepSpeed found nothing to load (it would go on from scratch without a word).
@@ -226,30 +221,33 @@ class DeepSpeedEngine(Engine):
         if loaded is None:
             raise RuntimeError(f"{folder / TAG}: DeepSpeed loaded nothing")
         restore_settings(self.groups, self.settings)
-        if self.ema is not None:
-            self.ema.load(folder, self.world.rank)
 
 
 @contextmanager
-def _writes_deferring_errors(engine: Any, problems: list[Exception]) -> Iterator[None]:
-    """Collect what goes wrong while DeepSpeed writes files, instead of raising it there and then.
+def _captured_writes(engine: Any) -> Iterator[dict[str, Any]]:
+    """Collect what DeepSpeed would write below ROOT meanwhile, by name, copied to host memory; nothing is written."""
+    import deepspeed
 
-    DeepSpeed's save ends in a barrier: a rank that left it early would keep the others waiting until they time out.
-    """
+    files: dict[str, Any] = {}
 
-    def deferring(write: Callable[..., Any]) -> Callable[..., None]:
-        def attempt(*args: Any, **kwargs: Any) -> None:
-            try:
-                write(*args, **kwargs)
-            except (OSError, RuntimeError) as problem:  # torch.save reports a full disk as RuntimeError
-                problems.append(problem)
+    def save(state_dict: Any, path: str) -> None:
+        files[str(Path(path).relative_to(ROOT))] = copy_to_host(state_dict)
 
-        return attempt
+    def copy_scripts(_folder: str) -> None:
+        utilities = Path(deepspeed.utils.__path__[0])
+        files.update({name: (utilities / name).read_text(encoding="utf-8") for name in SCRIPTS})
 
-    writer, copy_script = engine.checkpoint_engine, engine._copy_recovery_script
-    save = writer.save
-    writer.save, engine._copy_recovery_script = deferring(save), deferring(copy_script)
+    writer = engine.checkpoint_engine
+    replaced: list[tuple[Any, str, Any]] = [
+        (writer, "save", save),
+        (writer, "makedirs", lambda *_, **__: None),
+        (engine, "_copy_recovery_script", copy_scripts),
+    ]
+    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, method in replaced:
+        setattr(owner, name, method)
     try:
-        yield
+        yield files
     finally:
-        writer.save, engine._copy_recovery_script = save, copy_script
+        for owner, name, method in originals:
+            setattr(owner, name, method)

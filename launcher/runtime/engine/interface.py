@@ -219,17 +219,16 @@ class Engine(ABC):
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write this rank's state into a folder. Collective.
+    def snapshot(self) -> dict[str, Any]:
+        """Return this rank's files of a checkpoint: by name, what each is to hold, copied to host memory. Collective.
 
-        Raises:
-            OSError, RuntimeError: this rank could not write; the other ranks return all the same.
+        A text is to be written as it is, anything else by torch.save. The moving average is not among them.
         """
 
     @abstractmethod
-    def load(self, folder: Path) -> None:
-        """Read this rank's state that `save` wrote; the configuration's hyperparameters win over the saved ones.
+    def restore(self, folder: Path) -> None:
+        """Read the files of a `snapshot`; the configuration's hyperparameters win over the saved ones. Collective.
 
         Raises:
-            RuntimeError: there is nothing to load.
+            RuntimeError: there is nothing to read.
         """

@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_for_training
+from plumbline.launcher.runtime.engine.host_memory import copy_to_host
 from plumbline.launcher.runtime.engine.interface import Batch, Engine
 from plumbline.launcher.runtime.optim.optimizer import (
     group_settings,
@@ -102,17 +103,13 @@ class PlainEngine(Engine):
         for name, parameter in self.model.named_parameters():
             yield name, parameter.detach().float().cpu()
 
-    def save(self, folder: Path) -> None:
-        """Write weights, optimizer and moving average into a folder."""
-        torch.save({"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()}, folder / FILE)
-        if self.ema is not None:
-            self.ema.save(folder, self.world.rank)
+    def snapshot(self) -> dict[str, Any]:
+        """Return weights and optimizer state."""
+        return {FILE: copy_to_host({"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()})}
 
-    def load(self, folder: Path) -> None:
-        """Read what `save` wrote; the configuration's hyperparameters win over the saved ones."""
+    def restore(self, folder: Path) -> None:
+        """Read a `snapshot`; the configuration's hyperparameters win over the saved ones."""
         state = torch.load(folder / FILE, map_location=self.world.device)
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         restore_settings(self.groups, self.settings)
-        if self.ema is not None:
-            self.ema.load(folder, self.world.rank)

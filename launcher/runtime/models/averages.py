@@ -87,7 +87,7 @@ def _window(path: Path, average: str | None, check: Check) -> list[Path]:
     if kind != "last":
         return [anchor]
     newest, root = checkpoint.read_manifest(anchor)["step"], anchor.resolve().parent
-    earlier = [folder for folder in checkpoint.checkpoints(root) if int(folder.name[5:]) < newest]
+    earlier = [folder for folder in checkpoint.checkpoints(root) if checkpoint.step_of(folder) < newest]
     if len(earlier) + 1 < int(numbers):
         raise ValueError(
             f"--average {average}: {root} holds {len(earlier) + 1} checkpoint(s) up to step {newest}; "
@@ -114,7 +114,7 @@ def _anchor(path: Path, check: Check) -> Path:
 def _at_steps(path: Path, average: str | None, numbers: str) -> list[Path]:
     """Return the checkpoints, at the steps `numbers`, of the run that a path belongs to; newest first."""
     root = path.resolve().parent if (path / checkpoint.MANIFEST).is_file() else path / "checkpoints"
-    there = {int(folder.name[5:]): folder for folder in checkpoint.checkpoints(root)}
+    there = {checkpoint.step_of(folder): folder for folder in checkpoint.checkpoints(root)}
     steps = sorted({int(number) for number in numbers.split(",")}, reverse=True)
     missing = [step for step in steps if step not in there]
     if missing:

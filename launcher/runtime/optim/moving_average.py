@@ -15,11 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor
 
-FOLDER = "ema"  # of a checkpoint, with one file for each rank
 CHUNK = 2**24  # elements exchanged at a time; bounds the memory that it takes
 
 
@@ -58,35 +56,29 @@ class MovingAverage:
         yield
         self._exchange()
 
-    def save(self, folder: Path, rank: int) -> None:
-        """Write this rank's shard into a checkpoint.
-
-        Raises:
-            OSError: it could not be written.
-        """
-        (folder / FOLDER).mkdir(exist_ok=True)
-        shards = {str(index): shard for index, shard in enumerate(self._shards)}
-        facts = {"half_life": str(self.half_life), "tokens": str(self.tokens)}
-        try:
-            save_file(shards, _file(folder, rank), metadata=facts)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Return copies of this rank's shards on the CPU, and what `restore` must know about them."""
+        shards = {str(index): shard.to("cpu", copy=True) for index, shard in enumerate(self._shards)}
+        return shards, {"half_life": str(self.half_life), "tokens": str(self.tokens)}
 
     @torch.no_grad()
-    def load(self, folder: Path, rank: int) -> None:
-        """Go on from a checkpoint that the engine has loaded; begin anew where it has no average of this half-life."""
+    def restore(self, file: Path) -> None:
+        """Go on from the file of a `snapshot`, once the engine has its weights.
+
+        Where there is no such file, or it is of another half-life, the average begins anew.
+        """
         self.tokens = 0
         for average, master in zip(self._shards, self._masters, strict=True):
             average.copy_(master)
-        if not _file(folder, rank).is_file():
+        if not file.is_file():
             return
-        with safe_open(_file(folder, rank), framework="pt") as file:
-            facts = file.metadata()
+        with safe_open(file, framework="pt") as saved:
+            facts = saved.metadata()
             if int(facts["half_life"]) != self.half_life:
                 return
             self.tokens = int(facts["tokens"])
             for index, average in enumerate(self._shards):
-                average.copy_(file.get_tensor(str(index)))
+                average.copy_(saved.get_tensor(str(index)))
 
     @torch.no_grad()
     def _exchange(self) -> None:
@@ -96,7 +88,3 @@ class MovingAverage:
                 theirs.copy_(ours)
                 ours.copy_(kept)
         self._refresh()
-
-
-def _file(folder: Path, rank: int) -> Path:
-    return folder / FOLDER / f"rank_{rank:05d}.safetensors"

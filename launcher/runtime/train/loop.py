@@ -17,6 +17,7 @@ from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint.save import save
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
@@ -226,7 +227,7 @@ class Trainer:
         """Save a checkpoint; without `must`, one that cannot be written is left to the next interval."""
         root = self.config.run.folder / "checkpoints"
         try:
-            folder = checkpoint.save(self.engine, self.config, self.state, root, self.world)
+            folder = save(self.engine, self.config, self.state, root, self.world)
         except checkpoint.BrokenWeightsError as error:
             raise TrainingError(
                 f"step {self.state.step}: {error}; the last checkpoint is from before. {REMEDY}"

@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint import weights
+from plumbline.launcher.runtime.checkpoint.commit import write_files
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
-from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_weights, write_weights
+from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_weights, weight_files
 from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
@@ -175,7 +176,7 @@ def rewrite(folder: Path, change: Any) -> None:
     """Change what a manifest says about files, so that it still vouches for itself."""
     manifest = checkpoint.read_manifest(folder)
     manifest["files"] = change(manifest["files"])
-    manifest["checksum"] = checkpoint._manifest_checksum(manifest)
+    manifest["checksum"] = checkpoint.manifest_checksum(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -223,7 +224,7 @@ def test_the_mean_is_rounded_once(tmp_path: Path) -> None:
 
 
 def test_weights_in_several_files_are_read_and_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of at most 48 bytes: two tensors, one that is larger, one more."""
+    """Files of at most 48 bytes, of two ranks: two tensors, one that is larger, one more."""
     monkeypatch.setattr(weights, "SHARD_BYTES", 48)
     states = []
     for seed in (0, 1):
@@ -231,7 +232,10 @@ def test_weights_in_several_files_are_read_and_averaged(tmp_path: Path, monkeypa
         states.append({f"w{size}": torch.randn(size, generator=generator) for size in (8, 4, 20, 1)})
     files = []
     for number, state in enumerate(states):
-        assert write_weights(state.items(), tmp_path, f"m{number}", writes=True) is None
+        for rank in (0, 1):
+            mine = weight_files(state.items(), f"m{number}", rank, ranks=2)
+            assert list(mine) == [f"m{number}-{index:05d}.safetensors" for index in range(rank, 3, 2)]
+            write_files(mine, tmp_path)
         files.append(sorted(tmp_path.glob(f"m{number}-*")))
         assert [file.name for file in files[-1]] == [f"m{number}-{index:05d}.safetensors" for index in range(3)]
         assert all(torch.equal(tensor, state[name]) for name, tensor in read_weights(files[-1]).items())

@@ -1,0 +1,174 @@
+"""Write a snapshot to disk: the second half of a save. Files only: nothing here asks another rank for anything.
+
+Every rank writes its files into one hidden staging folder; then one of them publishes the folder.
+"""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+import xxhash
+
+from plumbline.data.workspace import sync
+from plumbline.launcher.runtime.checkpoint.store import (
+    CONFIG,
+    FORMAT,
+    MANIFEST,
+    POINTER,
+    FileFacts,
+    FormatError,
+    checkpoints,
+    manifest_checksum,
+    problems,
+    step_folder,
+    step_of,
+)
+from plumbline.launcher.runtime.checkpoint.weights import TensorFile
+from plumbline.launcher.runtime.config.sections import CheckpointConfig
+
+
+def staging_folder(root: Path, step: int) -> Path:
+    """Return the folder in which the checkpoint after `step` steps is written."""
+    return root / f".{step_folder(root, step).name}.staging"
+
+
+def make_room(staging: Path) -> None:
+    """Create an empty staging folder; remove those of saves that were killed."""
+    for leftover in staging.parent.glob(".step_*.staging"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    staging.mkdir(parents=True)
+
+
+def write_files(files: Mapping[str, Any], folder: Path) -> dict[str, FileFacts]:
+    """Write one rank's files of a snapshot to disk, and return the size and checksum of each.
+
+    Raises:
+        OSError: one could not be written.
+    """
+    facts = {}
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        facts[name] = _write_file(folder / name, content)
+    for parent in {(folder / name).parent for name in files}:
+        sync(parent)  # the names in it
+    return facts
+
+
+def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFacts], keep: CheckpointConfig) -> Path:
+    """Make a checkpoint of a staging folder that holds all files, and delete those that need not be kept.
+
+    Args:
+        staging: the folder, with the files of all ranks.
+        facts: of the snapshot.
+        files: what `write_files` returned on all ranks.
+        keep: which checkpoints stay.
+    """
+    root, step = staging.parent, facts["step"]
+    final = step_folder(root, step)
+    manifest = {"format": FORMAT, **facts, "config_hash": files[CONFIG]["xxh3"], "files": dict(sorted(files.items()))}
+    text = json.dumps({**manifest, "checksum": manifest_checksum(manifest)}, indent=2) + "\n"
+    _write_file(staging / MANIFEST, text)
+    sync(staging)
+    if final.exists():  # damaged, or training would have gone on from it: make room without a moment of neither
+        _remove(final)
+    staging.rename(final)
+    sync(root)
+    pointer = root / f".{POINTER}.staging"
+    pointer.write_text(final.name + "\n", encoding="utf-8")
+    pointer.replace(root / POINTER)
+    prune(root, step, keep)
+    return final
+
+
+def prune(root: Path, step: int, keep: CheckpointConfig) -> None:
+    """Delete what need not be kept beside the checkpoint of `step`, which has just been published.
+
+    Of the checkpoints up to `step`, the newest keep_last and the multiples of keep_every stay. Later ones that are
+    damaged are deleted: training passed over them, and they must not be taken for its newest state. A later one that
+    is whole is another process's, and stays.
+
+    One that cannot be deleted (on NFS, a file of it is held open) is tried again after the next save: the new
+    checkpoint is whole all the same.
+    """
+    later = [folder for folder in checkpoints(root) if step_of(folder) > step]
+    older = [folder for folder in checkpoints(root) if step_of(folder) <= step][keep.keep_last :]
+    unwanted = [folder for folder in older if keep.keep_every is None or step_of(folder) % keep.keep_every]
+    for folder in [*filter(_is_damaged, later), *unwanted]:
+        try:
+            _remove(folder)
+        except OSError as error:
+            warning = f"warning: {folder} cannot be deleted ({error}); the next save tries again"
+            print(warning, file=sys.stderr, flush=True)
+
+
+def _is_damaged(folder: Path) -> bool:
+    try:
+        return bool(problems(folder, contents=True))
+    except FormatError:
+        return False
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint; the manifest first, so that a half-deleted one never passes for whole."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(folder)
+
+
+def _write_file(path: Path, content: Any) -> FileFacts:
+    """Write a text, a TensorFile, or an object by torch.save to disk; return its size and checksum."""
+    with path.open("wb") as file:
+        sink = _HashedFile(file)
+        if isinstance(content, str):
+            sink.write(content.encode())
+        elif isinstance(content, TensorFile):
+            content.write(sink)
+        else:
+            _save_object(content, sink)
+        file.flush()
+        os.fsync(file.fileno())  # some file systems notice only here that they are full
+    return sink.facts
+
+
+def _save_object(content: Any, sink: "_HashedFile") -> None:
+    """Write an object by torch.save, which reports what goes wrong with the file in words of its own."""
+    try:
+        torch.save(content, cast(BinaryIO, sink))  # all that it asks of a file is to write and to flush
+    except RuntimeError:
+        if sink.error is not None:
+            raise sink.error from None
+        raise
+
+
+class _HashedFile:
+    """Pass bytes on to a file, and count and hash them on the way, so that nobody has to read them back."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest, self._size = file, xxhash.xxh3_64(), 0
+        self.error: OSError | None = None
+        """Why something could not be written."""
+
+    def write(self, data: Any, /) -> int:
+        """Write the bytes of an object that has a buffer."""
+        size = memoryview(data).nbytes
+        self._digest.update(data)
+        self._size += size
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        return size
+
+    def flush(self) -> None:
+        """Do what torch.save expects of a file."""
+        self._file.flush()
+
+    @property
+    def facts(self) -> FileFacts:
+        """Return size and checksum of what was written, as the manifest has them."""
+        return {"bytes": self._size, "xxh3": self._digest.hexdigest()}

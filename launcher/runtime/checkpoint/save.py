@@ -1,0 +1,77 @@
+"""Save a checkpoint: a snapshot on all ranks, then its files on disk."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from plumbline.launcher.runtime.checkpoint.commit import make_room, publish, staging_folder, write_files
+from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, TrainState, step_folder
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.config.sections import CheckpointConfig
+from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.world import World
+
+Result = TypeVar("Result")
+
+
+def save(engine: Engine, config: Config, state: TrainState, root: Path, world: World) -> Path:
+    """Write and publish the checkpoint of `state`, and return its folder. Collective.
+
+    Raises:
+        CheckpointError: a rank could not write (no space left, no permission); the earlier checkpoints are untouched.
+        BrokenWeightsError: a weight is not finite; nothing is written.
+    """
+    return commit(take_snapshot(engine, config, state, world), root, config.checkpoint, world)
+
+
+def commit(snapshot: Snapshot, root: Path, keep: CheckpointConfig, world: World) -> Path:
+    """Write and publish a snapshot, and return its folder. Collective: the ranks agree on whether all have written.
+
+    Args:
+        snapshot: of all ranks, taken at the same step.
+        root: the folder of the run's checkpoints.
+        keep: which of them stay.
+        world: this process among all.
+
+    Raises:
+        CheckpointError: a rank could not write (no space left, no permission); the earlier checkpoints are untouched.
+    """
+    step = snapshot.facts["step"]
+    staging = staging_folder(root, step)
+
+    def publish_all() -> None:
+        files = {name: facts for share in written for name, facts in share.items()}
+        publish(staging, snapshot.facts, files, keep)
+
+    _on_main(lambda: make_room(staging), staging, world)
+    written = _on_all(lambda: write_files(snapshot.files, staging), staging, world)
+    _on_main(publish_all, staging, world)
+    return step_folder(root, step)
+
+
+def _on_main(action: Callable[[], None], staging: Path, world: World) -> None:
+    """Run `action` on rank 0, as `_on_all` does."""
+    _on_all(action if world.is_main else lambda: None, staging, world)
+
+
+def _on_all(action: Callable[[], Result], staging: Path, world: World) -> list[Result]:
+    """Run `action` on every rank and return the results of all; if it fails on one, fail on all with one message."""
+    result, error = None, None
+    try:
+        result = action()
+    except (OSError, RuntimeError) as problem:  # RuntimeError: torch could not serialize something
+        error = f"{type(problem).__name__}: {problem}"
+    results, errors = zip(*gather_objects((result, error), world), strict=True)
+    if any(errors):
+        if world.is_main:
+            shutil.rmtree(staging, ignore_errors=True)
+        named = "; ".join(f"rank {rank}: {message}" for rank, message in enumerate(errors) if message)
+        free = shutil.disk_usage(staging.parent).free / 2**30
+        raise CheckpointError(
+            f"{staging.parent}: checkpoint not written ({named}); {free:.2f} GiB are free there. "
+            "Earlier checkpoints are whole: free some space there"
+        )
+    return list(results)
