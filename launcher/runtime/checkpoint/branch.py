@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.system.world import World
 
 
 def resolve(config: Config, warn: bool = True) -> Config:
-    """The configuration with schedule.branch naming one checkpoint and its step; others come back as they are.
+    """Return the configuration with schedule.branch naming one checkpoint and its step; others as they are.
 
     Args:
         config: as it was loaded.
@@ -88,7 +88,7 @@ def check(config: Config, corpora: dict[str, str], world: World) -> None:
 
 
 def start(config: Config, world: World) -> Path | None:
-    """The checkpoint that a new branch starts from, verified to the last byte; all ranks must call. None: no branch.
+    """Return the checkpoint that a new branch starts from, verified to the last byte; None: no branch. Collective.
 
     Raises:
         CheckpointError: it is damaged.
@@ -102,7 +102,7 @@ def start(config: Config, world: World) -> Path | None:
 
 
 def _started(config: Config, asked: BranchConfig) -> BranchConfig:
-    """The branch that the run folder belongs to, if it is the one that is asked for."""
+    """Return the branch that the run folder belongs to, if it is the one that is asked for."""
     folder = config.run.folder
     found = load_config(folder / "config.yaml", []).schedule.branch
     if found is None:

@@ -1,9 +1,8 @@
 """Checkpoints that exist whole or not at all.
 
-A save writes into a hidden staging folder, every rank its own shards; the manifest (each file with size and checksum)
-is written last, then the folder is renamed to its final name and the `latest` pointer replaced. So a folder with its
-final name is complete, whatever was killed when. A load verifies the manifest and falls back to the newest checkpoint
-that is whole.
+A save writes into a hidden staging folder, every rank its own files; the manifest (each file with size and checksum) is
+written last, then the folder is renamed to its final name and the `latest` pointer replaced. So a folder with its final
+name is complete, whatever was killed when. Whoever reads one verifies it first, and takes the newest that is whole.
 
     checkpoints/latest                      text: the name of the newest checkpoint, for people and scripts
     checkpoints/step_00001000/deepspeed/    DeepSpeed's shards: fp32 master weights, Adam moments
@@ -30,15 +29,15 @@ WEIGHTS, EMA_WEIGHTS = "model", "ema"  # how the names of safetensors files begi
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be used, or a resume that would contradict it."""
+    """Refuse a checkpoint that cannot be used, or a resume that would contradict it."""
 
 
 class BrokenWeightsError(CheckpointError):
-    """Weights that are not finite: saved, they would take the place of a checkpoint that is of use."""
+    """Refuse weights that are not finite: saved, they would take the place of a checkpoint that is of use."""
 
 
 class FormatError(CheckpointError):
-    """A whole checkpoint of another version: never passed over as damaged, since training would then overtake it."""
+    """Refuse a whole checkpoint of another version: passed over as damaged, it would be overtaken by training."""
 
 
 class FileFacts(TypedDict):
@@ -50,7 +49,7 @@ class FileFacts(TypedDict):
 
 @dataclass(frozen=True)
 class TrainState:
-    """Where training stands. The data order, the schedule and dropout are pure functions of it and of the config."""
+    """Say where training stands. The data order, the schedule and dropout are functions of it and the configuration."""
 
     step: int
     """Completed optimizer steps."""
@@ -63,12 +62,12 @@ class TrainState:
 
 
 def step_folder(root: Path, step: int) -> Path:
-    """The final folder of the checkpoint after `step` steps."""
+    """Return the final folder of the checkpoint after `step` steps."""
     return root / f"step_{step:08d}"
 
 
 def checkpoints(root: Path) -> list[Path]:
-    """Folders of all checkpoints that were published, newest first; they may still have been damaged since."""
+    """Return all checkpoints that were published, newest first; they may have been damaged since."""
     return sorted((path for path in root.glob("step_*") if path.name[5:].isdigit()), reverse=True)
 
 
@@ -143,7 +142,7 @@ def _problem(folder: Path, name: str, expected: FileFacts, contents: bool) -> st
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
+    """Return the manifest of a checkpoint.
 
     Raises:
         CheckpointError: it is missing, damaged or of a newer format.

@@ -67,12 +67,12 @@ def weight_files(weights: Iterable[tuple[str, Tensor]], prefix: str, rank: int, 
 
 
 def read_weights(files: Iterable[Path]) -> dict[str, Tensor]:
-    """All tensors of some files, by name."""
+    """Return all tensors of some files, by name."""
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 def mean_weights(models: Sequence[Sequence[Path]]) -> dict[str, Tensor]:
-    """The uniform mean of the weights of several models, each given as its files, all with the same tensors.
+    """Return the uniform mean of the weights of several models, each given as its files, with the same tensors.
 
     Summed in fp64, divided, and rounded once to fp32. Beside the result, one tensor at a time is in memory.
     """
@@ -88,7 +88,7 @@ def mean_weights(models: Sequence[Sequence[Path]]) -> dict[str, Tensor]:
 
 
 def _open(files: Iterable[Path], stack: ExitStack) -> dict[str, Any]:
-    """Name of each tensor -> the open file that has it."""
+    """Return the open file that has each tensor, by name."""
     tensors: dict[str, Any] = {}
     for path in files:
         file = stack.enter_context(safe_open(path, framework="pt"))

@@ -1,0 +1,121 @@
+"""A checkpoint in two halves: what was copied to host memory is written later, whatever training does meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import xxhash
+
+from plumbline.data import workspace
+from plumbline.launcher.runtime.checkpoint import commit, resume, store
+from plumbline.launcher.runtime.checkpoint.save import commit as commit_together
+from plumbline.launcher.runtime.checkpoint.save import save
+from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
+from plumbline.launcher.runtime.checkpoint.store import BrokenWeightsError, TrainState
+from plumbline.launcher.runtime.checkpoint.weights import TensorFile
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.plain import PlainEngine
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.system.world import World
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config: Path) -> Config:
+    return load_config(tiny_config, ["train.ema_half_life_tokens=512", "deepspeed.zero_stage=3"])
+
+
+@pytest.fixture(scope="module")
+def inputs(config: Config, world: World) -> Inputs:
+    return open_inputs(config, world)
+
+
+@pytest.fixture(scope="module")
+def engine(config: Config, world: World) -> Engine:
+    return DeepSpeedEngine(config, world)
+
+
+def step(engine: Engine, inputs: Inputs, number: int) -> float:
+    return engine.train_step(inputs.train.micro_batches(number), number, 1e-3).loss.item()
+
+
+def state(number: int, inputs: Inputs) -> TrainState:
+    return TrainState(number, 8 * number, 256 * number, inputs.fingerprints)
+
+
+@pytest.mark.parametrize("kind", ["plain", "stage 0", "stage 1", "stage 3"])
+def test_training_goes_on_while_a_snapshot_waits(
+    kind: str, tiny_config: Path, tmp_path: Path, inputs: Inputs, world: World
+) -> None:
+    """Written two steps late, it is the checkpoint of its own step: training goes on from it as it did before."""
+    stage = kind[-1] if kind.startswith("stage") else "0"
+    config = load_config(tiny_config, ["train.ema_half_life_tokens=512", f"deepspeed.zero_stage={stage}"])
+    engine: Engine = PlainEngine(config, world) if kind == "plain" else DeepSpeedEngine(config, world)
+    step(engine, inputs, 0)
+    at_once = save(engine, config, state(1, inputs), tmp_path / "at_once", world)
+    snapshot = take_snapshot(engine, config, state(1, inputs), world)
+    losses = [step(engine, inputs, number) for number in (1, 2)]
+    late = commit_together(snapshot, tmp_path / "late", config.checkpoint, world)
+
+    assert store.read_manifest(late) == store.read_manifest(at_once)
+    assert store.problems(late, contents=True) == []
+    assert resume.load(engine, late) == state(1, inputs)
+    assert [step(engine, inputs, number) for number in (1, 2)] == losses
+
+
+def test_what_is_written_is_not_read_again_and_every_folder_is_flushed(
+    engine: Engine, config: Config, inputs: Inputs, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+
+    def sync(path: Path) -> None:
+        flushed.append(path.name)
+        workspace.sync(path)
+
+    monkeypatch.setattr(commit, "sync", sync)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_checksum", lambda path: pytest.fail(f"{path} is read"))
+        folder = save(engine, config, state(1, inputs), tmp_path, world)
+    assert store.problems(folder, contents=True) == []
+    staging = ".step_00000001.staging"
+    assert flushed[-2:] == [staging, tmp_path.name], "the manifest, then the folder's final name"
+    assert {"deepspeed", "ema"} < set(flushed)
+
+
+def test_a_weight_that_is_not_finite_is_refused_before_anything_is_written(
+    engine: Engine, config: Config, inputs: Inputs, world: World, tmp_path: Path
+) -> None:
+    weight = engine.master_weights()[0].detach()
+    kept = weight.view(-1)[0].clone()
+    weight.view(-1)[0] = torch.nan
+    with pytest.raises(BrokenWeightsError, match="1 tensors hold weights that are not finite"):
+        save(engine, config, state(1, inputs), tmp_path / "checkpoints", world)
+    weight.view(-1)[0] = kept
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_file_is_the_one_that_safetensors_writes(tmp_path: Path) -> None:
+    tensors = {"b.2": torch.randn(5, 3).T, "a": torch.tensor(1.5), "b.10": torch.zeros(0), "ü": torch.randn(2)}
+    facts = commit.write_files({"x.safetensors": TensorFile(tensors, {"format": "pt"})}, tmp_path)
+    data = (tmp_path / "x.safetensors").read_bytes()
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    assert data == safetensors.torch.save(contiguous, {"format": "pt"})
+    assert facts == {"x.safetensors": {"bytes": len(data), "xxh3": xxhash.xxh3_64_hexdigest(data)}}
+
+
+def test_a_later_checkpoint_of_another_process_stays(
+    engine: Engine, config: Config, inputs: Inputs, world: World, tmp_path: Path
+) -> None:
+    """It is whole, so training would have gone on from it, had it been there; and it counts for nobody's keep_last."""
+    for number in (1, 2, 9):
+        save(engine, config, state(number, inputs), tmp_path, world)
+    save(engine, config, state(3, inputs), tmp_path, world)
+    assert [store.step_of(folder) for folder in store.checkpoints(tmp_path)] == [9, 3, 2]
+    (tmp_path / "step_00000009" / "state.json").write_text("{}")
+    save(engine, config, state(4, inputs), tmp_path, world)
+    assert [store.step_of(folder) for folder in store.checkpoints(tmp_path)] == [4, 3]
