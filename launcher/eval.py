@@ -169,7 +169,7 @@ def score_held_out(arguments: argparse.Namespace) -> None:
 
 
 def read_task(text: str) -> SourceConfig | None:
-    """The task that `--task` describes; None for a mere name.
+    """Return the task that `--task` describes; None for a mere name.
 
     Raises:
         ConfigError: it is not YAML, or no such task.
@@ -183,7 +183,7 @@ def read_task(text: str) -> SourceConfig | None:
 
 
 def held_out(corpus: SampleSource, shuffle_questions: bool) -> WindowStream:
-    """What to score on.
+    """Return the held-out part of a corpus or task, its questions shuffled if that is asked for.
 
     Raises:
         ValueError: there are no questions to shuffle.
@@ -227,7 +227,7 @@ def report(
 
 
 def in_words(value: object) -> str:
-    """Four decimals for numbers that have any, brackets around an interval, settings one after the other."""
+    """Write numbers with four decimals where they have any, an interval in brackets, settings one after the other."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {in_words(entry)}" for key, entry in value.items())
     if isinstance(value, tuple):

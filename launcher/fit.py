@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def print_fit(facts: dict[str, Any]) -> None:
-    """Constants, scores, consequences, warnings."""
+    """Print constants, scores, consequences and warnings."""
     for name, value in facts["constants"].items():
         band = facts["bands"].get(name)
         print(f"{name:<10} {value:>12.5g}" + (f"   {band[0]:.4g} to {band[1]:.4g}" if band else ""))

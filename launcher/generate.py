@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def read_think(text: str, temperature: float) -> Trigger | Drafts | None:
-    """What `--think` says.
+    """Return when to think by what `--think` says: a trigger, verified drafts, or None for never.
 
     Raises:
         ValueError: it is none of the known forms.

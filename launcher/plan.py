@@ -1,4 +1,4 @@
-"""What a configuration means before it costs anything: parameters, memory per ZeRO stage, FLOPs and time.
+"""Say what a configuration means before it costs anything: parameters, memory per ZeRO stage, FLOPs and time.
 
 python launcher/plan.py --config configs/quickstart.yaml
 python launcher/plan.py --config configs/quickstart.yaml --parameters                 # the parameterization's table
@@ -89,7 +89,7 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
 
 
 def print_parameters(facts: dict[str, Any]) -> None:
-    """The table of the parameterization, then the forward multipliers."""
+    """Print the table of the parameterization, then the forward multipliers."""
     width = max(len(row["name"]) for row in facts["parameters"])
     header = f"{'role':<13}  {'shape':>14}  {'init std':>9}  {'lr':>9}  {'lr x':>7}  {'wd':>7}  {'eps':>8}"
     print(f"{'name':<{width}}  {header}")
@@ -104,7 +104,7 @@ def print_parameters(facts: dict[str, Any]) -> None:
 
 
 def print_plan(config: Config, plan: RunPlan, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
-    """The plan in one screen."""
+    """Print the plan in one screen."""
     model, count, size, work = config.model, facts["parameter_count"], facts["sizes"], facts["compute"]
     print(
         f"model       {model.family}, width {model.hidden_size}, depth {model.num_hidden_layers}, "

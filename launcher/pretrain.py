@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Iterator[str]:
-    """What is about to happen, in a few lines; every derived number before it is used."""
+    """Say in a few lines what is about to happen; every derived number is told before it is used."""
     model, data, rule = config.model, config.data, config.parameterization
     rows, total, size = plan.rows, plan.total_steps, sizes(model, rule)
     yield f"run      {config.run.folder}, seed {config.run.seed}"

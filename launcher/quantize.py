@@ -95,14 +95,14 @@ def main() -> None:
 
 
 def print_recipes() -> None:
-    """The sets by name, and the rule."""
+    """Print the sets of recipes by name, and the rule by which recipes are named."""
     print(RULE)
     for name, members in SETS.items():
         print(f"\n{name}: {' '.join(members)}")
 
 
 def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
-    """The recipes of names, sets and files.
+    """Return the recipes of names, sets and files.
 
     Raises:
         ValueError: there is no such recipe, or a file cannot be read as recipes.
@@ -121,14 +121,14 @@ def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
 
 
 def open_model(path: Path, arguments: argparse.Namespace, source: SampleSource) -> LoadedModel:
-    """A model in fp32, checked against the text."""
+    """Open a model in fp32, and check it against the text."""
     model = load_model(path, device_named(arguments.device), DTYPES["fp32"], arguments.average)
     check_tokenizer(model, source)
     return model
 
 
 def open_text(arguments: argparse.Namespace, source: SampleSource, model: LoadedModel) -> Text:
-    """What a model is scored and calibrated on."""
+    """Return the text that a model is scored and calibrated on."""
     length = window_length(model, arguments.sequence_length)
     calibration = list(calibration_batches(source, length, arguments.calibration_sequences))
     return Text(

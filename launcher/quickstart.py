@@ -1,4 +1,4 @@
-"""The whole job on a small real corpus: prepare, pretrain, evaluate, sample, export.
+"""Do the whole job on a small real corpus: prepare, pretrain, evaluate, sample, export.
 
     make quickstart                     with the environment that it needs
     python launcher/quickstart.py       in an environment that is there
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def rank_count(devices: int) -> int:
-    """As many ranks as devices, or the next smaller number that shares the batch evenly."""
+    """Return as many ranks as devices, or the next smaller number that shares the batch evenly."""
     batch_size = OmegaConf.load(ROOT / CONFIG).data.global_batch_size
     return max(ranks for ranks in range(1, devices + 1) if batch_size % ranks == 0)
 

@@ -125,7 +125,7 @@ def train(plan: Plan, arguments: argparse.Namespace) -> None:
 
 
 def intention(plan: Plan, arguments: argparse.Namespace) -> str:
-    """What `train` does."""
+    """Say in one line what `train` does: cells, distinct runs, how many are to do, and with how many workers."""
     mine = share(plan, arguments)
     todo = unfinished(mine)
     of_all = "" if arguments.share[1] == 1 else f" (share {arguments.share[0]} of {arguments.share[1]})"
@@ -136,18 +136,18 @@ def intention(plan: Plan, arguments: argparse.Namespace) -> str:
 
 
 def workers_for(todo: list[Cell], arguments: argparse.Namespace) -> int:
-    """How many train at once."""
+    """Return how many workers train at once."""
     return min(arguments.workers or default_workers(), len(todo))
 
 
 def share(plan: Plan, arguments: argparse.Namespace) -> list[Cell]:
-    """The runs that are this process's to make."""
+    """Return the runs that are this process's to make."""
     first, step = arguments.share
     return plan.runs[first::step]
 
 
 def report_failed(cells: list[Cell]) -> bool:
-    """Name the runs that failed and why; returns whether there are any."""
+    """Name the runs that failed and why. Returns whether there are any."""
     failed = [cell for cell in cells if outcome_of(cell.config) == "failed"]
     for cell in failed:
         error = cell.config.run.folder / ERROR
