@@ -24,11 +24,11 @@ class DeviceMemory:
     optimizer: float
     activations: float
     host: float = 0.0
-    """Offloaded optimizer states of this device's rank: not on the device, but in the memory of its host."""
+    """Bytes of offloaded optimizer states of this device's rank: not on the device, but in the memory of its host."""
 
     @property
     def total(self) -> float:
-        """Bytes of all of it, without the allocator's slack and communication buffers."""
+        """Return the bytes of all of it, without the allocator's slack and communication buffers."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
 

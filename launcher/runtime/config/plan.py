@@ -17,7 +17,7 @@ from plumbline.model.quantization.precision import check_precision
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run will do; a pure function of its configuration."""
+    """Hold what a run will do; a pure function of its configuration."""
 
     batches: BatchPlan
     """Which samples and tokens each step takes."""

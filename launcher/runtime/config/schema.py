@@ -1,4 +1,4 @@
-"""The configuration of a run: one typed, nested, strict schema.
+"""Join the sections of a run's configuration into one typed, nested, strict schema.
 
 Each section is declared next to the code it configures. This module joins them and checks what one section asks of
 another, as far as the values themselves tell; what follows from them (plan.py) is derived and checked there.

@@ -1,4 +1,4 @@
-"""The sections of a run's configuration that belong to the run itself; the others stand beside what they configure."""
+"""Declare the configuration's sections that belong to the run itself; others stand beside what they configure."""
 
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
 
     @property
     def folder(self) -> Path:
-        """Folder of the run, root/name."""
+        """Return the folder of the run, root/name."""
         return Path(self.root) / self.name
 
 
@@ -57,7 +57,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 
     @property
     def length(self) -> Duration:
-        """Length of training, in steps or in tokens; of a branch, its parent's."""
+        """Return the length of training, in steps or in tokens; of a branch, its parent's."""
         return Duration.one_of(steps=self.steps, tokens=self.tokens)
 
 
@@ -65,13 +65,13 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """Say what to ask of DeepSpeed. The rest of its configuration is generated, with every key explicit."""
 
     zero_stage: int = Field(default=1, ge=0, le=3, json_schema_extra={"shapes": "state"})
-    """0: replicate everything; 1: shard optimizer states; 2: and gradients; 3: and parameters."""
+    """0: replicate everything; 1: shard optimizer states; 2: gradients as well; 3: parameters as well."""
     precision: Literal["bf16", "fp32"] = Field(default="bf16", json_schema_extra={"shapes": "state"})
-    """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: everything."""
+    """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: do all in fp32."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory and update there (stages 1 to 3)."""
     bucket_size: PositiveInt = 500_000_000
-    """Elements per reduction and gather bucket: fewer, larger messages against memory."""
+    """Elements of one reduction or gather bucket; more make fewer, larger messages and take more memory."""
     timeout_minutes: PositiveFloat = 30.0
     """How long a collective may wait for a slow rank before the job fails."""
 

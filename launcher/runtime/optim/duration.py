@@ -1,4 +1,4 @@
-"""A duration of training: so many steps, so many tokens, or a fraction of a run."""
+"""Hold a duration of training: so many steps, so many tokens, or a fraction of a run."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What every optimizer states about itself, so that nobody else asks for it by name."""
+"""Define what every optimizer states about itself, so that nobody else asks for it by name."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -32,9 +32,9 @@ class MatrixPieces:
 
     shape: tuple[int, ...]
     starts: tuple[int, ...]
-    """Of each rank's piece, in that rank's flat shard."""
+    """Start of each rank's piece, in that rank's flat shard."""
     lengths: tuple[int, ...]
-    """Of each rank's piece, in elements; 0 where a rank holds none."""
+    """Length of each rank's piece, in elements; 0 where a rank holds none."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The optimizer: one group for each distinct set of hyperparameters in the parameterization's table.
+"""Build the optimizer: one group for each distinct set of hyperparameters in the parameterization's table.
 
 A kind (kind.py) updates every tensor, or the hidden matrices alone, and AdamW the rest: by role, never by shape. Groups
 are formed by parameter name, before DeepSpeed sees the model, and carry a `name` of their own: DeepSpeed drops empty
@@ -32,7 +32,7 @@ class CommonKeys(BaseModel, use_attribute_docstrings=True):
     betas: list[float] = Field(default=[0.9, 0.95], min_length=2, max_length=2)
     """Decay rates of Adam's first and second moment; soap: the second is that of its preconditioners as well."""
     eps: PositiveFloat = 1e-8
-    """Added to the root of the second moment, at the base size."""
+    """Number added to the root of the second moment, at the base size."""
     weight_decay: NonNegativeFloat = 0.1
     """Coupled decay (a step decays by lr x weight_decay), on matrices and embeddings only."""
     grad_clip: NonNegativeFloat = 1.0
@@ -67,7 +67,7 @@ class OptimizerConfig(
 
     @property
     def kind(self) -> OptimizerKind:
-        """What the optimizer states about itself."""
+        """Return what the optimizer states about itself."""
         return OPTIMIZERS[self.name]
 
 

@@ -55,11 +55,11 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     steps: PositiveInt | None = None
     """Length of the cooldown in steps. Give this, tokens or fraction."""
     tokens: PositiveInt | None = None
-    """The same in tokens, rounded up to whole steps."""
+    """Length of the cooldown in tokens, rounded up to whole steps."""
     fraction: float | None = Field(default=None, gt=0.0, le=1.0)
-    """The same as a fraction of the tokens that the parent had consumed, rounded up to whole steps."""
+    """Length of the cooldown as a fraction of the tokens that the parent had consumed, rounded up to whole steps."""
     from_step: PositiveInt | None = None
-    """Step of the checkpoint. Found out when the branch starts, and kept from then on."""
+    """Step of the checkpoint. It is found when the branch starts, and kept from then on."""
 
     @validator(mode="after")
     def _check(self) -> "BranchConfig":
@@ -68,12 +68,12 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
 
     @property
     def length(self) -> Duration:
-        """Length of the cooldown."""
+        """Return the length of the cooldown."""
         return Duration.one_of(steps=self.steps, tokens=self.tokens, fraction=self.fraction)
 
     @property
     def first_step(self) -> int:
-        """Steps of the parent that this run continues."""
+        """Return how many steps of the parent this run continues."""
         assert self.from_step is not None, "branch.resolve finds it out"
         return self.from_step
 

@@ -35,7 +35,7 @@ def prepare_run_folder(config: Config, inputs: Inputs, world: World) -> None:
 
 
 def read_result(config: Config) -> dict[str, Any] | None:
-    """The final scores of a run that has made all steps of this configuration, else None."""
+    """Return the final scores of a run that has made all steps of this configuration, else None."""
     path = config.run.folder / RESULT
     if not path.is_file():
         return None

@@ -21,7 +21,7 @@ class Inputs:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Name -> fingerprint of every training corpus: with the seed, what fixes the order of samples."""
+        """Return name -> fingerprint of every training corpus: with the seed, what fixes the order of samples."""
         return {name: corpus.fingerprint for name, corpus in self.train.corpora.items()}
 
 

@@ -1,4 +1,4 @@
-"""One launch at a time for each run folder, whichever launcher starts it.
+"""Allow one launch at a time for each run folder, whichever launcher starts it.
 
 The lock is a POSIX record lock on the file `lock` of the run folder: it works over NFS, and the kernel or the NFS
 server takes it back when its holder dies, however it dies. The file says who holds it, and stays when nobody does.
@@ -26,7 +26,7 @@ LEASE_SECONDS = 120.0  # how long a requeued job waits for its own lock: an NFS 
 
 
 class RunLockedError(ValueError):
-    """A run folder that another process trains in."""
+    """Report a run folder that another process trains in."""
 
 
 @contextmanager

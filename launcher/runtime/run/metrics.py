@@ -1,4 +1,4 @@
-"""Numbers for people and programs: metrics.jsonl, TensorBoard, console lines, and what the machine is."""
+"""Write numbers for people and programs: metrics.jsonl, TensorBoard, console lines, and what the machine is."""
 
 import json
 import os
@@ -22,7 +22,7 @@ CONSOLE_SECONDS = 5.0  # between progress lines, so that a log of a long run sta
 
 
 class MetricsLog:
-    """metrics.jsonl, TensorBoard and the console, on the main rank.
+    """Write metrics.jsonl, TensorBoard files and console lines, on the main rank.
 
     Opened at the step that training (re)starts from: what an earlier process wrote after its last checkpoint is
     dropped, so the file always reads as if the run had never been interrupted.
@@ -56,7 +56,7 @@ class MetricsLog:
         self._printed = float("-inf")
 
     def write(self, record: dict[str, Any]) -> None:
-        """One object, one line; numbers also go to TensorBoard under their key."""
+        """Write one object as one line; numbers also go to TensorBoard under their key."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         if self._board is not None:
@@ -65,7 +65,7 @@ class MetricsLog:
                     self._board.add_scalar(key if "/" in key else f"train/{key}", value, record["step"])
 
     def write_diagnostics(self, record: dict[str, Any]) -> None:
-        """As `write`; TensorBoard's custom scalars also get a chart for each quantity, with a line for each block."""
+        """Write as `write` does; in TensorBoard each quantity also gets a chart with a line for each block."""
         if self._board is not None and not self._has_layout:
             charts: dict[str, dict[str, Any]] = {}
             for key in record.keys() - {"step", "tokens"}:
@@ -77,7 +77,7 @@ class MetricsLog:
         self.write(record)
 
     def progress(self, record: dict[str, Any]) -> None:
-        """A console line for a training step, at most every few seconds (the first and last always)."""
+        """Print a line for a training step, at most every few seconds (the first and the last always)."""
         step, now = record["step"], time.monotonic()
         if now - self._printed < CONSOLE_SECONDS and step != self.total_steps:
             return
@@ -100,7 +100,7 @@ class MetricsLog:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as h:mm:ss or m:ss."""
+    """Return seconds as h:mm:ss or m:ss."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
@@ -122,7 +122,7 @@ def _truncate(path: Path, step: int) -> None:
 
 
 def environment(world: World) -> dict[str, Any]:
-    """What a result may depend on: versions, code, hardware, command line."""
+    """Return what a result may depend on: versions, code, hardware, command line."""
     packages = ("torch", "deepspeed", "transformers", "tokenizers", "numpy")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {

@@ -1,4 +1,4 @@
-"""Held-out loss, and exact match on tasks: one definition for the loop, `eval.py` and all that compares models."""
+"""Define held-out loss and exact match on tasks once, for the loop, `eval.py` and all that compares models."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -71,7 +71,7 @@ class Scorer(Protocol):
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """What a model scores on (a part of) a split."""
+    """Hold what a model scores on a split, or on a part of one."""
 
     loss: float
     """Mean cross-entropy, nats per token."""
@@ -80,27 +80,27 @@ class HeldOutLoss:
     bits_per_byte: float | None
     """loss in bits x the split's tokens per byte of source text: comparable across tokenizers. None: bytes unknown."""
     tokens: int
-    """Predicted tokens."""
+    """Number of predicted tokens."""
     examples: int | None = None
-    """Of a task: examples with an answer."""
+    """Number of examples with an answer; None where there is no task."""
     exact_match: float | None = None
-    """Of a task: share of the examples whose every answer token is the likeliest one."""
+    """Share of the examples of a task whose every answer token is the likeliest one; None where there is no task."""
     accuracy: float | None = None
-    """Of a task: share of the answer tokens that are the likeliest ones."""
+    """Share of the answer tokens of a task that are the likeliest ones; None where there is no task."""
 
     def metrics(self, name: str) -> dict[str, float | int]:
-        """Entries for metrics.jsonl: eval/NAME/loss and so on; what is known."""
+        """Return the entries for metrics.jsonl, eval/NAME/loss and so on, as far as they are known."""
         return {f"eval/{name}/{key}": value for key, value in asdict(self).items() if value is not None}
 
     @property
     def exact_match_interval(self) -> tuple[float, float] | None:
-        """Where exact_match lies for examples without number, at 95 %."""
+        """Return the 95 % interval of exact_match over unlimited examples; None without examples."""
         if self.exact_match is None or self.examples is None:
             return None
         return wilson_interval(self.exact_match * self.examples, self.examples)
 
     def describe(self) -> str:
-        """In words, for a line of output."""
+        """Return the scores in words, for a line of output."""
         per_byte = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
         if self.exact_match_interval is None:
             return f"{self.loss:.4f}{per_byte}"
@@ -133,7 +133,7 @@ def held_out_loss(
 
 
 def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
-    """The shares of which `successes` out of `trials` are no surprise, at 95 % (Wilson 1927, the score interval).
+    """Return the 95 % interval of a share, of `successes` out of `trials` (Wilson 1927, the score interval).
 
     Unlike the share with its standard error, it stays within 0 and 1 and does not shrink to a point at either end.
     """
