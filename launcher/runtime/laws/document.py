@@ -1,4 +1,4 @@
-"""law.json: a fitted law, how far to trust it and what follows from it; and its way back into a program.
+"""Write a fitted law, how far to trust it and what follows from it as law.json, and read it back.
 
 form, constants                    which form, and its constants
 source, training                   what it was fitted to: files, points, runs, ranges of N and D
@@ -32,7 +32,7 @@ POST_BITS = (3, 4, 5, 6, 8)
 
 
 def describe(rows: Rows, fit: Fit, resampled: Sequence[Law], hold_out: str | None) -> dict[str, Any]:
-    """Everything about a fit, as plain values."""
+    """Return everything about a fit, as plain values."""
     law, train, held = fit.law, fit.train, fit.held_out
     runs = len(np.unique(train.runs))
     paired, deltas = train.post_deltas()
@@ -60,7 +60,7 @@ def describe(rows: Rows, fit: Fit, resampled: Sequence[Law], hold_out: str | Non
 
 
 def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
-    """What follows from the constants, at the largest compute among the points: C = (6/16) N D P, P the weights'."""
+    """Return what follows from the constants at the largest compute of the points: C = (6/16) N D P, P the weights'."""
     law, at = fit.law, fit.train.at
     flops = float((6 / 16 * at.parameters * at.tokens * at.weight_bits).max())
     found: dict[str, Any] = {"flops": flops}
@@ -83,7 +83,7 @@ def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
 
 
 def _or_none(question: Callable[[PrecisionLaw], float], law: PrecisionLaw) -> float | None:
-    """The answer, or None where this law has none."""
+    """Return the answer, or None where this law has none."""
     try:
         return question(law)
     except ValueError:
@@ -91,7 +91,7 @@ def _or_none(question: Callable[[PrecisionLaw], float], law: PrecisionLaw) -> fl
 
 
 def curves(fit: Fit, resampled: Sequence[Law]) -> dict[str, dict[str, list[float]]]:
-    """f_x(P) from the narrowest width of the points to 16 bits, with the band of the resampled laws."""
+    """Return f_x(P) from the narrowest width of the points to 16 bits, with the band of the resampled laws."""
     if not isinstance(fit.law, PrecisionLaw):
         return {}
     found = {}
@@ -105,7 +105,7 @@ def curves(fit: Fit, resampled: Sequence[Law]) -> dict[str, dict[str, list[float
 
 
 def open_law(name: str) -> SourcedLaw:
-    """A published law by its name, or the one in a law.json.
+    """Return a published law by its name, or the one in a law.json.
 
     Raises:
         ValueError: neither, or the file is not a law.
@@ -127,7 +127,7 @@ def open_law(name: str) -> SourcedLaw:
 
 
 def plain(value: Any) -> Any:
-    """The same with null for what is not a number, which JSON does not have."""
+    """Return the value with null for every number that is not finite, which JSON does not have."""
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):

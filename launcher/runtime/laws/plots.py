@@ -1,4 +1,4 @@
-"""The figures of a fit: measured against predicted, f_x(P) with its band, the damage of quantization after training."""
+"""Draw the figures of a fit: measured against predicted, f_x(P) with its band, damage of later quantization."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ NAMES = {"w": "weights", "a": "activations", "kv": "KV cache"}
 
 
 def plot_fit(fit: Fit, curves: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw what there is; returns the files."""
+    """Draw the figures that the fit has data for, and return their files."""
     figures = {"predicted.png": _predicted(fit)}
     if curves:
         figures["f.png"] = _fractions(curves)
@@ -59,7 +59,7 @@ def _fractions(curves: Mapping[str, Any]) -> Figure:
 
 
 def _post_deltas(fit: Fit) -> Figure:
-    """Dots measured; a line for each width and size of the model."""
+    """Draw measured deltas as dots, and a line for each width and size of the model."""
     figure, axes = _axes("tokens per parameter, D / N", "added by quantization after training (nats)")
     paired, deltas = fit.train.post_deltas()
     widths = np.unique(paired.at.post_bits)

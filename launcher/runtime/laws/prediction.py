@@ -1,4 +1,4 @@
-"""What a law says of a configuration: its loss, other widths, and better ways to spend its compute."""
+"""Predict by a law what a configuration comes to: its loss, other widths, and better ways to spend its compute."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -24,7 +24,7 @@ SHAPES = {"at_16_bits": "best split", "at_optimal_bits": "best precision", "at_t
 
 
 def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) -> dict[str, Any]:
-    """Every number, as plain values.
+    """Return every number of the prediction, as plain values.
 
     Args:
         name: of a published law, or a law.json.
@@ -74,7 +74,7 @@ def _loss(sourced: SourcedLaw, name: str, at: Points) -> float:
 
 
 def _training(law: Law, parameters: int, tokens: int) -> list[dict[str, float]]:
-    """Loss by the width of everything that the law has an f for, where it has a meaning."""
+    """Return the loss by the width of everything that the law has an f for, where it has a meaning."""
     if not isinstance(law, PrecisionLaw) or not law.indices:
         return []
     return [
@@ -89,7 +89,7 @@ def _training(law: Law, parameters: int, tokens: int) -> list[dict[str, float]]:
 
 
 def _post(law: Law, parameters: int, tokens: int) -> list[dict[str, float]]:
-    """What quantization after training in bf16 adds, by width."""
+    """Return what quantization after training in bf16 adds, by width."""
     if not {"C_T", "gamma_P"} & set(law.constants):
         return []
     rows = []
@@ -102,7 +102,7 @@ def _post(law: Law, parameters: int, tokens: int) -> list[dict[str, float]]:
 
 
 def _notes(name: str, sourced: SourcedLaw, parameters: int, tokens: int) -> list[str]:
-    """What a reader must know before believing a number."""
+    """Return what a reader must know before believing a number."""
     notes = []
     if name in PUBLISHED:
         notes.append("published constants belong to their data and architecture and do not transfer; fit your own")
@@ -115,7 +115,7 @@ def _notes(name: str, sourced: SourcedLaw, parameters: int, tokens: int) -> list
 
 
 def lines(facts: dict[str, Any]) -> Iterator[str]:
-    """The prediction as part of a plan."""
+    """Yield the lines of the prediction in a plan."""
     yield f"law         {facts['name']} ({facts['form']}): {facts['source']}"
     yield from (f"caution     {note}" for note in facts["notes"])
     yield (

@@ -1,4 +1,4 @@
-"""Measured points from JSON Lines: results of sweeps, rows of quantization reports, any file with the same keys.
+"""Read measured points from JSON Lines: results of sweeps, rows of quantization reports, any file with the same keys.
 
 parameters       N, without embedding and head           weight_bits activation_bits kv_bits   of training; 16: none
 tokens           D                                       post_bits       null: not quantized after training
@@ -55,12 +55,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Rows:
-    """What was read."""
+    """Hold what was read."""
 
     measured: Measured
     files: tuple[Path, ...]
     left_out: dict[str, int]
-    """Why -> how many rows."""
+    """Reason -> number of rows that are left out for it."""
 
 
 def read_rows(sources: Sequence[Path]) -> Rows:
@@ -95,7 +95,7 @@ def _column(seen: Iterable[Point], name: str) -> NDArray[np.float64]:
 
 
 def _numbers(names: Sequence[Any]) -> NDArray[np.intp]:
-    """Equal names get equal numbers."""
+    """Return a number for each name, the same for equal names."""
     known = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([known[name] for name in names], np.intp)
 
@@ -118,7 +118,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _unfinished(row: dict[str, Any]) -> str | None:
-    """Why a row has no loss to fit; None for one that has."""
+    """Return why a row has no loss to fit; None for one that has."""
     status, loss = row.get("status", "finished"), row.get("loss", 0.0)
     if status != "finished":
         return str(status)

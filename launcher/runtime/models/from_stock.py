@@ -21,7 +21,7 @@ from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_shapes
 
 FILES = ["*.json", "*.safetensors"]
-"""What a model on the hub is read from."""
+"""Patterns of the files that a model on the hub is read from."""
 
 
 def check(config: Config) -> None:

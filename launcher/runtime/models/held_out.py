@@ -1,4 +1,4 @@
-"""What a model can be scored on: a source of samples that fits it, its own tasks, and windows of which length."""
+"""Decide what a model can be scored on: samples that fit it, its own tasks, and windows of which length."""
 
 from plumbline.data.config import SourceConfig
 from plumbline.data.streams import SampleSource
@@ -9,7 +9,7 @@ LONGEST = 1024  # tokens of a window, where neither the request nor a training r
 
 
 def window_length(model: LoadedModel, asked: int | None) -> int:
-    """Tokens per window: what was asked for, else as in training.
+    """Return the tokens of one window: what was asked for, else as in training.
 
     Raises:
         ValueError: the model has fewer positions.
@@ -44,7 +44,7 @@ def check_tokenizer(model: LoadedModel, corpus: SampleSource) -> None:
 
 
 def own_task(model: LoadedModel, name: str) -> SourceConfig:
-    """The task that a run was evaluated on under this name.
+    """Return the task that a run was evaluated on under this name.
 
     Raises:
         ValueError: there is none.

@@ -49,7 +49,7 @@ def device_named(name: str | None) -> torch.device:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in evaluation mode with what is needed to feed it."""
+    """Hold a model in evaluation mode with what is needed to feed it."""
 
     module: nn.Module
     """Our CausalLM, or a stock transformers model."""
@@ -65,27 +65,27 @@ class LoadedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Return the device that the weights are on."""
         return next(self.module.parameters()).device
 
     @property
     def context_length(self) -> int:
-        """Longest sequence the model accepts, in tokens."""
+        """Return the length of the longest sequence that the model accepts, in tokens."""
         return int(getattr(self.module.config, "max_position_embeddings"))  # noqa: B009 - two unrelated classes
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the model has an embedding for."""
+        """Return the number of ids that the model has an embedding for."""
         return int(getattr(self.module.config, "vocab_size"))  # noqa: B009 - two unrelated classes
 
     @property
     def thinks(self) -> bool:
-        """Whether it was loaded with an objective that has another way to predict than the plain model."""
+        """Return whether it was loaded with an objective that has another way to predict than the plain model."""
         return isinstance(self.module, TrainedLM) and self.module.objective.thinks
 
     @torch.no_grad()
     def logits(self, batch: Mapping[str, Any], thinking: bool = False) -> Tensor:
-        """[B, T, V] in fp32: what is predicted after each token, given the true ones before; or with thoughts."""
+        """Return what is predicted after each token, [B, T, V] in fp32: from the true ones before, or with thoughts."""
         return self._run(batch, thinking)()  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -104,7 +104,7 @@ class LoadedModel:
         return answer_sums(self.logits(batch, thinking), batch["labels"].to(self.device))
 
     def _run(self, batch: Mapping[str, Any], thinking: bool) -> Callable[..., Any]:
-        """The module on a batch: logits, or with labels the two sums of a CausalLM."""
+        """Return a call of the module on a batch: to logits, or with labels to the two sums of a CausalLM."""
         batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
         if thinking:
             return partial(self.module, batch, thinking=True)
@@ -115,7 +115,7 @@ class LoadedModel:
 
     @property
     def lookahead(self) -> LatentLookahead:
-        """The objective that thinks.
+        """Return the objective that thinks.
 
         Raises:
             ValueError: the model was trained without latent lookahead, or is an exported folder.
@@ -143,7 +143,7 @@ class LoadedModel:
         seed: int = 0,
         stop_at: int | None = None,
     ) -> Iterator[int]:
-        """Token ids that follow the prompt, until `stop_at` or max_new_tokens.
+        """Yield the token ids that follow the prompt, until `stop_at` or max_new_tokens.
 
         Args:
             prompt: token ids.
@@ -266,7 +266,7 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
 
 
 def native_classes() -> tuple[Any, Any]:
-    """Configuration and model of native exports."""
+    """Return the classes of configuration and model of native exports."""
     from plumbline.model.export.native.configuration_plumbline import PlumblineConfig
     from plumbline.model.export.native.modeling_plumbline import PlumblineForCausalLM
 
@@ -275,7 +275,7 @@ def native_classes() -> tuple[Any, Any]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without the bars of transformers and compressed-tensors, and what libraries that they import say of themselves.
+    """Silence the bars of transformers and compressed-tensors, and what libraries they import say of themselves.
 
     Nothing reaches the standard output, which belongs to --json: accelerate imports DeepSpeed, which logs to it. What
     transformers says of the weights is seen as ever: its handler holds the standard error of before. Bars and the two
@@ -291,7 +291,7 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The Hugging Face tokenizer stored in a folder."""
+    """Return the Hugging Face tokenizer stored in a folder."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(path, trust_remote_code=False)

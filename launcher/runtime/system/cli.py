@@ -1,4 +1,4 @@
-"""What entry points do alike: one clear line for an error that is the user's, a traceback for a bug; options."""
+"""Do what entry points do alike: one clear line for an error that is the user's, a traceback for a bug; options."""
 
 import argparse
 import json
@@ -26,17 +26,17 @@ def run(command: Callable[[], int | None]) -> NoReturn:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Print one JSON document on standard output."""
     print(json.dumps(value, indent=2))
 
 
 def say(line: str) -> None:
-    """To standard error: standard output is for results."""
+    """Print a line on standard error: standard output is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def positive(text: str) -> int:
-    """An integer of at least 1, for argparse."""
+    """Return an integer of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is less than 1")
@@ -44,7 +44,7 @@ def positive(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """An integer of at least 0, for argparse."""
+    """Return an integer of at least 0, for argparse."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is less than 0")
@@ -74,7 +74,7 @@ def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job_options(parser: argparse._ActionsContainer, what: str) -> None:
-    """What every Slurm job asks of the cluster; `what` has the time limit."""
+    """Add what every Slurm job asks of the cluster; `what` has the time limit."""
     parser.add_argument("--time", help=f"time limit of {what}, e.g. 8:00:00; one that needs longer requeues itself")
     parser.add_argument("--partition", help="default: slurm/cluster.env, else the cluster's")
     parser.add_argument("--account", help="default: slurm/cluster.env, else the cluster's")

@@ -1,4 +1,4 @@
-"""The small collectives by which ranks agree."""
+"""Let ranks agree by small collectives."""
 
 from typing import Any
 
@@ -9,20 +9,20 @@ from plumbline.launcher.runtime.system.world import World
 
 
 def any_rank(flag: bool, world: World) -> bool:
-    """Whether the flag is up on any rank: how all ranks agree on a step."""
+    """Return whether the flag is up on any rank, by which all ranks agree on a step. Collective."""
     value = torch.tensor([int(flag)], dtype=torch.int32, device=world.device)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return bool(value.item())
 
 
 def sum_over_ranks(value: torch.Tensor) -> torch.Tensor:
-    """Element-wise sum over ranks, in place."""
+    """Sum element-wise over ranks, in place."""
     dist.all_reduce(value)
     return value
 
 
 def gather_objects(value: Any, world: World) -> list[Any]:
-    """Small Python objects of all ranks, in the order of ranks."""
+    """Return small Python objects of all ranks, in the order of ranks."""
     gathered: list[Any] = [None] * world.size
     dist.all_gather_object(gathered, value)
     return gathered

@@ -1,4 +1,4 @@
-"""Figures without a window: panels to draw in, colours from light to dark, and PNG files.
+"""Make figures without a window: panels to draw in, colours from light to dark, and PNG files.
 
 Nothing here touches pyplot, which keeps every figure until it is closed and looks for a window.
 """

@@ -1,4 +1,4 @@
-"""Requests to stop: SIGUSR1 (Slurm, ahead of the time limit or of preemption), SIGTERM, SIGINT, a launcher that died.
+"""Take requests to stop: SIGUSR1 (Slurm, before the time limit or a preemption), SIGTERM, SIGINT, a dead launcher.
 
 The handler only raises a flag. Ranks hear of a signal at different moments, so the loop agrees on a step with an
 all-reduce of the flag, saves there, and exits with REQUEUE, which the sbatch script answers by requeueing the job.
@@ -27,7 +27,7 @@ SET_BY_LAUNCHERS = ("CROSS_SIZE", "TORCHELASTIC_RUN_ID")  # by deepspeed and tor
 
 
 class StopRequest:
-    """Whether this process has been asked to stop; install it before the work starts."""
+    """Tell whether this process has been asked to stop; install it before the work starts."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -41,12 +41,12 @@ class StopRequest:
         self.signal = number
 
     def __bool__(self) -> bool:
-        """Whether a signal arrived, or a launcher of this process died."""
+        """Return whether a signal arrived, or a launcher of this process died."""
         return self.signal is not None or self.is_orphaned
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether a launcher of this process died."""
+        """Return whether a launcher of this process died."""
         if not self._launchers:  # there is none, or it died before we looked for it
             return os.getppid() == 1 and any(name in os.environ for name in SET_BY_LAUNCHERS)
         # By who the parent is, not by whether the launcher exists: until somebody asks how it ended, a dead one does

@@ -86,7 +86,7 @@ def require_sbatch(dry_run: bool) -> None:
 
 
 def submit(script: Path) -> str:
-    """Run a script of `write_script`; returns the job id. Raises ValueError with sbatch's own words."""
+    """Run a script of `write_script` and return the job id. Raises ValueError with sbatch's own words."""
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"Slurm did not take {script}: {done.stderr.strip()}")
@@ -94,7 +94,7 @@ def submit(script: Path) -> str:
 
 
 def describe_submission(script: Path, job_id: str | None, what: str, log: str | None) -> str:
-    """What was submitted and how to follow it; of a dry run (job_id None) the script itself."""
+    """Say what was submitted and how to follow it; of a dry run (job_id None), return the script itself."""
     if job_id is None:
         return f"{script.read_text()}\nnot submitted; to submit: bash {script}"
     return (

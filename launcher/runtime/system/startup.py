@@ -1,7 +1,4 @@
-"""Ranks: who am I, how do we meet, and the three small collectives that the training loop needs.
-
-`python`, `deepspeed`, `torchrun` and one-task-per-rank `srun` all start the same script; the environment tells which.
-"""
+"""Join the process group of all ranks and leave it, with DeepSpeed prepared and quiet."""
 
 import fcntl
 import hashlib
@@ -61,7 +58,7 @@ def start(world: World, timeout_minutes: float) -> None:
 
 
 def _ranks_on_this_host() -> int:
-    """As each launcher tells it: torchrun, DeepSpeed, Slurm."""
+    """Return how many ranks this host has, as torchrun, DeepSpeed or Slurm tells it; 1 where none does."""
     names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 1)
 

@@ -1,4 +1,4 @@
-"""Ranks: who am I among all processes of the run.
+"""Find this process's place among all processes of the run.
 
 `python`, `deepspeed`, `torchrun` and one-task-per-rank `srun` all start the same script; the environment tells which.
 """
@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class World:
-    """This process among all processes of the run."""
+    """Identify this process among all processes of the run."""
 
     rank: int
     local_rank: int
@@ -21,12 +21,12 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes files and prints."""
+        """Return whether this rank writes files and prints."""
         return self.rank == 0
 
 
 def _adopt_slurm_environment() -> None:
-    """Under a bare `srun`, give torch.distributed the five variables that it expects."""
+    """Give torch.distributed the five variables that it expects, under a bare `srun`."""
     env = os.environ
     if "RANK" in env or "SLURM_PROCID" not in env or "SLURM_STEP_ID" not in env:
         return
@@ -43,7 +43,7 @@ def _adopt_slurm_environment() -> None:
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on right now."""
+    """Return a TCP port that nobody listens on right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -55,7 +55,7 @@ def be_alone() -> None:
 
 
 def read_world() -> World:
-    """Rank, world size and device from whichever launcher started this process.
+    """Return rank, world size and device as whichever launcher started this process gives them.
 
     Raises:
         ValueError: the launcher's variables are incomplete or contradict the visible GPUs.
