@@ -8,7 +8,7 @@ from plumbline.model.export import thinker
 
 
 def model_card(model: LoadedModel, report: ExportReport) -> str:
-    """The README of the exported folder: the run's facts."""
+    """Return the README of the exported folder: the run's facts."""
     config = model.config
     assert config is not None
     rule, shape = config.parameterization, config.model
@@ -57,7 +57,7 @@ tokenizer = AutoTokenizer.from_pretrained("{report.folder}")
 
 
 def _without_thoughts(report: ExportReport) -> str:
-    """A warning where the plain model was not what training improved."""
+    """Return a warning where the plain model was not what training improved."""
     if report.only_with_thoughts is None:
         return ""
     return (
@@ -67,7 +67,7 @@ def _without_thoughts(report: ExportReport) -> str:
 
 
 def _how_to_think(report: ExportReport, trust: str) -> str:
-    """What the card of a model says that can think."""
+    """Return what the card says of a model that can think; nothing for others."""
     if report.lookahead is None or report.lookahead.left_out is not None:
         return ""
     return f"""
@@ -88,7 +88,7 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=64, think="every:8")[0
 
 
 def _how(report: ExportReport) -> str:
-    """In which sense the folder is the trained model."""
+    """Say in which sense the folder is the trained model."""
     if report.own_code:
         return "Its class is in this folder; all multipliers of training are folded into the weights."
     if report.headroom is not None:

@@ -96,7 +96,7 @@ def _check_precision(precision: PrecisionConfig) -> None:
 
 
 def _write_tokenizer(model: LoadedModel, folder: Path) -> int | None:
-    """Copy the run's tokenizer files; returns the end-of-text id."""
+    """Copy the run's tokenizer files, and return the end-of-text id."""
     if model.tokenizer_path is None:
         return None
     shutil.copytree(model.tokenizer_path, folder, dirs_exist_ok=True)
@@ -105,7 +105,7 @@ def _write_tokenizer(model: LoadedModel, folder: Path) -> int | None:
 
 
 def _write_model(entries: dict[str, Any], weights: dict[str, Tensor], end: int | None, folder: Path) -> str:
-    """Let transformers write config, weights and generation_config; returns the name of the class."""
+    """Let transformers write config, weights and generation_config, and return the name of the class."""
     stock = _empty_model({**entries, "bos_token_id": end, "eos_token_id": end, "pad_token_id": None})
     tied = {"lm_head.weight"} if stock.config.tie_word_embeddings else set()
     expected = set(stock.state_dict()) - tied
@@ -125,7 +125,7 @@ def _write_thinker(settings: dict[str, Any], tensors: dict[str, Tensor], folder:
 
 
 def _empty_model(entries: dict[str, Any]) -> Any:
-    """The class that config.json names, its tensors without memory."""
+    """Return the class that config.json names, its tensors without memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -136,7 +136,7 @@ def _empty_model(entries: dict[str, Any]) -> Any:
 
 
 def _headroom(target: str, ours: CausalLM) -> Headroom | None:
-    """Return that of the target's constant channels, if it has any and it is enough."""
+    """Return the headroom of the target's constant channels, if it has any and it is enough."""
     found = TARGETS[target].headroom(ours, check_tokens(ours.config))
     if found is not None and not found.largest <= found.limit:
         raise ExportError(

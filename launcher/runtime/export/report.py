@@ -8,22 +8,22 @@ OBJECTIVE = "objective."  # begins the names of tensors that the plain model doe
 
 
 class ExportError(ValueError):
-    """The exported folder does not compute what the model computes, or cannot be written."""
+    """Report an exported folder that does not compute what the model computes, or cannot be written."""
 
 
 @dataclass(frozen=True)
 class LookaheadReport:
-    """How the thoughts of the folder's own code compare with the run's."""
+    """Say how the thoughts of the folder's own code compare with the run's."""
 
     relative_error: float
     """max |logit difference| / max |logit| of a thought's slots, fp32."""
     greedy_tokens: int
-    """Greedy tokens that agree, with a thought at every third (`verify.THINK_EVERY`)."""
+    """Number of greedy tokens that agree, with a thought at every third (`verify.THINK_EVERY`)."""
     left_out: str | None
     """Why the folder cannot think after all; None: it can."""
 
     def __str__(self) -> str:
-        """In one line."""
+        """Return the report in one line."""
         if self.left_out is not None:
             return f"left out: {self.left_out}"
         return f"slots' logits within {self.relative_error:.1e}, {self.greedy_tokens} greedy tokens equal"
@@ -31,19 +31,19 @@ class LookaheadReport:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written and how it compares."""
+    """Say what was written and how it compares."""
 
     folder: str
     architecture: str
     relative_error: float
     """max |logit difference| / max |logit|, fp32."""
     greedy_tokens: int
-    """Greedy tokens that agree, all of those compared."""
+    """Number of greedy tokens that agree: all that were compared."""
     own_code: bool = False
     """Whether the folder brings the code of its class, which a user must trust."""
     headroom: Headroom | None = None
-    """Of constant channels, where the target has them."""
+    """Headroom of constant channels, where the target has them."""
     lookahead: LookaheadReport | None = None
-    """Of a run that was trained with latent lookahead."""
+    """Comparison of thoughts, for a run that was trained with latent lookahead."""
     only_with_thoughts: str | None = None
-    """The objective, if it trained predictions with thoughts alone, which the class in the folder does not make."""
+    """Objective, if it trained predictions with thoughts alone, which the folder's class does not make; else None."""

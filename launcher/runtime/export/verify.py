@@ -22,14 +22,14 @@ CHECK_BATCH, CHECK_LENGTH = 2, 64
 
 
 def check_tokens(config: Any) -> Tensor:
-    """The random tokens that every check runs on, for a model's configuration, ours or one of transformers."""
+    """Return the random tokens that every check runs on, for a model's configuration, ours or one of transformers."""
     generator = torch.Generator().manual_seed(0)
     shape = (CHECK_BATCH, min(CHECK_LENGTH, config.max_position_embeddings))
     return torch.randint(config.vocab_size, shape, generator=generator)
 
 
 def _check_prompt(model: CausalLM) -> tuple[Tensor, int]:
-    """Some of them, to be continued, and by how many tokens."""
+    """Return some of the tokens of `check_tokens` as a prompt, and by how many tokens to continue it."""
     room = model.config.max_position_embeddings
     prompt = check_tokens(model.config)[:1, : max(1, min(8, room - GREEDY_TOKENS))]
     return prompt, min(GREEDY_TOKENS, room - prompt.size(1))
@@ -103,7 +103,7 @@ def verify_thinker(ours: CausalLM, look: LatentLookahead, folder: Path, own_code
 
 
 def _equal_at_start(one: Iterator[int], other: Iterator[int]) -> int:
-    """How many tokens agree before the first that differ."""
+    """Return how many tokens agree before the first that differ."""
     count = 0
     for ours, theirs in zip(one, other, strict=True):
         if ours != theirs:

@@ -1,8 +1,8 @@
-"""A loaded model as lm-evaluation-harness wants it: likelihoods of texts and of continuations, greedy continuations.
+"""Serve a loaded model to lm-evaluation-harness: likelihoods of texts and of continuations, greedy continuations.
 
 Tokens, windows and what is cut are those of lm_eval's own class for Hugging Face models, HFLM, so that a run and its
 export get the same numbers from both. This module needs lm_eval, which is optional and slow to import;
-`harness_tasks.py` imports it when tasks are asked for.
+`tasks.py` imports it when tasks are asked for.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from tqdm import tqdm
 from plumbline.launcher.runtime.models.open import LoadedModel
 
 Scored = tuple[object, list[int], list[int]]
-"""Texts that lm_eval passes along, context, continuation."""
+"""Texts that lm_eval passes along, the context and the continuation."""
 
 
 class HarnessModel(TemplateLM):
-    """What lm_eval's tasks ask; `loglikelihood` is lm_eval's own, over `_loglikelihood_tokens`."""
+    """Answer what lm_eval's tasks ask; `loglikelihood` is lm_eval's own, over `_loglikelihood_tokens`."""
 
     def __init__(self, model: LoadedModel, tokenizer: Any, batch_size: int = 8) -> None:
         """Wrap a model; any module that LoadedModel takes, quantized ones as well.
@@ -50,27 +50,27 @@ class HarnessModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int | None:
-        """Ends a text."""
+        """Return the token that ends a text."""
         return self.tokenizer.eos_token_id  # type: ignore[no-any-return]
 
     @property
     def prefix_token_id(self) -> int:
-        """Stands before a text: beginning-of-text, else end-of-text, after which in training another text began."""
+        """Return the token before a text: beginning-of-text, else end-of-text, as between texts in training."""
         return self._prefix
 
     @property
     def max_length(self) -> int:
-        """Most tokens in one forward pass."""
+        """Return the most tokens of one forward pass."""
         return self.model.context_length
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Token ids; by default with what the tokenizer itself puts before a text that does not begin with it."""
+        """Return token ids; by default with the tokenizer's own prefix where the text does not begin with it."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.tokenizer.decode(self.prefix_token_id))
         return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)  # type: ignore[no-any-return]
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Log-probability (nats) of each whole text: every token once, in windows that share no predicted token."""
+        """Return the log-probability (nats) of each whole text, in windows that share no predicted token."""
         windows: list[Scored] = []
         owners: list[int] = []
         for owner, request in enumerate(requests):
@@ -84,7 +84,7 @@ class HarnessModel(TemplateLM):
         return totals
 
     def _loglikelihood_tokens(self, requests: Sequence[Scored], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Of each continuation: log-probability (nats) after its context, and whether greedy decoding gives it.
+        """Return each continuation's log-probability (nats) after its context, and whether it is the greedy one.
 
         What is too long for the model loses its beginning.
 
@@ -115,14 +115,14 @@ class HarnessModel(TemplateLM):
         return [found[number] for number in range(len(pairs))]
 
     def _log_probs(self, rows: Sequence[list[int]]) -> Tensor:
-        """[B, T, V]: what is predicted after each token. Rows are padded on the right, which no earlier token sees."""
+        """Return log-probabilities [B, T, V] after each token; rows are padded on the right, unseen by earlier ones."""
         inputs = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         positions = torch.arange(inputs.size(1)).expand_as(inputs)
         batch = {"input_ids": inputs, "document_ids": torch.zeros_like(inputs), "positions": positions}
         return self.model.logits(batch).log_softmax(-1)
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The greedy continuation of each text, cut before the first of its `until` strings."""
+        """Return the greedy continuation of each text, cut before the first of its `until` strings."""
         texts = []
         for request in tqdm(requests, unit="text", disable=disable_tqdm or None):
             context, options = request.args
@@ -130,7 +130,7 @@ class HarnessModel(TemplateLM):
         return texts
 
     def _continue(self, context: str, options: dict[str, Any]) -> str:
-        """One continuation.
+        """Return one continuation.
 
         Raises:
             ValueError: it is to be drawn at random, or leaves no room for a context.

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: found by name, scored on a loaded model, told in lines.
+"""Find tasks of lm-evaluation-harness by name, score a loaded model on them, and tell the scores in lines.
 
 lm_eval is an optional dependency, imported when tasks are asked for and not before.
 """
@@ -18,10 +18,10 @@ KEPT = ("results", "groups", "group_subtasks", "versions", "n-shot", "n-samples"
 
 @dataclass(frozen=True)
 class Tasks:
-    """Tasks and groups of tasks, their data read."""
+    """Hold tasks and groups of tasks whose data is read."""
 
     manager: Any
-    """lm_eval's index, in which they were found."""
+    """lm_eval's index, in which the tasks were found."""
     loaded: list[Any]
 
 
@@ -93,7 +93,7 @@ def score_tasks(
 
 
 def lines(scores: Mapping[str, Any]) -> Iterator[str]:
-    """One line for each task and metric of `score_tasks`: value, standard error if there is one, documents, shots."""
+    """Yield a line for each task and metric of `score_tasks`: value, any standard error, documents, shots."""
     for task, values in scores["results"].items():
         shots = f", {scores['n-shot'][task]}-shot" if task in scores["n-shot"] else ""
         for key, value in values.items():
@@ -115,7 +115,7 @@ def _require_lm_eval() -> None:
 
 
 def _index(names: Sequence[str], folders: Sequence[Path]) -> Any:
-    """lm_eval's index; of the folders alone if all tasks are there, since that of its own 14,000 takes ten seconds."""
+    """Return lm_eval's index: of the folders alone if all tasks are there, as its own 14,000 take ten seconds."""
     from lm_eval.tasks import TaskManager
 
     if folders:
@@ -126,7 +126,7 @@ def _index(names: Sequence[str], folders: Sequence[Path]) -> Any:
 
 
 def _load(name: str, manager: Any) -> list[Any]:
-    """The group or the tasks of a name.
+    """Return the group or the tasks of a name.
 
     Raises:
         ValueError: they cannot be had.
@@ -155,7 +155,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _unknown(name: str, known: Sequence[str], folders: Sequence[Path]) -> str:
-    """What to say of a task that nobody has."""
+    """Say that nobody has a task, which names are near, and how to write one."""
     near = ", ".join(difflib.get_close_matches(name, known, n=5)) or "none"
     places = " and ".join(["lm_eval's own tasks", *map(str, folders)])
     return (

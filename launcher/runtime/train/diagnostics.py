@@ -1,4 +1,4 @@
-"""Diagnostics of a training step: one more forward of its first micro-batch, and a look at its update.
+"""Diagnose a training step: one more forward pass of its first micro-batch, and a look at its update.
 
 Everything is measured as sums; those of all ranks are added before a statistic is formed, so a record does not depend
 on how samples lie over ranks. Training is not touched: the numbers of a run are the same with and without, to the last

@@ -1,4 +1,4 @@
-"""Tokens per second and model FLOPs utilisation."""
+"""Measure tokens per second and model FLOPs utilisation."""
 
 import time
 from functools import cache
@@ -14,7 +14,7 @@ PEAK_BF16_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "B200": 22
 
 
 class SpeedMeter:
-    """Speed over the steps since the last reading, evaluations and saves left out.
+    """Measure the speed over the steps since the last reading, evaluations and saves left out.
 
     mfu = tokens/s x training FLOPs per token (`model.flops`) / (ranks x peak of one device).
     """
@@ -31,7 +31,7 @@ class SpeedMeter:
         self._time, self._step = time.perf_counter(), step
 
     def read(self, step: int) -> dict[str, float]:
-        """tokens_per_second and mfu since the last restart or reading."""
+        """Return tokens_per_second and mfu since the last restart or reading."""
         tokens = self.tokens_before(step) - self.tokens_before(self._step)
         speed = tokens / (time.perf_counter() - self._time)
         self.restart(step)
@@ -40,7 +40,7 @@ class SpeedMeter:
 
 @cache  # a worker of a sweep asks once for each cell
 def peak_flops(world: World, dtype: torch.dtype, given_tflops: float | None) -> float:
-    """Peak FLOP/s of one rank's device: given, known by name, or measured by matrix products (CPUs, other GPUs)."""
+    """Return the peak FLOP/s of one rank's device: given, known by name, or measured (CPUs, other GPUs)."""
     if given_tflops is not None:
         return given_tflops * 1e12
     if world.device.type == "cuda" and dtype == torch.bfloat16:

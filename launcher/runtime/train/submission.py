@@ -1,4 +1,4 @@
-"""One pretraining run as a Slurm job: what is asked of the cluster, and the script that asks for it.
+"""Prepare one pretraining run as a Slurm job: what is asked of the cluster, and the script that asks for it.
 
 The run folder holds what was submitted: `slurm/config-N.yaml`, the configuration as it was checked, and
 `slurm/submit-N.sh`, the one sbatch command that trains it. A job may wait for days; what the user edits meanwhile does

@@ -1,4 +1,4 @@
-"""What a guard is asked, and how it ends a run."""
+"""Define what a guard is asked, and how it ends a run."""
 
 from collections.abc import Mapping
 from typing import Any
