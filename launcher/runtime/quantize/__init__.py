@@ -1,1 +1,1 @@
-"""Behind launcher/quantize.py: what rounding costs a model, rows and reports of it, quantized folders."""
+"""Measure what rounding costs a model, keep rows and reports of it, and write quantized folders."""

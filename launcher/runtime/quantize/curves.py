@@ -1,4 +1,4 @@
-"""The four curves of a quantization report, in one PNG file.
+"""Draw the four curves of a quantization report into one PNG file.
 
 1. what rounding costs against bits of the weights, a line for each way of rounding them
 2. the same against training tokens per parameter, a line for each recipe that several checkpoints were given
@@ -39,7 +39,7 @@ def draw_curves(rows: Sequence[Row], floor: float, path: Path) -> None:
 
 
 def by_bits(rows: Sequence[Row]) -> Lines:
-    """Weights only: how they are rounded, and which model -> (bits, delta)."""
+    """Return the way of rounding, and which model -> (bits, delta), of recipes that round weights alone."""
     several = len({row["model"] for row in rows}) > 1
     lines: Lines = defaultdict(list)
     for row in filter(rounds_weights_alone, rows):
@@ -49,7 +49,7 @@ def by_bits(rows: Sequence[Row]) -> Lines:
 
 
 def by_tokens(rows: Sequence[Row]) -> Lines:
-    """Recipe -> (training tokens per parameter, delta), of recipes with several checkpoints."""
+    """Return recipe -> (training tokens per parameter, delta), of recipes with several checkpoints."""
     lines: Lines = defaultdict(list)
     for row in rows:
         if row["tokens_per_parameter"] is not None:
@@ -58,7 +58,7 @@ def by_tokens(rows: Sequence[Row]) -> Lines:
 
 
 def outlier_pairs(rows: Sequence[Row], quantity: str) -> list[tuple[float, float]]:
-    """(quantity of the inputs, delta) of recipes that round activations."""
+    """Return (quantity of the inputs, delta) of each recipe that rounds activations."""
     return [
         (row[quantity], row["delta"])
         for row in rows
@@ -67,18 +67,18 @@ def outlier_pairs(rows: Sequence[Row], quantity: str) -> list[tuple[float, float
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's rank correlation, -1 to 1; nan where one side is constant."""
+    """Return Spearman's rank correlation, -1 to 1; nan where one side is constant."""
     sides = list(zip(*pairs, strict=True))
     return float(stats.spearmanr(*sides).statistic) if all(len(set(side)) > 1 for side in sides) else math.nan
 
 
 def rounds_weights_alone(row: Row) -> bool:
-    """Whether a recipe leaves inputs, keys and values as they are."""
+    """Return whether a recipe leaves inputs, keys and values as they are."""
     return row["post_bits"] is not None and row["post_activation_bits"] is None and row["post_kv_bits"] is None
 
 
 def _way(recipe: str) -> str:
-    """A recipe's name without its bits: rtn-w4-g128 -> rtn-w-g128."""
+    """Return a recipe's name without its bits: rtn-w4-g128 -> rtn-w-g128."""
     return "-".join("w" if part[0] == "w" and part[1:].isdigit() else part for part in recipe.split("-"))
 
 

@@ -1,4 +1,4 @@
-"""What rounding costs: a quantized model against its original on the very same tokens."""
+"""Measure what rounding costs: a quantized model against its original on the very same tokens."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ ENDS = 0.025, 0.975  # of an interval that holds 95 %
 
 @dataclass(frozen=True)
 class Damage:
-    """A quantized model against its original, over the same predicted tokens. Losses in nats per token."""
+    """Hold how a quantized model compares with its original on the same predicted tokens. Losses in nats per token."""
 
     base_loss: float
     """Mean cross-entropy of the original."""
@@ -26,7 +26,7 @@ class Damage:
     delta: float
     """loss - base_loss."""
     delta_interval: tuple[float, float]
-    """Where delta lies for sequences without number, at 95 %: sequences are drawn again, each with both its losses."""
+    """95 % interval of delta over unlimited sequences, from sequences drawn again, each with both its losses."""
     perplexity: float
     """exp(loss)."""
     bits_per_byte: float | None
@@ -105,9 +105,10 @@ def damage(sums: SequenceSums, split: WindowStream) -> Damage:
 
 
 def _interval(differences: Tensor, tokens: Tensor) -> tuple[float, float]:
-    """Percentile bootstrap over sequences of the mean difference per token (Efron and Tibshirani 1993, section 13.3).
+    """Return the 95 % interval of the mean difference per token, by a bootstrap over sequences.
 
-    Both models see the same sequences, so what makes one text harder than another falls out.
+    The interval is one of percentiles (Efron and Tibshirani 1993, section 13.3). Both models see the same sequences, so
+    what makes one text harder than another falls out.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(len(tokens), (RESAMPLES, len(tokens)), generator=generator)

@@ -1,4 +1,4 @@
-"""What a law of precision needs to know of a checkpoint: size, data, state of the learning rate, training precision."""
+"""Collect what a law of precision needs to know of a checkpoint: size, data, learning rate, training precision."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ GRIDS = ("_scale", "_zero_point", "_shape")  # what a quantized folder has besid
 
 
 def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:
-    """Columns of a row that do not depend on the recipe; None where a Hugging Face folder does not say.
+    """Return the columns of a row that do not depend on the recipe; None where a Hugging Face folder does not say.
 
     parameters          N: without embedding and head
     tokens              D, seen in training
@@ -52,7 +52,7 @@ def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:
 
 
 def _run(model: LoadedModel) -> str:
-    """What a sweep calls the same weights, if they are those that a run ended with."""
+    """Return what a sweep calls the same weights, if they are those that a run ended with."""
     folder = model.config.run.folder if model.config is not None else None
     result = None if folder is None or model.config is None else read_result(model.config)
     ended = result is not None and result["step"] == model.step
@@ -60,7 +60,7 @@ def _run(model: LoadedModel) -> str:
 
 
 def _learning_rate(config: Config, step: int, tokens: int) -> dict[str, Any]:
-    """Where on its schedule a run is after `step` steps."""
+    """Return where on its schedule a run is after `step` steps."""
     schedule = plan_run(config).schedule
     last = schedule.plan.tokens_before(max(0, step - 1))  # consumed when the last update was made
     if tokens <= schedule.warmup_end:

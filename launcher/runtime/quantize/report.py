@@ -1,4 +1,4 @@
-"""The report of a folder of rows: report.md, with curves.png beside it."""
+"""Write the report of a folder of rows: report.md, with curves.png beside it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def write_report(rows: Sequence[Row], folder: Path, law: Law | None = None) -> Path:
-    """Write both files; returns the report's path.
+    """Write both files, and return the report's path.
 
     Args:
         rows: of rows.jsonl.
@@ -31,7 +31,7 @@ def write_report(rows: Sequence[Row], folder: Path, law: Law | None = None) -> P
 
 
 def predicted_delta(law: Law, row: Row) -> float | None:
-    """Nats that the law says rounding adds; None where it has nothing to say."""
+    """Return the nats that the law says rounding adds; None where it has nothing to say."""
     at = [row[key] for key in ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits", "post_bits")]
     if None in at or not rounds_weights_alone(row):
         return None
@@ -61,7 +61,7 @@ def _lines(rows: Sequence[Row]) -> list[str]:
 
 
 def _about(row: Row) -> list[str]:
-    """What is the same for all rows of a model."""
+    """Return what is the same for all rows of a model."""
     facts = [
         f"loss {row['base_loss']:.4f} nats per token on {row['predicted_tokens']:,} tokens of {row['data']} in "
         f"{row['sequences']:,} sequences of {row['sequence_length']}",
@@ -76,7 +76,7 @@ def _about(row: Row) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Rows of one model as Markdown, the least damage first."""
+    """Return the rows of one model as Markdown, the least damage first."""
     header = ("recipe", "bits stored", "loss added", "95 %", "KL", "same token", "worst layer (dB)", "seconds")
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     for row in sorted(rows, key=lambda row: row["delta"]):

@@ -1,4 +1,4 @@
-"""A row for each checkpoint and recipe: rows.jsonl, and what each layer said: layers.jsonl.
+"""Keep a row for each checkpoint and recipe in rows.jsonl, and what each layer reported in layers.jsonl.
 
 Rows that are there already are not measured again: the same command goes on where it stopped.
 """
@@ -34,20 +34,20 @@ Batches = Callable[[], Iterable[Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Text:
-    """What models are scored and calibrated on."""
+    """Hold the text that models are scored and calibrated on."""
 
     source: SampleSource
     sequence_length: int
     batches: Batches
-    """Of the held-out split, the same at each call."""
+    """Batches of the held-out split, the same at each call."""
     calibration: Sequence[Tensor]
     """Token ids [B, T] of the training split."""
     settings: Mapping[str, Any]
-    """What a row's numbers depend on beside model and recipe."""
+    """Settings that a row's numbers depend on beside model and recipe."""
 
 
 def measure(model: LoadedModel, recipe: Recipe, text: Text) -> tuple[dict[str, Any], list[LayerReport]]:
-    """The row of one recipe, and its layers."""
+    """Return the row of one recipe, and its layers."""
     started = time.monotonic()
     quantized = replace(model, module=deepcopy(model.module))
     layers = quantize_model(quantized.module, recipe, text.calibration)
@@ -77,7 +77,7 @@ def measure(model: LoadedModel, recipe: Recipe, text: Text) -> tuple[dict[str, A
 
 
 def precision_after(recipe: Recipe) -> dict[str, Any]:
-    """Bits after training: `post_bits` of the weights, and of what else a recipe rounds; None for what it does not."""
+    """Return the bits after training: `post_bits` of the weights, and of what else is rounded; None: not rounded."""
     weights, inputs, keys, values = recipe.weights, recipe.activations, recipe.keys, recipe.values
     return {
         "post_bits": None if weights is None else weights.numbers.bits,
@@ -87,13 +87,13 @@ def precision_after(recipe: Recipe) -> dict[str, Any]:
 
 
 def noise_floor(model: LoadedModel, text: Text) -> float:
-    """By how many nats per token bf16 arithmetic changes the loss of a model: differences below say nothing."""
+    """Return by how many nats per token bf16 arithmetic changes a model's loss: differences below say nothing."""
     rounded = replace(model, module=deepcopy(model.module).to(torch.bfloat16))
     return abs(damage(compare(model, rounded, text.batches()), text.source.held_out).delta)
 
 
 def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
-    """Which row it is: another model, recipe or text makes another."""
+    """Return the key of a row: another model, recipe or text makes another."""
     what = {
         "model": str(model.source.resolve()),
         "weights": [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weight_files(model.source)],
@@ -106,12 +106,12 @@ def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Of a checkpoint or a Hugging Face folder; what is written anew has another time."""
+    """Return the files of weights of a checkpoint or a Hugging Face folder; those written anew have another time."""
     return sorted(folder.rglob("*.safetensors"))
 
 
 class RowFile:
-    """rows.jsonl and layers.jsonl of one folder."""
+    """Keep rows.jsonl and layers.jsonl of one folder."""
 
     def __init__(self, folder: Path) -> None:
         """Read what is there; a line that a crash cut off is dropped."""
@@ -140,7 +140,7 @@ class RowFile:
 
 
 def _line(item: Mapping[str, Any]) -> str:
-    """One line of JSON, which has no infinity."""
+    """Return one line of JSON, which has no infinity."""
     finite = {
         key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in item.items()
     }
@@ -180,7 +180,7 @@ def measure_missing(
 
 
 def _fits(model: LoadedModel, recipe: Recipe, text: Text, asked: Sequence[str]) -> bool:
-    """Whether a model can be quantized so; says why not."""
+    """Return whether a model can be quantized so; if not, say why."""
     try:
         check_recipe(model.module, recipe, len(text.calibration))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""A quantized model as a Hugging Face folder in the compressed-tensors format, which transformers and vLLM load.
+"""Save a quantized model as a Hugging Face folder in the compressed-tensors format, for transformers and vLLM.
 
 The folder appears under its name only when transformers, reloading it, computes what was measured.
 """
@@ -33,23 +33,23 @@ EXACT, SAME_SCALES, OTHER_SCALES = 1e-5, 1e-3, 0.05
 
 @dataclass(frozen=True)
 class SaveReport:
-    """What was written and how it compares."""
+    """Say what was written and how it compares."""
 
     folder: str
     recipe: str
     architecture: str
     format: str
-    """Of compressed-tensors."""
+    """Name of the format of compressed-tensors."""
     relative_error: float
     """max |logit difference| / max |logit| of the reloaded folder against the model that was measured, fp32, with
     inputs left as they are."""
     rounded_error: float
-    """The same as it is, with inputs rounded if the recipe rounds them."""
+    """The same error with the model as it is: inputs are rounded if the recipe rounds them."""
     file_bytes: int
-    """Of the weights."""
+    """Bytes of the weights in the folder."""
 
     def __str__(self) -> str:
-        """In two lines."""
+        """Return the report in two lines."""
         return (
             f"{self.folder}: {self.architecture}, {self.recipe}, {self.format}, {self.file_bytes:,} bytes of weights\n"
             f"reloaded with transformers: logits within {self.relative_error:.1e} (allowed {EXACT:.0e}), with inputs "
@@ -105,7 +105,7 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
 
 
 def _scheme(recipe: Recipe) -> tuple[Any, str]:
-    """The QuantizationScheme that says what the recipe does, and the name of the format that holds it.
+    """Return the QuantizationScheme that says what the recipe does, and the name of the format that holds it.
 
     Raises:
         ValueError: compressed-tensors cannot say it.
@@ -178,7 +178,7 @@ def _arguments(quantizer: Quantizer, dynamic: bool = False) -> Any:
 
 
 def _as_stock(model: LoadedModel, folder: Path) -> Any:
-    """The model as a stock class of transformers, fp32, on the CPU.
+    """Return the model as a stock class of transformers, fp32, on the CPU.
 
     Raises:
         ValueError: none computes it, or the format cannot hold it.
@@ -199,7 +199,7 @@ def _as_stock(model: LoadedModel, folder: Path) -> Any:
 
 
 def _opened(folder: Path) -> Any:
-    """As a user of transformers opens it, in fp32."""
+    """Open the folder as a user of transformers does, in fp32."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False).eval()
@@ -207,13 +207,13 @@ def _opened(folder: Path) -> Any:
 
 @torch.no_grad()
 def _logits(stock: Any) -> Tensor:
-    """On the tokens that every check runs on."""
+    """Return the logits on the tokens that every check runs on."""
     logits: Tensor = stock(input_ids=check_tokens(stock.config)).logits
     return logits
 
 
 def _grids(stock: Any) -> dict[str, dict[str, Grid]]:
-    """Of each rounded layer by its name: the weight's grid, and the input's where it is static."""
+    """Return for each rounded layer, by name, the weight's grid, and the input's where it is static."""
     found: dict[str, dict[str, Grid]] = {}
     for name, layer in stock.named_modules():
         if isinstance(layer, QuantizedLinear) and layer.grid is not None:
@@ -263,7 +263,7 @@ def _hand_over(grid: Grid, layer: nn.Module, site: str) -> None:
 
 
 def _both_logits(stock: Any, leave_inputs: Callable[[nn.Module], object]) -> tuple[Tensor, Tensor]:
-    """As the model is, and after `leave_inputs` took the rounding of inputs out of it, module by module."""
+    """Return the logits as the model is, and those after `leave_inputs` took its rounding of inputs out."""
     rounded = _logits(stock)
     stock.apply(leave_inputs)
     return rounded, _logits(stock)
@@ -275,7 +275,7 @@ def _leave_inputs(module: nn.Module) -> None:
 
 
 def _verify(folder: Path, expected: tuple[Tensor, Tensor]) -> tuple[float, float]:
-    """Largest |logit difference| over largest |logit| of the folder, as a user would load it: as it is, inputs left."""
+    """Return the largest |logit difference| over the largest |logit| of the folder: as it is, and with inputs left."""
     from compressed_tensors.quantization import disable_quantization
 
     with quiet_transformers():

@@ -1,4 +1,4 @@
-"""What deserves a look: numbers that are not finite, loss spikes, and kurtosis that leaves its trend.
+"""Find what deserves a look: numbers that are not finite, loss spikes, and kurtosis that leaves its trend.
 
 The last is the early warning of arXiv 2505.20524: in a run that was to fail at 15 billion tokens, the kurtosis of
 activations left its trend at 3 billion and the gradient norm at 12 billion. There is no absolute threshold: what is
@@ -24,23 +24,23 @@ SPIKE_NATS = 0.1  # and at least so much
 
 @dataclass(frozen=True)
 class Alert:
-    """Something in a run that deserves a look."""
+    """Describe something in a run that deserves a look."""
 
     kind: str
     """non_finite, skipped, loss_spike or trend."""
     key: str
-    """Which number."""
+    """Name of the number in metrics.jsonl."""
     step: int
-    """Where it begins."""
+    """Step at which it begins."""
     message: str
 
     def __str__(self) -> str:
-        """One line."""
+        """Return the alert in one line."""
         return f"step {self.step}: {self.kind} of {self.key}: {self.message}"
 
 
 def find_alerts(history: History) -> list[Alert]:
-    """All of a run, in the order of steps."""
+    """Return all alerts of a run, in the order of steps."""
     alerts = [*_non_finite(history), *_skipped(history)]
     if "loss" in history.series:
         alerts += loss_spikes(history.series["loss"])
@@ -51,7 +51,7 @@ def find_alerts(history: History) -> list[Alert]:
 
 
 def trend_alerts(key: str, series: Series) -> list[Alert]:
-    """Whether a quantity leaves the line of log(value) against log(tokens) that its first half follows, upwards."""
+    """Return an alert if a quantity rises above the line of log(value) against log(tokens) of its first half."""
     usable = np.isfinite(series.values) & (series.values > 0) & (series.tokens > 0)
     count = int(usable.sum())
     if count < MIN_OBSERVATIONS:
@@ -70,7 +70,7 @@ def trend_alerts(key: str, series: Series) -> list[Alert]:
 
 
 def _extrapolate(x: Floats, y: Floats, fitted: int) -> tuple[Floats, Floats]:
-    """The least-squares line through the first points, at all x, and its standard error of prediction."""
+    """Return the least-squares line through the first points, at all x, and its standard error of prediction."""
     start, known = x[:fitted], y[:fitted]
     spread = float(np.square(start - start.mean()).sum())
     slope = float(((start - start.mean()) * known).sum()) / spread
@@ -80,7 +80,7 @@ def _extrapolate(x: Floats, y: Floats, fitted: int) -> tuple[Floats, Floats]:
 
 
 def loss_spikes(series: Series) -> list[Alert]:
-    """Steps whose loss is far above the median of those before; one alert for each run of such steps."""
+    """Return an alert for each run of steps whose loss is far above the median of those before."""
     alerts: list[Alert] = []
     values, inside = series.values, False
     for index in range(SPIKE_WINDOW, len(values)):

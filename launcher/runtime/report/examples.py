@@ -1,4 +1,4 @@
-"""Held-out examples of a task that the newest checkpoint of a run solves and fails, as pictures."""
+"""Show held-out examples of a task that the newest checkpoint of a run solves and fails, as pictures."""
 
 import sys
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ SHOWN = 3  # of each kind
 
 
 def solved_and_failed(history: History) -> Section | None:
-    """The first few examples of either kind, of the first task with pictures that a complete run is evaluated on.
+    """Draw the first few examples of either kind, of the first task with pictures that a complete run is evaluated on.
 
     None where there is no such task, or no checkpoint is left. What cannot be opened is a warning: the rest of
     a report does not need it.
@@ -49,7 +49,7 @@ def solved_and_failed(history: History) -> Section | None:
 
 
 def answered(model: LoadedModel, split: TaskStream, length: int) -> Iterator[Answered]:
-    """Some held-out examples with what the model finds likeliest, with thoughts if it thinks: as exact match counts."""
+    """Yield held-out examples with the likeliest answers, as exact match counts: with thoughts if the model thinks."""
     for batch in ValidationBatches(split, length, ROWS, BATCHES):
         likeliest = model.logits(batch, model.thinks).argmax(-1).cpu().numpy()
         for number, row in zip(batch["sample_index"].tolist(), likeliest, strict=True):

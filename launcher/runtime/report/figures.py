@@ -1,4 +1,4 @@
-"""The figures of a report, each a PNG: curves over tokens, and maps of depth against training."""
+"""Draw the figures of a report, each a PNG: curves over tokens, and maps of depth against training."""
 
 from collections.abc import Callable, Mapping
 
@@ -15,7 +15,7 @@ DPI = 90  # a report holds many figures
 
 
 def curves(panels: Mapping[str, Mapping[str, Series]], log: frozenset[str] = frozenset()) -> bytes:
-    """Side by side, one panel for each title: name -> series, over tokens; `log` names panels with a log scale."""
+    """Draw panels side by side, one for each title: name -> series over tokens; `log` names those of a log scale."""
 
     def draw(axes: Axes, title: str) -> None:
         for name, series in panels[title].items():
@@ -31,7 +31,7 @@ def curves(panels: Mapping[str, Mapping[str, Series]], log: frozenset[str] = fro
 
 
 def by_layer(history: History, quantities: Mapping[str, str], log: frozenset[str] = frozenset()) -> bytes:
-    """One panel for each quantity (-> its title), a line for each block, dark where deep."""
+    """Draw one panel for each quantity (-> its title), with a line for each block, dark where deep."""
 
     def draw(axes: Axes, quantity: str) -> None:
         layers = history.layers(quantity)
@@ -49,7 +49,7 @@ def by_layer(history: History, quantities: Mapping[str, str], log: frozenset[str
 
 
 def maps(history: History, quantities: Mapping[str, str], log: frozenset[str] = frozenset()) -> bytes:
-    """One heat map for each quantity (-> its title): depth upwards, observations to the right."""
+    """Draw one heat map for each quantity (-> its title): depth upwards, observations to the right."""
 
     def draw(axes: Axes, quantity: str) -> None:
         layers = history.layers(quantity)

@@ -1,4 +1,4 @@
-"""What a run has written down so far, key by key."""
+"""Read what a run has written down so far, key by key."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Series:
-    """One number over the run."""
+    """Hold one number over the run."""
 
     steps: Floats
     tokens: Floats
@@ -23,7 +23,7 @@ class Series:
 
 @dataclass(frozen=True)
 class History:
-    """A run folder, as far as it is a sequence of numbers."""
+    """Hold a run folder, as far as it is a sequence of numbers."""
 
     folder: Path
     complete: bool
@@ -34,12 +34,12 @@ class History:
     """Steps whose update was not applied."""
 
     def layers(self, quantity: str) -> dict[str, Series]:
-        """Place -> series of quantity/PLACE, in the order of depth."""
+        """Return place -> series of quantity/PLACE, in the order of depth."""
         prefix = f"{quantity}/"
         return {key.removeprefix(prefix): self.series[key] for key in sorted(self.series) if key.startswith(prefix)}
 
     def quantities(self, kind: str) -> list[str]:
-        """What there is of a kind by place: gain -> gain/mean_self_attn.q_norm, ..."""
+        """Return what there is of a kind by place: gain -> gain/mean_self_attn.q_norm, ..."""
         return sorted(
             {key.rpartition("/")[0] for key in self.series if key.startswith(f"{kind}/") and key.count("/") == 2}
         )

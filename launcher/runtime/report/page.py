@@ -1,4 +1,4 @@
-"""The report itself: what the page and the JSON document say."""
+"""Make the report itself: what the page and the JSON document say."""
 
 import base64
 import math
@@ -26,7 +26,7 @@ ALERTS_SHOWN = 50
 
 @dataclass(frozen=True)
 class Section:
-    """A figure with what it shows."""
+    """Hold a figure with what it shows."""
 
     title: str
     text: str
@@ -34,7 +34,7 @@ class Section:
 
 
 def summary(history: History, alerts: list[Alert]) -> dict[str, Any]:
-    """The report for programs; numbers that are not finite become None, since JSON has none."""
+    """Return the report for programs; numbers that are not finite become None, since JSON has none."""
     last = {key: _number(series.values[-1]) for key, series in sorted(history.series.items()) if not _by_place(key)}
     return {
         "run": str(history.folder),
@@ -47,7 +47,7 @@ def summary(history: History, alerts: list[Alert]) -> dict[str, Any]:
 
 
 def page(history: History, alerts: list[Alert], examples: Section | None = None) -> str:
-    """The report for people: one HTML document that needs nothing else; `examples` come after the numbers."""
+    """Return the report for people, an HTML document that needs nothing else; `examples` come after the numbers."""
     facts = summary(history, alerts)
     rows = [("state", "complete" if history.complete else "not complete")]
     rows += [(name, f"{facts[name]:,}") for name in ("step", "tokens")]
@@ -67,7 +67,7 @@ def page(history: History, alerts: list[Alert], examples: Section | None = None)
 
 
 def sections(history: History) -> Iterator[Section]:
-    """What the run has numbers for."""
+    """Yield a section for everything that the run has numbers for."""
     series = history.series
     held_out = {key: series[key] for key in sorted(series) if key.startswith("eval/") and key.endswith("loss")}
     losses = {**({"training": series["loss"]} if "loss" in series else {}), **held_out}
@@ -116,7 +116,7 @@ def sections(history: History) -> Iterator[Section]:
 
 
 def _with_interval(series: Mapping[str, Series], key: str) -> str:
-    """The last exact match of a source, and what it may be."""
+    """Return the last exact match of a source with its 95 % interval, as text."""
     share, counted = series[key].values[-1], f"{key.rpartition('/')[0]}/examples"
     last = f"{key.removeprefix('eval/')} {share:.1%}"
     if counted not in series:  # an older run

@@ -1,4 +1,4 @@
-"""Pictures of examples of planning tasks, with the true answer and a model's: right is green, wrong is red."""
+"""Draw examples of planning tasks with the true answer and a model's: right is green, wrong is red."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,24 +28,24 @@ LISTED = 10  # tokens of an answer that is written out below its picture
 
 @dataclass(frozen=True)
 class Answered:
-    """One example and what a model answers."""
+    """Hold one example and what a model answers."""
 
     number: int
     tokens: Int64s
-    """[n]: what the model reads."""
+    """[n]: tokens that the model reads."""
     answer: Int64s
-    """[A]: the true tokens."""
+    """[A]: true tokens of the answer."""
     predicted: Int64s
-    """[A]: each the likeliest after the true ones before it."""
+    """[A]: likeliest token at each place, after the true ones before it."""
 
     @property
     def solved(self) -> bool:
-        """Whether every token is right."""
+        """Return whether every token is right."""
         return bool((self.answer == self.predicted).all())
 
 
 def draw(task: TaskConfig, rows: Sequence[Sequence[Answered]]) -> bytes:
-    """A PNG with a row for each sequence of examples that has any."""
+    """Return a PNG with a row for each sequence of examples that has any."""
     rows = [row for row in rows if row]
     columns = max(map(len, rows))
     figure, grid = panels(len(rows), columns, SIZE)
@@ -63,7 +63,7 @@ def draw(task: TaskConfig, rows: Sequence[Sequence[Answered]]) -> bytes:
 
 
 def star(axes: Axes, task: StarGraphConfig, example: Answered) -> None:
-    """Arms from the source outwards."""
+    """Draw the arms from the source outwards."""
     graph = task.star_of(example.tokens)
     places: dict[int, Place] = {graph.source: (0.0, 0.0)}
     for number, arm in enumerate(graph.arms):
@@ -78,7 +78,7 @@ def star(axes: Axes, task: StarGraphConfig, example: Answered) -> None:
 
 
 def sudoku(axes: Axes, task: SudokuConfig, example: Answered) -> None:
-    """The grid with the predicted digits; what is given stands on grey."""
+    """Draw the grid with the predicted digits; what is given stands on grey."""
     size = task.size
     given, true, found = map(task.grid_of, (example.tokens[: size**2], example.answer, example.predicted))
     for row, column in np.ndindex(size, size):
@@ -97,7 +97,7 @@ def sudoku(axes: Axes, task: SudokuConfig, example: Answered) -> None:
 
 
 def maze(axes: Axes, task: MazeConfig, example: Answered) -> None:
-    """Walls, the true way, and the cell that each of its steps leads to by the model."""
+    """Draw walls, the true way, and the cell that each of its steps leads to by the model."""
     side = task.side
     for cell, other in task.walls_of(example.tokens):
         (row, column), beside = divmod(cell, side), other == cell + 1
@@ -116,7 +116,7 @@ def maze(axes: Axes, task: MazeConfig, example: Answered) -> None:
 
 
 def reachability(axes: Axes, task: ReachabilityConfig, example: Answered) -> None:
-    """The graph downwards, black where the root leads to; the steps, and a ring around the candidate that is chosen."""
+    """Draw the graph downwards, black where the root leads to; the steps, and a ring around the chosen candidate."""
     edges, asked = task.question_of(example.tokens)
     one, other, root = example.tokens[asked].tolist()
     places = _layers(edges.tolist())
@@ -137,7 +137,7 @@ def reachability(axes: Axes, task: ReachabilityConfig, example: Answered) -> Non
 
 
 def _layers(edges: list[list[int]]) -> dict[int, Place]:
-    """Places of the nodes of a graph without cycles: below all parents, near them, evenly spread over each layer."""
+    """Return the places of the nodes of a graph without cycles: below all parents, near them, evenly in each layer."""
     parents: dict[int, list[int]] = {node: [] for edge in edges for node in edge}
     for parent, child in edges:
         parents[child].append(parent)
@@ -155,7 +155,7 @@ def _layers(edges: list[list[int]]) -> dict[int, Place]:
 
 
 def _way(axes: Axes, places: Mapping[int, Place], example: Answered) -> None:
-    """The true way as a broad band; from each of its nodes a line to the next one by the model."""
+    """Draw the true way as a broad band, and from each of its nodes a line to the next one by the model."""
     true, found = example.answer.tolist(), example.predicted.tolist()
     _lines(axes, list(pairwise(true)), places, color=TRUE, linewidth=7, solid_capstyle="round")
     for before, expected, node in zip([true[0], *true], true, found, strict=False):
