@@ -1,4 +1,4 @@
-"""The cells of a sweep, and when two of them are the same run.
+"""Make the cells of a sweep, and tell when two of them are the same run.
 
 A cell is one point of a grid: its labels, its seed and its resolved configuration. It is trained in the run folder
 that its *signature* names: a hash of everything that determines the numbers, in which the parameterization counts by
@@ -36,32 +36,32 @@ HASHED_TOO = {"data.micro_batch_size"}  # it changes nothing but the last bits, 
 
 @dataclass(frozen=True)
 class Cell:
-    """One point of a grid and one seed."""
+    """Hold one point of a grid and one seed."""
 
     labels: dict[str, Label]
     """Axis -> label, or value where the axis is a config key."""
     config: Config
-    """run.name is the signature, run.root the sweep's folder of runs."""
+    """Configuration of the cell: run.name is the signature, run.root the sweep's folder of runs."""
 
     @property
     def signature(self) -> str:
-        """Which run this is; cells of the same signature share it."""
+        """Return which run this is; cells of the same signature share it."""
         return self.config.run.name
 
     @property
     def flops(self) -> float:
-        """Training FLOPs, to order cells by and to estimate the time left."""
+        """Return the training FLOPs, to order cells by and to estimate the time left."""
         config = self.config
         per_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
         return per_token * plan_run(config).total_steps * config.data.batch_plan.tokens_per_step
 
     def __str__(self) -> str:
-        """As people read it: rule=sp size=w64 optimizer.lr=0.001 seed=1."""
+        """Return the cell as people read it: rule=sp size=w64 optimizer.lr=0.001 seed=1."""
         return _text({**self.labels, "seed": self.config.run.seed})
 
 
 def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
-    """Every cell, in the order of the file: its configuration loaded, its corpora opened, both checked.
+    """Return every cell, in the order of the file: its configuration loaded, its corpora opened, both checked.
 
     Args:
         sweep: the sweep.
@@ -89,13 +89,13 @@ def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
 
 
 def distinct(cells: Sequence[Cell]) -> list[Cell]:
-    """One cell for each run, the longest first, so that no long one is left for the end."""
+    """Return one cell for each run, the longest first, so that no long one is left for the end."""
     first = {cell.signature: cell for cell in reversed(cells)}
     return sorted(first.values(), key=lambda cell: (-cell.flops, cell.signature))
 
 
 def _points(grid: GridConfig) -> Iterator[tuple[dict[str, Label], Values]]:
-    """Labels and values of each point of the product of the axes."""
+    """Yield labels and values of each point of the product of the axes."""
     choices: list[list[tuple[Label, Values]]] = [
         [(value, {axis: value}) for value in values] if isinstance(values, list) else list(values.items())
         for axis, values in grid.axes.items()
@@ -125,7 +125,7 @@ def _check_overrides(overrides: list[str], grid: GridConfig) -> None:
 
 
 def _effect(config: Config) -> dict[str, Any]:
-    """What the scaling rules decide: for the optimizer, for every tensor, and in the forward pass."""
+    """Return what the scaling rules decide: for the optimizer, for every tensor, and in the forward pass."""
     plan = plan_run(config)
     forward = multipliers(config.model, config.parameterization)
     return {
@@ -146,7 +146,7 @@ def _determining(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _signature(config: Config, seed: int, effect: dict[str, Any], corpora: dict[str, str]) -> str:
-    """Hash of everything that determines the run: configuration, effect of the scaling rules, text, seed.
+    """Return a hash of all that determines the run: configuration, effect of the scaling rules, text, seed.
 
     Values at their defaults are left out, so a key that a later version adds does not make finished runs strangers.
     """

@@ -1,4 +1,4 @@
-"""Which of several variants is best when each is tuned, and what else differs: exact match, outliers, int8 loss, speed.
+"""Compare variants, each tuned: which is best, and what else differs (exact match, outliers, int8 loss, speed).
 
 A variant is a label of one axis. Another axis may keep things apart that have losses of their own, such as tasks: each
 of its labels gets a table. The other axes are what a variant is tuned over: its row is that of its best point, by mean
@@ -35,7 +35,7 @@ MATCHES: dict[Merit, tuple[str, ...]] = {
 
 
 class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """How a comparison is read."""
+    """Say how a comparison is read."""
 
     variants: str
     """The axis whose labels are compared."""
@@ -65,7 +65,7 @@ def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
 
 
 def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> dict[str, Any]:
-    """Table -> variant, the best first -> its points, which of them is best, and what each seed has there.
+    """Return table -> variant, the best first -> its points, which of them is best, and what each seed has there.
 
     Quantities of points are [mean, standard error] over seeds. A table has the name of its label of `within`; there is
     one, "all", without it.
@@ -103,13 +103,13 @@ def _ranked(variants: dict[str, Any], by: Merit) -> dict[str, Any]:
 
 
 def _merit(point: dict[str, Any], by: Merit) -> float:
-    """How good a point is: the larger, the better."""
+    """Return how good a point is: the larger, the better."""
     known = [point[key][0] for key in MATCHES[by] if key in point]
     return float(known[0] if known else -point["loss"][0])
 
 
 def _point(cells: Sequence[Result]) -> dict[str, Any] | None:
-    """Mean and standard error over seeds of everything that all of them have."""
+    """Return mean and standard error over seeds of everything that all of them have; None while one has no loss."""
     if any(cell.outcome.loss is None for cell in cells):
         return None
     rows = [_quantities(cell) for cell in cells]
@@ -125,7 +125,7 @@ def _quantities(cell: Result) -> dict[str, float | None]:
 
 
 def lines(summary: dict[str, Any]) -> Iterator[str]:
-    """For each table, one line for each variant at its best point, the best variant first."""
+    """Yield for each table a line for each variant at its best point, the best variant first."""
     for table, variants in summary.items():
         if len(summary) > 1:
             yield table

@@ -1,4 +1,4 @@
-"""The figure of a comparison: a row for each variant at its best point, the best on top; a dot for each seed."""
+"""Draw a comparison: a row for each variant at its best point, the best on top; a dot for each seed."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def plot(summary: dict[str, Any], path: Path) -> None:
 
 
 def draw(summary: dict[str, Any]) -> Figure:
-    """A panel for each table: exact match where there is any, else the held-out loss; a bar at each mean."""
+    """Draw a panel for each table: exact match where there is any, else the held-out loss; a bar at each mean."""
     columns = min(2, len(summary))
     rows = -(-len(summary) // columns)
     figure, grid = panels(rows, columns, (6.5, ROW * max(map(len, summary.values())) + MARGIN))
@@ -67,7 +67,7 @@ def _panel(axes: Axes, variants: dict[str, Any]) -> None:
 
 
 def _mark(axes: Axes, facts: dict[str, Any], key: str, height: float, colour: str) -> None:
-    """A dot for each seed and a bar at their mean, of a variant that has this quantity."""
+    """Draw a dot for each seed and a bar at their mean, of a variant that has this quantity."""
     values = list(facts["seeds"].get(key, {}).values())
     if not values:
         return

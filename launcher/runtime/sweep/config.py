@@ -1,4 +1,4 @@
-"""What a sweep is: a base run, the grids of values to try on it, and what to make of the results."""
+"""Describe a sweep: a base run, the grids of values to try on it, and what to make of the results."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ OURS = ("run.name", "run.root", "run.seed")  # keys that the sweep sets for each
 
 
 class GridConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """The product of some axes."""
+    """Describe the product of some axes."""
 
     axes: dict[str, Axis] = Field(min_length=1)
     """Axis -> what it goes through: a config key and its values, or a name and labelled sets of keys with values."""
@@ -57,7 +57,7 @@ class GridConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 
 
 class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """A sweep. Its cells are the union of its grids, each once for each seed."""
+    """Describe a sweep. Its cells are the union of its grids, each once for each seed."""
 
     name: str = Field(min_length=1, pattern=r"^[\w.+-]+$")
     """Name of the sweep and of its folder."""
@@ -95,22 +95,22 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 
     @property
     def folder(self) -> Path:
-        """The sweep's folder, root/name."""
+        """Return the sweep's folder, root/name."""
         return Path(self.root) / self.name
 
     @property
     def how(self) -> Kind:
-        """How this kind of sweep is run and read."""
+        """Return how this kind of sweep is run and read."""
         return KINDS[self.kind]
 
     @property
     def settings(self) -> Any:
-        """The block of the kind's own name; None where there is none."""
+        """Return the block of the kind's own name; None where there is none."""
         return getattr(self, self.kind, None)
 
 
 def axis_keys(axis: str, values: Axis) -> list[str]:
-    """The config keys that an axis sets."""
+    """Return the config keys that an axis sets."""
     return [axis] if isinstance(values, list) else list(dict.fromkeys(key for keys in values.values() for key in keys))
 
 
@@ -136,7 +136,7 @@ def parse_sweep(values: Any, source: str) -> SweepConfig:
 
 
 def _with_text_labels(values: Any) -> Any:
-    """YAML reads the label 64 as a number."""
+    """Return the grid with labels as text: YAML reads the label 64 as a number."""
     return {str(label): set_ for label, set_ in values.items()} if isinstance(values, dict) else values
 
 

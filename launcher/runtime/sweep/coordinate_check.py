@@ -1,4 +1,4 @@
-"""Does every activation keep its size as the model grows? Slopes over width and over depth, against gates.
+"""Check that every activation keeps its size as the model grows: slopes over width and depth, against gates.
 
 A cell takes `train.steps` steps on the first batch of the data, at the constant peak learning rate, without clipping,
 and records what model/diagnostics/coordinate_check.py observes. A slope is fitted seed by seed and then averaged. The
@@ -31,7 +31,7 @@ RECORD_AT = (0, 1, 2, 4, 10)  # steps; those beyond train.steps are left out
 
 
 class CoordinateCheckConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """How a coordinate check is read. Sizes come from the cells themselves."""
+    """Say how a coordinate check is read. Sizes come from the cells themselves."""
 
     curves: str
     """The axis whose labels are compared, usually the parameterization's rule."""
@@ -70,7 +70,7 @@ def check(settings: CoordinateCheckConfig | None, results: Sequence[Result]) -> 
 
 
 def summarize(settings: CoordinateCheckConfig, results: Sequence[Result]) -> dict[str, Any]:
-    """For each family and curve: values and slopes of every quantity at every step, and the gates."""
+    """Return for each family and curve the values and slopes of every quantity at every step, and the gates."""
     families: dict[str, Any] = {}
     for family, curves in family_members(settings.curves, results).items():
         slopes = {label: _slopes(_at_one_rate(cells, family), family) for label, cells in curves.items()}
@@ -81,7 +81,7 @@ def summarize(settings: CoordinateCheckConfig, results: Sequence[Result]) -> dic
 
 
 def _at_one_rate(cells: Sequence[Result], family: str) -> list[Result]:
-    """The cells at the learning rate that has several sizes; the base, which is in both families, may have two.
+    """Return the cells at the rate that has several sizes; the base, in both families, may have two rates.
 
     Raises:
         ValueError: there are several such rates, which one picture cannot hold.
@@ -98,7 +98,7 @@ def _at_one_rate(cells: Sequence[Result], family: str) -> list[Result]:
 
 
 def _slopes(cells: Sequence[Result], family: str) -> dict[str, Any]:
-    """Quantity -> step -> slope over sizes, its standard error over seeds, and the mean value at each size.
+    """Return quantity -> step -> slope over sizes, its standard error over seeds, and the mean at each size.
 
     Empty when there are fewer than two sizes, or no seed has finished all of them.
     """
@@ -126,7 +126,7 @@ def _slopes(cells: Sequence[Result], family: str) -> dict[str, Any]:
 
 
 def _gates(slopes: dict[str, Any], family: str) -> list[dict[str, Any]]:
-    """Every gate of the family with the slope it met."""
+    """Return every gate of the family with the slope that was measured."""
     gates = []
     for gate in GATES[family]:
         met = slopes.get(gate.quantity, {}).get(str(gate.step))
@@ -146,7 +146,7 @@ def _gates(slopes: dict[str, Any], family: str) -> list[dict[str, Any]]:
 
 
 def lines(summary: dict[str, Any]) -> Iterator[str]:
-    """One table for each family: gates down, curves across."""
+    """Yield a table for each family: gates down, curves across."""
     for family, curves in summary["families"].items():
         if not curves:
             continue

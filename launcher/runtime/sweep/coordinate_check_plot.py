@@ -1,4 +1,4 @@
-"""The figure of a coordinate check: what is gated, against size, one panel for each quantity and one line per rule."""
+"""Draw a coordinate check: what is gated, against size, one panel for each quantity and one line per rule."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Cells sorted by size: those that differ from the base in width alone, and those that differ in depth alone."""
+"""Sort cells by size: those that differ from the base in width alone, and those that differ in depth alone."""
 
 from collections.abc import Sequence
 
@@ -37,7 +37,7 @@ def base_size(results: Sequence[Result]) -> dict[str, int]:
 
 
 def family_members(axis: str, results: Sequence[Result]) -> dict[str, dict[str, list[Result]]]:
-    """Family -> label of the axis -> cells whose other size is the base's; the base itself belongs to both families.
+    """Return family -> label of the axis -> cells whose other size is the base's; the base is in both families.
 
     Raises:
         ValueError: a cell does not have the axis.

@@ -1,4 +1,4 @@
-"""A sweep with no question of its own: the mean held-out loss of each point over its seeds, best first."""
+"""Summarize a sweep with no question of its own: mean held-out loss of each point over its seeds, best first."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,11 @@ from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 
 
 def check(_settings: None, _results: Sequence[Result]) -> None:
-    """Any cells will do."""
+    """Accept any cells."""
 
 
 def summarize(_settings: None, results: Sequence[Result]) -> dict[str, Any]:
-    """Points with mean loss and its standard error; a point is as good as unfinished until all its seeds are."""
+    """Return points with mean loss and its standard error; a point counts as unfinished until all its seeds are."""
     points: dict[str, list[Result]] = {}
     for result in results:
         points.setdefault(json.dumps(result.labels), []).append(result)
@@ -33,7 +33,7 @@ def summarize(_settings: None, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def lines(summary: dict[str, Any]) -> Iterator[str]:
-    """One line for each point."""
+    """Yield one line for each point."""
     for row in summary["points"]:
         error = "" if row["loss_error"] is None else f" ± {row['loss_error']:.4f}"
         loss = ", ".join(row["statuses"]) if row["loss"] is None else f"{row['loss']:.4f}{error}"

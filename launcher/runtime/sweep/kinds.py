@@ -1,4 +1,4 @@
-"""What a sweep is for: each kind turns results into a summary, lines to print, and a figure.
+"""List what a sweep can be for: each kind turns results into a summary, lines to print, and a figure.
 
 A new kind is a module here and a line in KINDS; if it has settings, also a field of its name in SweepConfig.
 """
@@ -26,7 +26,7 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """How a sweep of this kind is checked, run and read. `settings` is the block of the kind's name, or None."""
+    """Say how a sweep of this kind is checked, run and read. `settings` is the block of the kind's name, or None."""
 
     check: Callable[[Any, Sequence[Result]], None]
     """(settings, results before anything ran): raises ValueError if these cells cannot be summarized."""

@@ -1,4 +1,4 @@
-"""Does the best learning rate stay where it is when the model grows? One answer for each curve (rule) and direction.
+"""Tell whether the best learning rate stays where it is when the model grows, for each curve and direction.
 
 The optimum of a size is found in log2 of the learning rate, seed by seed: a parabola through the
 best point and its neighbours within one octave (least squares when they are more than three). Everything here is a
@@ -21,7 +21,7 @@ OCTAVE = 1.0 + 1e-6  # half-width of the window of a fit, in log2(lr), with room
 
 
 class LrTransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """How a learning-rate transfer sweep is read. Sizes and learning rates come from the cells themselves."""
+    """Say how a learning-rate transfer sweep is read. Sizes and learning rates come from the cells themselves."""
 
     curves: str
     """The axis whose labels are compared, usually the parameterization's rule."""
@@ -54,7 +54,7 @@ def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
 
 
 def summarize(settings: LrTransferConfig, results: Sequence[Result]) -> dict[str, Any]:
-    """For each family and curve: the optimum of each size, its shift from the base, the penalty of not re-tuning."""
+    """Return for each family and curve the optimum of each size, its shift from the base, the cost of not re-tuning."""
     base, families = base_size(results), family_members(settings.curves, results)
     return {
         "base": base,
@@ -66,7 +66,7 @@ def summarize(settings: LrTransferConfig, results: Sequence[Result]) -> dict[str
 
 
 def _curve(results: Sequence[Result], family: str, base: int) -> dict[str, Any]:
-    """All sizes of one curve of one family."""
+    """Return all sizes of one curve of one family."""
     sizes = {
         size: _size([result for result in results if size_of(result, family) == size])
         for size in sorted({size_of(result, family) for result in results})
@@ -77,7 +77,7 @@ def _curve(results: Sequence[Result], family: str, base: int) -> dict[str, Any]:
 
 
 def _size(results: Sequence[Result]) -> dict[str, Any]:
-    """Losses and optimum of one size of one curve."""
+    """Return losses and optimum of one size of one curve."""
     seeds: dict[int, Curve] = {}
     diverged: dict[float, list[int]] = {}
     for result in results:
@@ -90,7 +90,7 @@ def _size(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _points(results: Sequence[Result], seeds: dict[int, Curve]) -> list[dict[str, Any]]:
-    """Mean loss of each learning rate; None where a seed diverged or is not finished."""
+    """Return the mean loss of each learning rate; None where a seed diverged or is not finished."""
     points = []
     for lr in sorted({result.lr for result in results}):
         losses = [curve[lr] for curve in seeds.values() if lr in curve]
@@ -101,7 +101,7 @@ def _points(results: Sequence[Result], seeds: dict[int, Curve]) -> list[dict[str
 
 
 def optimum(seeds: dict[int, Curve]) -> dict[str, Any]:
-    """Where the best learning rate is, in log2, and the loss there; None without any loss.
+    """Return where the best learning rate is, in log2, and the loss there; None without any loss.
 
     optimum, optimum_error    mean over seeds of each seed's own, and its standard error
     edge                      the best point of some seed has no loss on one side: its true optimum may lie beyond it
@@ -127,7 +127,7 @@ def optimum(seeds: dict[int, Curve]) -> dict[str, Any]:
 
 
 def _common(seeds: dict[int, Curve]) -> dict[int, Curve]:
-    """The curves at the learning rates where every seed has a loss."""
+    """Return the curves at the learning rates where every seed has a loss."""
     shared = set.intersection(*(set(curve) for curve in seeds.values()))
     return {seed: {lr: curve[lr] for lr in shared} for seed, curve in seeds.items()}
 
@@ -138,7 +138,7 @@ def _mean_curve(curves: dict[int, Curve]) -> Curve:
 
 
 def fit(curve: Curve) -> tuple[float, bool]:
-    """log2 of the learning rate at the minimum of one seed's curve, and whether the best point is at an end."""
+    """Return log2 of the learning rate at the minimum of one seed's curve, and whether the best point is at an end."""
     lrs = sorted(curve)
     x, y = np.log2(lrs), np.array([curve[lr] for lr in lrs])
     best = int(y.argmin())
@@ -154,7 +154,7 @@ def fit(curve: Curve) -> tuple[float, bool]:
 
 
 def loss_at(curve: Curve, x: float) -> float | None:
-    """Loss of one seed at log2(lr) = x, by the parabola through the three nearest points; None outside the grid."""
+    """Return a seed's loss at log2(lr) = x, by the parabola through the three nearest points; None outside the grid."""
     lrs = np.array(sorted(curve))
     grid = np.log2(lrs)
     if len(grid) < 3 or not grid[0] - 1e-9 <= x <= grid[-1] + 1e-9:
@@ -171,7 +171,7 @@ def loss_at(curve: Curve, x: float) -> float | None:
 
 
 def penalty(size: dict[str, Any], base: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Nats lost by training a size at the base's best learning rate instead of its own.
+    """Return the nats lost by training a size at the base's best learning rate instead of its own.
 
     Every seed's curve is read at the same two places, the optima of the two seed-mean curves, so the mean is the
     difference on the seed-mean curve and the error that of a paired difference. None where an optimum is not resolved,
@@ -188,7 +188,7 @@ def penalty(size: dict[str, Any], base: dict[str, Any] | None) -> dict[str, Any]
 
 
 def shift(sizes: dict[int, dict[str, Any]], base: int) -> dict[str, Any] | None:
-    """Octaves between the optima of the base and the largest size, and the slope per doubling over all sizes.
+    """Return the octaves between the optima of base and largest size, and the slope per doubling over all sizes.
 
     Paired by seed: the difference and the slope are taken seed by seed, then averaged.
     """
@@ -217,7 +217,7 @@ def shift(sizes: dict[int, dict[str, Any]], base: int) -> dict[str, Any] | None:
 
 
 def lines(summary: dict[str, Any]) -> Iterator[str]:
-    """The table, and one line for each curve of each family."""
+    """Yield the table, and one line for each curve of each family."""
     for family, curves in summary["families"].items():
         yield f"{family:>6} {'curve':<12} {'best lr':>10} {'log2':>15} {'loss there':>17} {'lost at base lr':>19}"
         for label, curve in curves.items():

@@ -1,4 +1,4 @@
-"""The figure of a learning-rate transfer sweep: loss against learning rate, one panel for each family and curve."""
+"""Draw a learning-rate transfer sweep: loss against learning rate, one panel for each family and curve."""
 
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def _draw(axis: Any, facts: dict[str, Any], colour: Any) -> None:
 
 
 def _range(sizes: list[dict[str, Any]]) -> tuple[float, float]:
-    """From the lowest loss to above the minimum of every curve: losses that blow up do not flatten the others."""
+    """Return the range of losses to show, up to above every curve's minimum: losses that blow up flatten no other."""
     curves = [[point["loss"] for point in facts["points"] if point["loss"] is not None] for facts in sizes]
     minima = [min(curve) for curve in curves if curve]
     if not minima:

@@ -1,4 +1,4 @@
-"""What a sweep comes to: its cells, and the runs to make, in order. A saved plan is what a job array works on.
+"""Plan a sweep: its cells, and the runs to make, in order. A saved plan is what a job array works on.
 
 A job may wait for days; what the user edits meanwhile does not change it, and every task counts off the same list.
 """
@@ -18,7 +18,7 @@ from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
 
 @dataclass(frozen=True)
 class Plan:
-    """A sweep, checked."""
+    """Hold a sweep that has been checked."""
 
     sweep: SweepConfig
     cells: list[Cell]
@@ -27,7 +27,7 @@ class Plan:
 
 
 def unfinished(cells: Sequence[Cell]) -> list[Cell]:
-    """Those whose run is not finished."""
+    """Return those cells whose run is not finished."""
     return [cell for cell in cells if outcome_of(cell.config) not in FINISHED]
 
 

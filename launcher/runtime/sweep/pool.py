@@ -1,4 +1,4 @@
-"""The workers of a sweep, seen from the process that hands out the cells."""
+"""Manage the workers of a sweep, from the process that hands out the cells."""
 
 import contextlib
 import multiprocessing
@@ -22,7 +22,7 @@ _context = multiprocessing.get_context("spawn")  # a fork would inherit torch's 
 
 
 class Worker:
-    """One worker process, and the cell that it is busy with."""
+    """Hold one worker process, and the cell that it is busy with."""
 
     process: BaseProcess
     pipe: Connection
@@ -44,7 +44,7 @@ class Worker:
         theirs.close()  # or the pipe would not end with the process
 
     def give(self, cell: Cell) -> None:
-        """Have it train a cell."""
+        """Give it a cell to train."""
         self.cell = cell
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died; `listen` will say so
             self.pipe.send(cell.config)
@@ -63,12 +63,12 @@ class Worker:
         return said
 
     def ask_to_stop(self) -> None:
-        """Have it save its cell and end."""
+        """Ask it to save its cell and end."""
         if self.process.pid is not None and self.process.is_alive():
             os.kill(self.process.pid, signal.SIGUSR1)
 
     def end(self) -> str:
-        """End the process, whatever it is at; returns how it ended."""
+        """End the process, whatever it is at. Returns how it ended."""
         self.process.kill()
         self.process.join()
         self.pipe.close()
@@ -77,19 +77,19 @@ class Worker:
 
 
 def visible_gpus() -> list[str]:
-    """Values of CUDA_VISIBLE_DEVICES, one for each GPU that this process may use."""
+    """Return values of CUDA_VISIBLE_DEVICES, one for each GPU that this process may use."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = torch.cuda.device_count()
     return named.split(",")[:count] if named else [str(index) for index in range(count)]
 
 
 def default_workers() -> int:
-    """One for each GPU, or for each core where there is none."""
+    """Return one worker for each GPU, or for each core where there is none."""
     return len(visible_gpus()) or len(os.sched_getaffinity(0))
 
 
 def places(count: int, log: Path) -> list[Place]:
-    """Where `count` workers run: on the GPUs in turn, or each with one thread of the CPU."""
+    """Return where `count` workers run: on the GPUs in turn, or each with one thread of the CPU."""
     gpus = visible_gpus()
     return [Place(gpus[number % len(gpus)] if gpus else None, log) for number in range(count)]
 
@@ -97,7 +97,7 @@ def places(count: int, log: Path) -> list[Place]:
 def run_all(
     cells: Sequence[Cell], where: Sequence[Place], run: Run, keep: bool, stop: StopRequest, tell: Report
 ) -> None:
-    """Train every cell, in order, one worker at each place; returns when all have ended or been stopped on request.
+    """Train every cell, in order, one worker at each place, until all have ended or been stopped on request.
 
     Args:
         cells: distinct runs.

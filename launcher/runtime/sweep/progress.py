@@ -1,4 +1,4 @@
-"""How far a sweep has come: a bar on a terminal, a line for each cell in a log."""
+"""Tell how far a sweep has come: a bar on a terminal, a line for each cell in a log."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ from plumbline.launcher.runtime.sweep.worker import Outcome
 
 
 class Progress:
-    """Counts cells as they end."""
+    """Count cells as they end."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._total, self._flops = len(cells), sum(cell.flops for cell in cells)

@@ -21,7 +21,7 @@ class Outliers:
     w8a8_delta: float | None
     """Nats per token that 8 bits of weights and activations add to the held-out loss."""
     tokens_per_second: float
-    """Median over the logged steps."""
+    """Median speed over the logged steps."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class RunOutcome:
     loss: float | None = None
     """Held-out loss, mean over corpora."""
     train_loss: float | None = None
-    """Mean over the last tenth of the logged steps."""
+    """Mean training loss over the last tenth of the logged steps."""
     exact_match: float | None = None
     thinking_exact_match: float | None = None
     tokens: int | None = None
     seconds: float | None = None
-    """Of training alone."""
+    """Seconds of training alone."""
     outliers: Outliers | None = None
     result: dict[str, Any] | None = None
     """The run's result.json."""
@@ -53,17 +53,17 @@ class Result:
     """Axis -> label, or value where the axis is a config key."""
     seed: int
     signature: str
-    """Which run it is; cells of one signature share it."""
+    """Signature of the run; cells of one signature share it."""
     run: str
-    """Its folder."""
+    """Run folder of the cell."""
     hidden_size: int
     num_hidden_layers: int
     base_hidden_size: int | None
     base_num_hidden_layers: int | None
     parameters: int
-    """Without embedding and head."""
+    """Number of parameters without embedding and head."""
     weight_bits: int
-    """In training, as `activation_bits` and `kv_bits`; 16: not rounded."""
+    """Bits of the weights in training, as `activation_bits` and `kv_bits` of theirs; 16: not rounded."""
     activation_bits: int
     kv_bits: int
     weight_format: str | None

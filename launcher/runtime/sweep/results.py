@@ -1,4 +1,4 @@
-"""What a sweep has found so far: results.jsonl, summary.json and the figure, rebuilt from the run folders.
+"""Rebuild what a sweep has found so far from the run folders: results.jsonl, summary.json and the figure.
 
 results.jsonl   one object for each cell: labels, sizes, learning rate, how it ended, losses, and its result.json
 summary.json    how many cells ended how, and what the sweep's kind makes of the results
@@ -136,7 +136,7 @@ def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell]) -> None:
 
 
 def write_results(sweep: SweepConfig, cells: Sequence[Cell]) -> dict[str, Any]:
-    """Rebuild everything from the run folders; returns the summary."""
+    """Rebuild everything from the run folders, and return the summary."""
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with (sweep.folder / LOCK).open("w") as lock:
         # One process of a sweep at a time, or one that looked early could overwrite what a later one saw

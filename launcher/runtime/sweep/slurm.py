@@ -1,4 +1,4 @@
-"""A sweep as one Slurm job array: what is asked of the cluster, and the script that asks for it.
+"""Prepare a sweep as one Slurm job array: what is asked of the cluster, and the script that asks for it.
 
 The sweep's folder holds what was submitted: `slurm/plan-N.json`, every cell as it was checked and the list of runs that
 the tasks count off, and `slurm/submit-N.sh`, the one sbatch command. Each task is slurm/sweep.sbatch.

@@ -1,16 +1,16 @@
-"""Means over seeds and their errors."""
+"""Compute means over seeds and their errors."""
 
 import math
 from collections.abc import Sequence
 
 
 def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean; NaN of nothing."""
+    """Return the arithmetic mean; NaN of nothing."""
     return sum(values) / len(values) if values else math.nan
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Standard error of the mean, from the sample's own scatter; None for fewer than two values."""
+    """Return the standard error of the mean, from the sample's own scatter; None for fewer than two values."""
     if len(values) < 2:
         return None
     centre = mean(values)

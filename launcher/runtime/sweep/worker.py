@@ -1,4 +1,4 @@
-"""One worker of a sweep: a process that imports torch and DeepSpeed once and trains cells one after another.
+"""Work for a sweep: in a process that imports torch and DeepSpeed once and trains cells one after another.
 
 A cell is trained by the same loop as any other run, in a world of one, and ends in one of four ways, each written
 into its run folder before it is reported: `result.json` (finished), `diverged.json` (finished, and the answer is that
@@ -41,12 +41,12 @@ TIMEOUT_MINUTES = 30.0  # of collectives, which in a world of one have nobody to
 
 @dataclass(frozen=True)
 class Place:
-    """Where a worker runs."""
+    """Say where a worker runs."""
 
     gpu: str | None
-    """Its value of CUDA_VISIBLE_DEVICES; None: on the CPU, with one thread."""
+    """Value of the worker's CUDA_VISIBLE_DEVICES; None: on the CPU, with one thread."""
     log: Path
-    """Takes what is printed outside of cells."""
+    """File that takes what is printed outside of cells."""
 
 
 def work(pipe: Connection, place: Place, run: Run, keep_checkpoints: bool) -> None:
@@ -105,7 +105,7 @@ def _train(config: Config, world: World, stop: StopRequest, run: Run) -> Outcome
 
 
 def outcome_of(config: Config) -> Outcome | None:
-    """How the run of a configuration ended, from its folder; None if it was not begun, or killed before it saved."""
+    """Return how a configuration's run ended, from its folder; None if it was not begun, or killed before it saved."""
     folder = config.run.folder
     if (folder / RESULT).is_file():
         return "finished"
@@ -117,7 +117,7 @@ def outcome_of(config: Config) -> Outcome | None:
 
 
 def _as_begun(config: Config) -> Config:
-    """Under the parameterization that the run was begun with: cells of several rules can share it."""
+    """Return a configuration under the parameterization that its run was begun with: several rules can share it."""
     newest = newest_whole(checkpoints(config.run.folder / "checkpoints"), problems, warn=False)  # the loop warns
     if newest is None:
         return config
@@ -126,7 +126,7 @@ def _as_begun(config: Config) -> Config:
 
 
 def _start(place: Place) -> World:
-    """A world of one, whatever job or launcher the sweep itself runs under."""
+    """Start a world of one, whatever job or launcher the sweep itself runs under."""
     if place.gpu is None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ["OMP_NUM_THREADS"] = "1"
