@@ -1,4 +1,4 @@
-"""A branch: a cooldown from a checkpoint of another run, its parent, into a run folder of its own.
+"""Branch off a run: cool down from a checkpoint of it, the parent, in a run folder of the branch's own.
 
 The branch takes over weights, optimizer states and the position in the data, goes on at the rate that the parent had
 there and cools down, in another precision if it is given one. The parent is only read. Where a branch starts is found

@@ -1,4 +1,4 @@
-"""Checkpoints that exist whole or not at all.
+"""Keep checkpoints that exist whole or not at all.
 
 A save writes into a hidden staging folder, every rank its own files; the manifest (each file with size and checksum) is
 written last, then the folder is renamed to its final name and the `latest` pointer replaced. So a folder with its final

@@ -1,4 +1,4 @@
-"""Named fp32 weights as safetensors files: split over ranks, written, read back, averaged. Nothing is unpickled."""
+"""Split named fp32 weights over ranks, write them as safetensors files, read and average them, without unpickling."""
 
 import json
 import struct

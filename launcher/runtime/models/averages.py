@@ -1,4 +1,4 @@
-"""What `--average` means: which weights of a run are opened.
+"""Open the weights of a run that `--average` means.
 
 (nothing)           those of the checkpoint
 ema                 its exponential moving average, see moving_average.py
@@ -27,16 +27,16 @@ Check = Callable[[Path], list[str]]  # what is wrong with a checkpoint
 
 @dataclass(frozen=True)
 class OpenedWeights:
-    """Weights and where they are from."""
+    """Hold weights and where they are from."""
 
     weights: dict[str, Tensor]
     """fp32, under their Hugging Face names."""
     folder: Path
-    """The newest checkpoint that takes part."""
+    """Newest checkpoint that takes part."""
     config: Config
-    """Its configuration."""
+    """Configuration of the run in that checkpoint."""
     average: str | None
-    """Which average they are, in words; None for the weights of one step."""
+    """Which average the weights are, in words; None for the weights of one step."""
 
 
 def open_weights(path: Path, average: str | None) -> OpenedWeights:

@@ -1,4 +1,4 @@
-"""The run folder: everything about a run in one place, enough to understand it, resume it and publish it.
+"""Keep everything about a run in one folder, enough to understand it, resume it and publish it.
 
 config.yaml        the resolved configuration       metrics.jsonl   one object for each logged step or evaluation
 environment.json   versions, code, hardware         tensorboard/    the same numbers as curves
