@@ -27,6 +27,14 @@ RUNTIME = (
     "laws", "train", "export", "harness", "quantize", "report", "sweep",
 )  # fmt: skip
 
+# First words of docstrings that do not begin with a verb
+NO_VERBS = {
+    "a", "all", "also", "an", "any", "as", "at", "both", "by", "each", "every", "everything", "for", "from", "how",
+    "if", "in", "its", "largest", "losses", "mean", "no", "none", "nothing", "numbers", "of", "on", "one", "only",
+    "some", "such", "that", "the", "their", "there", "these", "this", "those", "to", "tokens", "two", "values",
+    "weights", "what", "when", "where", "whether", "which", "who", "why", "with",
+}  # fmt: skip
+
 
 def module_name(path: Path) -> str:
     """The dotted name by which a file is imported."""
@@ -172,6 +180,45 @@ def test_every_module_says_what_it_is_for() -> None:
         if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert not silent
+
+
+def fragments(source: str) -> list[str]:
+    """Names of the functions and classes whose docstring does not begin with a verb, as far as its first word tells."""
+    named = [
+        (node.name, ast.get_docstring(node))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    ]
+    return [
+        name for name, text in named if text and (text.split()[0].lower() in NO_VERBS or not re.match("[A-Z]", text))
+    ]
+
+
+def test_docstrings_begin_with_a_verb() -> None:
+    """Ruff holds this for functions (D401), but neither for classes nor for properties."""
+    wrong = [
+        f"{path.relative_to(REPOSITORY)}: {name}"
+        for path in MODULES
+        if not path.is_relative_to(REPOSITORY / "tests")
+        for name in fragments(path.read_text(encoding="utf-8"))
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ("Return the newest checkpoint.", True),
+        ("Hold one cell of a sweep.", True),
+        ("The newest checkpoint.", False),
+        ("What a sweep found.", False),
+        ("[B, T, V]: what is predicted.", False),
+        ("log2 of the learning rate.", False),
+    ],
+)
+def test_a_docstring_that_begins_otherwise_is_found(text: str, good: bool) -> None:
+    for head in ("def f():", "class f:", "class C:\n  @property\n  def f(self):"):
+        assert fragments(f'{head}\n    """{text}"""') == ([] if good else ["f"])
 
 
 def test_every_package_is_installed() -> None:
