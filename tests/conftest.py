@@ -68,7 +68,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`, keep the Slurm tests together as well: they share a cluster, and mostly wait."""
+    """Keep the Slurm tests together, too, with `--dist loadfile`: they share a cluster, and mostly wait."""
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
@@ -81,13 +81,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a run, as a program reads it."""
+    """Read the folder of a run, as a program does."""
 
     folder: Path
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """metrics.jsonl without the line that is being written."""
+        """Return metrics.jsonl without the line that is being written."""
         file = self.folder / "metrics.jsonl"
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         return [json.loads(line) for line in text.rpartition("\n")[0].splitlines()]
@@ -99,25 +99,25 @@ class Run:
         return dict(found)
 
     def weights(self, step: int) -> dict[str, Tensor]:
-        """The fp32 weights in the checkpoint of a step."""
+        """Return the fp32 weights in the checkpoint of a step."""
         files = sorted((self.folder / "checkpoints" / f"step_{step:08d}").glob("*.safetensors"))
         return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
     @property
     def checkpoints(self) -> list[str]:
-        """Names of everything in checkpoints/, hidden ones included."""
+        """Return the names of everything in checkpoints/, hidden ones included."""
         root = self.folder / "checkpoints"
         return sorted(path.name for path in root.iterdir()) if root.is_dir() else []
 
 
 def written(folder: Path) -> dict[Path, int]:
-    """When each file of a run was written, but for its lock, which is taken by whoever looks."""
+    """Return when each file of a run was written, but for its lock, which is taken by whoever looks."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How some processes ended."""
+    """Say how some processes ended."""
 
     codes: tuple[int, ...]
     """Exit code of the launcher, or of each rank where there is none."""
@@ -127,7 +127,7 @@ class Outcome:
 
     @property
     def code(self) -> int:
-        """The one exit code; ranks that disagree are an error."""
+        """Return the one exit code; ranks that disagree are an error."""
         assert len(set(self.codes)) == 1, f"exit codes {self.codes}\n{self.stdout}\n{self.stderr}"
         return self.codes[0]
 
@@ -163,7 +163,7 @@ class Job:
             time.sleep(0.01)
 
     def texts(self) -> tuple[str, str]:
-        """Standard output and standard error so far, of all ranks."""
+        """Return standard output and standard error so far, of all ranks."""
         return tuple(  # type: ignore[return-value]
             "".join(path.read_text(errors="replace") for path in sorted(self.logs.glob(f"*.{kind}")))
             for kind in ("out", "err")
@@ -196,7 +196,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def shared_folder(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder that all workers of pytest-xdist have in common."""
+    """Return a folder that all workers of pytest-xdist have in common."""
     base = tmp_path_factory.getbasetemp()
     return base if worker_id == "master" else base.parent
 
@@ -288,7 +288,7 @@ def start_pretrain(start: Start) -> Start:
 
 @pytest.fixture(scope="session")
 def run_pretrain(start_pretrain: Start) -> Pretrain:
-    """As `start_pretrain`, to the end."""
+    """Start pretraining as `start_pretrain` does, and wait for its end."""
     return lambda *arguments, **options: start_pretrain(*arguments, **options).wait()
 
 
@@ -297,7 +297,7 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def command(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Run an entry point in a process of its own: command("plan", "--config", path)."""
+    """Return what runs an entry point in a process of its own: first its name, then its options."""
 
     def run(verb: str, *arguments: str | Path) -> "subprocess.CompletedProcess[str]":
         place = tmp_path_factory.getbasetemp()
@@ -309,7 +309,7 @@ def command(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Command:
 
 @pytest.fixture(scope="session")
 def corpus(command: Command, shared_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The standard library's email package as a corpus of bytes: 20 documents, 370 thousand tokens.
+    """Return the standard library's email package as a corpus of bytes: 20 documents, 370 thousand tokens.
 
     Each worker has a copy of its own, because some tests put another corpus in its place for a while.
     """
@@ -326,7 +326,7 @@ def corpus(command: Command, shared_folder: Path, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session")
 def tiny_config(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two narrow layers, twice as wide and as deep as the base, so that parameter groups differ in all they can."""
+    """Return a model of two layers, twice as wide and deep as the base, so that its groups differ in all they can."""
     folder = tmp_path_factory.mktemp("tiny")
     file = folder / "tiny.yaml"
     file.write_text(CONFIG.format(root=folder / "runs", corpus=corpus), encoding="utf-8")

@@ -110,7 +110,7 @@ def become(request: Mapping[str, Any]) -> None:
 
 
 class Forked:
-    """A process that a fork server made, used as a `subprocess.Popen`."""
+    """Handle a process that a fork server made, as a `subprocess.Popen`."""
 
     def __init__(
         self, place: Path, command: Sequence[str], folder: Path, environment: Mapping[str, str], out: Path, err: Path
@@ -125,7 +125,7 @@ class Forked:
         self.pid = int(self._stream.readline())
 
     def poll(self) -> int | None:
-        """The exit code, or None while the process runs."""
+        """Return the exit code, or None while the process runs."""
         if self.returncode is None and select.select([self._socket], [], [], 0)[0]:
             self.returncode = int(self._stream.readline())
             self._stream.close()
@@ -133,7 +133,7 @@ class Forked:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """The exit code, once there is one."""
+        """Return the exit code, once there is one."""
         if self.returncode is None and not select.select([self._socket], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired(list(self.args), timeout)
         code = self.poll()

@@ -11,7 +11,7 @@ WALK = REPOSITORY / "docs" / "architecture.md"
 
 
 def defined(file: Path) -> set[str]:
-    """Names of functions and classes of a file, and of methods with their class."""
+    """Return the names of functions and classes of a file, and of methods with their class."""
     names = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

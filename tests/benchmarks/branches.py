@@ -43,7 +43,7 @@ OTHERS = {
 
 
 def run(verb: str, *words: str | Path) -> None:
-    """A verb of the launcher, on one core."""
+    """Run a verb of the launcher, on one core."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(LAUNCHER / f"{verb}.py"), *map(str, words)]
     subprocess.run(command, check=True, env=environment, stdout=sys.stderr)
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def measure(folder: Path, lengths: list[int]) -> dict[str, object]:
-    """Every run; folder keeps them."""
+    """Train every run; folder keeps them."""
     folder.mkdir(parents=True, exist_ok=True)
     stable = lengths[-1] * 4 // 5
     config = folder / "config.yaml"

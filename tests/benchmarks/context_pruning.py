@@ -73,7 +73,7 @@ def decode(model: CausalLM, tokens: Tensor) -> int:
 
 
 def _bytes(cache: LayerCache | PrunedCache) -> int:
-    """Of keys and values, and of what decides on them."""
+    """Return the bytes of keys and values, and of what decides on them."""
     held = cache.keys.nbytes + cache.values.nbytes
     return held + cache.offers.nbytes + cache.alive.nbytes if isinstance(cache, PrunedCache) else held
 

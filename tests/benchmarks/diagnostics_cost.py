@@ -55,7 +55,7 @@ def measure(config: Config, world: World, folder: Path, rounds: int) -> dict[str
 def step(
     engine: Engine, micro_batches: Sequence[Batch], number: int, config: Config, log: MetricsLog | None, observed: bool
 ) -> None:
-    """One training step, as the loop makes it."""
+    """Take one training step, as the loop makes it."""
     observer = StepObserver(engine, micro_batches[0], config.metrics.diagnostics_tokens) if observed else None
     engine.train_step(micro_batches, number, 1e-3, observer).loss.item()
     if observer is not None:

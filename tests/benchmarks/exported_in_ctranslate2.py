@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def convert(folder: Path, hidden_act: str, output: str) -> ctranslate2.Generator:
-    """The folder as CTranslate2 runs it, with the activation that its config.json names."""
+    """Return the folder as CTranslate2 runs it, with the activation that its config.json names."""
     converter = ctranslate2.converters.TransformersConverter(str(folder))
     load = converter._load
 

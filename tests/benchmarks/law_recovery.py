@@ -52,7 +52,7 @@ def answers(law: object) -> dict[str, float]:
 
 
 def summary(name: str, truth: dict[str, float], found: list[dict[str, float]]) -> dict[str, float]:
-    """One row of the table."""
+    """Return one row of the table."""
     values = np.array([answer[name] for answer in found])
     error = np.median(np.abs(values / truth[name] - 1))
     numbers = {"published": truth[name], "mean": values.mean(), "sd": values.std(ddof=1), "median_error": error}

@@ -99,7 +99,7 @@ def measure(arguments: argparse.Namespace, objectives: dict[str, ObjectiveConfig
 
 
 def make(shape: ModelConfig, objective: ObjectiveConfig) -> TrainedLM:
-    """A model with its objective, at its first weights."""
+    """Return a model with its objective, at its first weights."""
     rule = ParameterizationConfig(rule="sp")
     forward = multipliers(shape, rule)
     model = TrainedLM(shape, forward, objective.make(shape, forward, 0))

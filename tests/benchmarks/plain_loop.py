@@ -29,7 +29,7 @@ from plumbline.model.parameterization.multipliers import multipliers
 
 
 def train(config: Config, chunked: bool = False) -> tuple[list[float], float]:
-    """The loop. Returns the training loss of every step and the final held-out loss of the first corpus, nats."""
+    """Train, and return every step's training loss and the final held-out loss of the first corpus, nats."""
     rows = plan_run(config).rows
     model = CausalLM(config.model, multipliers(config.model, config.parameterization))
     initialize(model, rows, config.run.seed)
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def largest_gap(some: list[float], other: list[float], steps: int) -> float:
-    """Largest difference between two loss curves over the first steps."""
+    """Return the largest difference between two loss curves over the first steps."""
     return max(abs(a - b) for a, b in zip(some[:steps], other[:steps], strict=True))
 
 

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def by_us(model: LoadedModel, bits: int, symmetric: bool) -> LoadedModel:
-    """Rounded to the nearest value."""
+    """Return the values rounded to the nearest of the grid, by us."""
     weights = Quantizer(format=f"int{bits}", granularity="group", group_size=GROUP, symmetric=symmetric)
     quantized = replace(model, module=deepcopy(model.module))
     quantize_model(quantized.module, Recipe(name="oracle", weights=weights))
@@ -63,7 +63,7 @@ def by_us(model: LoadedModel, bits: int, symmetric: bool) -> LoadedModel:
 
 
 def by_torchao(model: LoadedModel, bits: int, symmetric: bool) -> LoadedModel:
-    """The same, by torchao."""
+    """Return the same, by torchao."""
     from torchao.quantization import IntxWeightOnlyConfig, PerGroup, quantize_
     from torchao.quantization.quant_primitives import MappingType
 

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def run_of(row: Row, cells: Container[str]) -> str:
-    """Which of the sweep's runs a row is of.
+    """Return which of the sweep's runs a row is of.
 
     Raises:
         ValueError: none of them.
@@ -62,7 +62,7 @@ def run_of(row: Row, cells: Container[str]) -> str:
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """A row for each variant and step."""
+    """Print a row for each variant and step."""
     groups: dict[tuple[str, int], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         label = ", ".join(map(str, row["cell"]["labels"].values()))
@@ -80,7 +80,7 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def print_pairs(rows: Sequence[Row], first: str, second: str) -> None:
-    """A line for each recipe."""
+    """Print a line for each recipe."""
     added: dict[str, dict[tuple[Any, ...], dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for row in rows:
         key = *row["cell"]["labels"].values(), row["cell"]["seed"]
@@ -100,7 +100,7 @@ def print_pairs(rows: Sequence[Row], first: str, second: str) -> None:
 
 
 def interval(values: Sequence[float], shown: Callable[[float], float] = float) -> str:
-    """Mean and two standard errors to both sides, and how many there are."""
+    """Return the mean with two standard errors to both sides, and how many values there are."""
     if len(values) < 2:
         return "-"
     error = standard_error(values) or 0.0
@@ -115,7 +115,7 @@ def read(path: Path) -> list[Row]:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Mean ± standard error."""
+    """Return mean ± standard error."""
     error = f" ± {standard_error(values):.{digits}f}" if len(values) > 1 else ""
     return f"{mean(values):.{digits}f}{error}"
 

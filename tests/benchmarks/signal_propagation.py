@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def correlation(switches: dict[str, object], width: int, depth: int, seed: int) -> float:
-    """Of the stream that reaches the head, for random tokens."""
+    """Return that of the stream that reaches the head, for random tokens."""
     shape = {"vocab_size": 512, "hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": width // 32}
     shape |= {"intermediate_size": width}  # one fan-in for all matrices
     config = ModelConfig.model_validate(

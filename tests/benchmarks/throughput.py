@@ -39,7 +39,7 @@ VOCABULARY = 8192
 
 
 def make_config(arguments: argparse.Namespace, corpus: Path, precision: str, zero_stage: int, world: World) -> Config:
-    """The configuration of one measurement."""
+    """Return the configuration of one measurement."""
     values = {
         "run": {"name": "throughput"},
         "model": {
@@ -65,7 +65,7 @@ def make_config(arguments: argparse.Namespace, corpus: Path, precision: str, zer
 
 
 def plain_loop(config: Config, world: World, precision: str) -> Callable[[dict[str, Any]], None]:
-    """The loop a PyTorch user would write: fp32 weights, autocast for bf16, full logits, AdamW, clipping, DDP."""
+    """Run the loop a PyTorch user would write: fp32 weights, autocast for bf16, full logits, AdamW, clipping, DDP."""
     rule = config.parameterization
     model: Any = CausalLM(config.model, multipliers(config.model, rule))
     initialize(model, parameter_table(config.model, rule, OptimizerSettings(1e-3, 0.1, 1e-8)), 1)

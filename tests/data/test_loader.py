@@ -246,7 +246,7 @@ def test_corpora_of_different_tokenizers_are_refused(
 
 
 def evaluate(corpus: Corpus, length: int, micro: int, max_batches: int | None, world: int) -> Counter[int]:
-    """How often each token of the stream is a target, over all ranks; checks that the ranks march in step."""
+    """Count how often each token of the stream is a target, over all ranks; check that ranks march in step."""
     targets: Counter[int] = Counter()
     ranks = [ValidationBatches(corpus.held_out, length, micro, max_batches, rank, world) for rank in range(world)]
     batches = [list(rank) for rank in ranks]

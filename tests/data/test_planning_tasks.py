@@ -43,7 +43,7 @@ def examples(task: AnyTaskConfig, train: int, validation: int = 0) -> Iterator[E
 
 
 def answered(example: Example) -> tuple[list[int], list[int]]:
-    """What is read before the answer, and the answer, which is read as it is given."""
+    """Return what is read before the answer, and the answer, which is read as it is given."""
     tokens, labels = example.tokens.tolist(), example.labels.tolist()
     start = next(place for place, label in enumerate(labels) if label != -100)
     prompt, answer = tokens[: start + 1], labels[start:]
@@ -54,7 +54,7 @@ def answered(example: Example) -> tuple[list[int], list[int]]:
 
 
 def graph_of(prompt: list[int]) -> tuple[Edges, list[int]]:
-    """The edges and what is asked, of `a b | c d / x y =`."""
+    """Return the edges and what is asked, of `a b | c d / x y =`."""
     text = " ".join({1: "|", 2: "/", 3: "="}.get(token) or str(token) for token in prompt)
     listed, question = text.removesuffix(" =").split(" / ")
     edges = [tuple(map(int, edge.split(" "))) for edge in listed.split(" | ")]
@@ -198,7 +198,7 @@ def test_every_grid_of_four_is_drawn() -> None:
 
 
 def reachability_of(task: ReachabilityConfig, prompt: list[int]) -> tuple[Edges, list[int], int]:
-    """The edges, the two candidates and the root."""
+    """Return the edges, the two candidates and the root."""
     if task.form == "symbols":
         edges, (*candidates, root) = graph_of(prompt)
         return edges, candidates, root
@@ -218,7 +218,7 @@ def sentence_of(text: str) -> tuple[int, int]:
 
 
 def chain_of(task: ReachabilityConfig, answer: list[int], root: int) -> list[int]:
-    """The path that is answered, from the root on."""
+    """Return the path that is answered, from the root on."""
     if task.form == "symbols":
         assert answer[-2] == 1
         return [root, *answer[:-2]]
@@ -258,8 +258,10 @@ def test_the_answer_is_reached_from_the_root_and_the_other_candidate_is_not(task
 
 
 def test_reachability_has_the_statistics_of_prosqa() -> None:
-    """Of the 800 problems of its validation and test parts: 22.8 nodes, 36.0 edges, shortest path 3.77 (3 steps: 41 %,
-    4: 44 %, 5: 13 %, 6: 2 %), 1.59 shortest paths. Steps come a little more unevenly here.
+    """Compare with the 800 problems of its validation and test parts.
+
+    They have 22.8 nodes, 36.0 edges, a shortest path of 3.77 (3 steps: 41 %, 4: 44 %, 5: 13 %, 6: 2 %) and 1.59
+    shortest paths. Steps come a little more unevenly here.
     """
     nodes, edge_counts, steps, paths = [], [], [], []
     for example in examples(ReachabilityConfig(), 800):
@@ -284,7 +286,7 @@ Guess = Callable[[Edges, list[int]], int]
 
 
 def deepest(edges: Edges, candidates: list[int]) -> int:
-    """The candidate that is further from the furthest of the parentless nodes that lead to it."""
+    """Return the candidate that is further from the furthest of the parentless nodes that lead to it."""
     tops = {parent for parent, _ in edges} - {child for _, child in edges}
     return max(candidates, key=lambda node: max(distances(edges, top).get(node, 0) for top in tops))
 

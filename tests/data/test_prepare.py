@@ -271,7 +271,7 @@ def test_a_published_folder_has_the_permissions_of_the_umask(
 
 
 def on_a_small_disk(folder: Path, kilobytes: int) -> tuple[str, ...]:
-    """A command prefix that mounts a small memory disk on `folder`, visible to the command alone."""
+    """Return a command prefix that mounts a small memory disk on `folder`, visible to the command alone."""
     script = f'mount -t tmpfs -o size={kilobytes}k tmpfs "{folder}" && "$@"; status=$?; ls -A "{folder}"; exit $status'
     prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh")
     if (

@@ -135,7 +135,7 @@ def test_an_adopted_tokenizer_keeps_its_identity(folders: dict[str, Path], tmp_p
 
 
 def gpt2_like(folder: Path, source: Path, **changes: object) -> Path:
-    """A tokenizer that belongs to a model's own class, with settings that would spoil a corpus."""
+    """Return a tokenizer that belongs to a model's own class, with settings that would spoil a corpus."""
     from transformers import GPT2TokenizerFast
 
     tokenizer = GPT2TokenizerFast.from_pretrained(source)

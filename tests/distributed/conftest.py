@@ -36,7 +36,7 @@ def set_environment(variables: Mapping[str, str]) -> None:
 
 @pytest.fixture(scope="session")
 def process_group() -> Iterator[tuple[World, dict[str, str]]]:
-    """The group and its environment variables. Once for all tests: DeepSpeed keeps the first group it sees for ever."""
+    """Yield the group and its environment variables, once for all tests: DeepSpeed keeps the first group for ever."""
     before = dict(os.environ)
     found = replace(read_world(), device=torch.device("cpu"))
     startup.start(found, timeout_minutes=5.0)
@@ -48,7 +48,7 @@ def process_group() -> Iterator[tuple[World, dict[str, str]]]:
 
 @pytest.fixture(scope="module")
 def world(process_group: tuple[World, dict[str, str]]) -> Iterator[World]:
-    """The group, its environment variables in place for this module only: other tests start processes of their own."""
+    """Yield the group, its environment variables in place for this module only: other tests start processes."""
     before = dict(os.environ)
     set_environment(process_group[1])
     yield process_group[0]
@@ -78,7 +78,7 @@ def train_matrix(start: "Start") -> TrainMatrix:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the plain loop computed."""
+    """Hold what the plain loop computed."""
 
     losses: list[float]
     grad_norms: list[float]

@@ -63,7 +63,7 @@ def compare(layout: str, rank: int, ranks: int) -> dict[str, object]:
 
 
 def cut(layout: str, tensors: list[Tensor], ranks: int) -> list[Tensor]:
-    """As DeepSpeed does it: every rank's flat shard."""
+    """Cut as DeepSpeed does it: return every rank's flat shard."""
     if layout == "by_tensor":
         padded = [nn.functional.pad(t.flatten(), (0, -t.numel() % ranks)).chunk(ranks) for t in tensors]
         return [torch.cat(parts) for parts in zip(*padded, strict=True)]

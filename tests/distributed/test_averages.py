@@ -49,7 +49,7 @@ ALONE = ("fp32_3", "bf16_1", "bf16_3")
 
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
-    """The finished runs by two ranks: each stage with the average, and some without (NAME_off)."""
+    """Return the finished runs by two ranks: each stage with the average, and some without (NAME_off)."""
     settings = {f"ema_{name}": [*overrides, *AVERAGED] for name, overrides in STAGES.items()}
     settings |= {f"ema_{name}_off": [*STAGES[name], *SHORT] for name in ALONE}
     found = train_matrix(tiny_config, settings)
@@ -61,7 +61,7 @@ def saved(run: Run, prefix: str, step: int) -> dict[str, Tensor]:
 
 
 def plain_average(run: Run, steps: int) -> dict[str, Tensor]:
-    """The definition: weights 2^(-age / half-life), age in tokens, over the states after each step so far."""
+    """Return weights averaged by definition: 2^(-age / half-life), age in tokens, over the states after each step."""
     shares = [2.0 ** (-(steps - step) * STEP_TOKENS / HALF_LIFE) for step in range(1, steps + 1)]
     states = [saved(run, "model", step) for step in range(1, steps + 1)]
     return {
@@ -175,7 +175,7 @@ def test_a_skipped_update_does_not_enter(
 
 @pytest.fixture(scope="module")
 def folder(config: Config, inputs: Inputs, world: World) -> Path:
-    """A checkpoint after three steps."""
+    """Return a checkpoint after three steps."""
     trainer = Trainer(config, inputs, world, StopRequest())
     for step in range(3):
         trainer._advance(trainer.engine.train_step(inputs.train.micro_batches(step), step, 1e-3))

@@ -50,7 +50,7 @@ SPEED = ("tokens_per_second", "mfu")
 
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
-    """All settings, by two ranks."""
+    """Train all settings, by two ranks."""
     return train_matrix(tiny_config, EXACT | RESUMED).__getitem__
 
 
@@ -61,7 +61,7 @@ def config(tiny_config: Path) -> Config:
 
 @pytest.fixture(scope="module")
 def plain_losses(config: Config, world: World) -> list[float]:
-    """The plain engine on batches that are counted out by hand, one sequence at a time, at rates by hand."""
+    """Train with the plain engine on batches and at rates that are counted out by hand, a sequence at a time."""
     one_by_one = config.data.model_copy(update={"global_batch_size": 1, "micro_batch_size": 1, "batch_size_warmup": []})
     samples, engine = TrainBatches(one_by_one, config.run.seed), PlainEngine(config, world)
     losses, consumed = [], 0

@@ -53,7 +53,7 @@ def typed(model: str, stage: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str, str], Run]:
-    """The finished runs of all models at all stages."""
+    """Return the finished runs of all models at all stages."""
     settings = {f"{model}_{stage}": typed(model, stage) for model in MODELS for stage in STAGES}
     found = train_matrix(tiny_config, settings)
     return lambda model, stage: found[f"{model}_{stage}"]

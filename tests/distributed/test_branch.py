@@ -46,7 +46,7 @@ TWO = World(0, 0, 2, torch.device("cpu"))
 
 
 def numbers(run: Run, after: int = 0) -> list[dict[str, object]]:
-    """The records after a step, without those of time."""
+    """Return the records after a step, without those of time."""
     return [{k: v for k, v in record.items() if k not in SPEED} for record in run.records if record["step"] > after]
 
 
@@ -57,13 +57,13 @@ def content(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def whole(train_matrix: TrainMatrix, tiny_config: Path) -> dict[str, Run]:
-    """The parent to its end, and a run that decays from step 20 to 35 as it was meant to from the start."""
+    """Train the parent to its end, and a run that decays from step 20 to 35 as it was meant to from the start."""
     return train_matrix(tiny_config, {"branch_parent": PARENT, "branch_direct": [*DIRECT, *SHAPE]})
 
 
 @pytest.fixture(scope="module")
 def parent(whole: dict[str, Run]) -> Path:
-    """A copy of the parent as if it had been interrupted at step 20."""
+    """Return a copy of the parent as if it had been interrupted at step 20."""
     copy = whole["branch_parent"].folder.with_name("branch_interrupted")
     shutil.copytree(whole["branch_parent"].folder, copy)
     for step in (30, 40):
@@ -73,7 +73,7 @@ def parent(whole: dict[str, Run]) -> Path:
 
 
 def at(parent: Path, step: int) -> str:
-    """What is typed to branch from a checkpoint, after `--config PARENT/config.yaml`."""
+    """Return what is typed to branch from a checkpoint, after `--config PARENT/config.yaml`."""
     return f"schedule.branch.checkpoint={parent / 'checkpoints' / f'step_{step:08d}'}"
 
 
@@ -83,7 +83,7 @@ def load(parent: Path, name: str, *overrides: str) -> Config:
 
 @dataclass(frozen=True)
 class Branched:
-    """A branch that was killed in the middle and started again, to its end."""
+    """Hold a branch that was killed in the middle and started again, to its end."""
 
     first_step: int
     resumed: Outcome
@@ -136,13 +136,13 @@ def test_the_parent_is_not_written_to_and_resumes_as_if_nothing_had_branched(
 
 @pytest.fixture
 def own_folder(whole: dict[str, Run], parent: Path, tmp_path: Path) -> Path:
-    """The parent, alone in a folder, to damage."""
+    """Return the parent, alone in a folder, to damage."""
     shutil.copytree(whole["branch_parent"].folder, tmp_path / "parent")
     return tmp_path / "parent"
 
 
 def refusal(parent: Path, *overrides: str) -> str:
-    """The one error before any process group."""
+    """Return the one error before any process group."""
     with pytest.raises((CheckpointError, ConfigError)) as caught:
         resolved(parent, *overrides, name="refused")
     assert not (parent.parent / "refused").exists()
@@ -150,7 +150,7 @@ def refusal(parent: Path, *overrides: str) -> str:
 
 
 def resolved(parent: Path, *overrides: str, name: str = "accepted") -> Config:
-    """The configuration as training would get it."""
+    """Return the configuration as training would get it."""
     config = branch.resolve(load(parent, name, *overrides))
     branch.check(config, open_inputs(config, TWO).fingerprints, TWO)
     return config

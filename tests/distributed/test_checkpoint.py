@@ -79,7 +79,7 @@ def original(
 
 @pytest.fixture
 def root(original: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """Return a copy to damage."""
     shutil.copytree(original, tmp_path / "run" / "checkpoints")
     return tmp_path / "run" / "checkpoints"
 

@@ -40,7 +40,7 @@ HALF_BATCH = ["data.micro_batch_size=4", "deepspeed.zero_stage=1"]
 
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
-    """The finished runs by two ranks, observed and (NAME_off) not, and one by a single rank."""
+    """Return the finished runs by two ranks, observed and (NAME_off) not, and one by a single rank."""
     settings = {f"seen_{name}": [*overrides, *ON] for name, overrides in STAGES.items()}
     settings |= {f"seen_{name}_off": [*STAGES[name], *OFF] for name in ALONE}
     settings |= {"seen_half": [*HALF_BATCH, *ON, "checkpoint.interval=1", f"checkpoint.keep_last={STEPS}"]}
@@ -58,7 +58,7 @@ def diagnostics(run: Run) -> dict[int, dict[str, float]]:
 
 
 def rest(run: Run) -> list[dict[str, Any]]:
-    """All other records, without speed and without the int8 loss that comes with diagnostics."""
+    """Return all other records, without speed and without the int8 loss that comes with diagnostics."""
     records = [record for record in run.records if "stream/rms/00" not in record]
     return [{k: v for k, v in record.items() if k not in SPEED and not k.endswith("w8a8_delta")} for record in records]
 

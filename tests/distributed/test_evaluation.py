@@ -23,7 +23,7 @@ OVERRIDES = ["train.eval_batches=2", "train.ema_half_life_tokens=600", "metrics.
 
 
 class StopAfter(StopRequest):
-    """A request that arrives when so many have asked for it."""
+    """Request to stop when so many have asked for it."""
 
     def __init__(self, times: int) -> None:
         self.left = times
@@ -34,7 +34,7 @@ class StopAfter(StopRequest):
 
 
 def weights(engine: Engine) -> list[torch.Tensor]:
-    """What the model computes with, then the average."""
+    """Return what the model computes with, then the average."""
     assert engine.ema is not None
     found = [parameter.detach().clone() for parameter in engine.model.parameters()]
     with engine.ema.in_place():

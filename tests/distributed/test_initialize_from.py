@@ -38,7 +38,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def folder(tiny_config: Path, world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three steps of training, exported: a stock Qwen3."""
+    """Export three steps of training: a stock Qwen3."""
     root = tmp_path_factory.mktemp("source")
     config = load_config(tiny_config, [f"run.root={root}"])
     inputs = open_inputs(config, world)
@@ -52,7 +52,7 @@ def folder(tiny_config: Path, world: World, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def without_model(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The configuration of all tests without its model section, in fp32."""
+    """Return the configuration of all tests without its model section, in fp32."""
     values = yaml.safe_load(tiny_config.read_text(encoding="utf-8"))
     del values["model"]
     file = tmp_path_factory.mktemp("continued") / "continued.yaml"
@@ -68,7 +68,7 @@ def logits_of(module: Any) -> Tensor:
 
 
 def difference(weights: Mapping[str, Tensor], config: Config, folder: Path) -> float:
-    """Of the decoder with these weights to the folder: largest over logits, relative to the largest."""
+    """Return the largest difference of the decoder's logits to the folder's, relative to the largest logit."""
     model = CausalLM(config.model, multipliers(config.model, config.parameterization)).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

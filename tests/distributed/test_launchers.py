@@ -21,7 +21,7 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 @pytest.fixture(scope="module")
 def alone(run_pretrain: Pretrain, tiny_config: Path) -> dict[int, float]:
-    """Losses of a run by plain `python`."""
+    """Return the losses of a run by plain `python`."""
     outcome = run_pretrain(tiny_config, "python", SHORT, launcher="python", fresh=True)
     assert outcome.code == 0, outcome.stderr
     assert "1 rank(s)" in outcome.stdout
@@ -43,7 +43,7 @@ def test_every_launcher_trains_the_same(
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """An environment that no launcher has touched, put back afterwards with whatever `read_world` sets."""
+    """Return an environment that no launcher has touched, put back afterwards with whatever `read_world` sets."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
     for name in list(os.environ):
         if name in VARIABLES or name.startswith("SLURM"):

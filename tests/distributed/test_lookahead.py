@@ -61,7 +61,7 @@ REST = {
 
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
-    """The finished runs by two ranks, and of one by a single rank."""
+    """Return the finished runs by two ranks, and of one by a single rank."""
     two = {f"look_{name}": [*LOOKAHEAD, *overrides] for name, overrides in (STAGES | REST).items()}
     plain = [override for override in LOOKAHEAD if not override.startswith("objective.")]
     for name, overrides in BASELINES.items():

@@ -55,12 +55,12 @@ CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.
 
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
-    """The finished runs of all settings, by two ranks."""
+    """Return the finished runs of all settings, by two ranks."""
     return train_matrix(tiny_config, SETTINGS, groups=True).__getitem__
 
 
 def by_hand(config: Config) -> Optimizers:
-    """The optimizers as a user of PyTorch would make them, one group for each tensor of the table."""
+    """Return the optimizers as a user of PyTorch would make them, one group for each tensor of the table."""
     name, betas = config.optimizer.name, (config.optimizer.betas[0], config.optimizer.betas[1])
 
     def make(parameters: dict[str, nn.Parameter], rows: Sequence[ParameterRow]) -> list[torch.optim.Optimizer]:
@@ -83,7 +83,7 @@ def by_hand(config: Config) -> Optimizers:
 
 @pytest.fixture(scope="module")
 def references(tiny_config: Path, plain_loop: PlainLoop) -> dict[str, Reference]:
-    """The same training in plain PyTorch: one process, one batch a step."""
+    """Run the same training in plain PyTorch: one process, one batch a step."""
     configs = {name: load_config(tiny_config, [*CHOICE[name], "deepspeed.zero_stage=0"]) for name in NAMES}
     return {name: plain_loop(config, by_hand(config)) for name, config in configs.items()}
 

@@ -58,13 +58,13 @@ SPEED = ("tokens_per_second", "mfu")
 
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
-    """The finished runs of all settings, by two ranks."""
+    """Return the finished runs of all settings, by two ranks."""
     found = train_matrix(tiny_config, {f"rounded_{name}": overrides for name, overrides in SETTINGS.items()})
     return lambda name: found[f"rounded_{name}"]
 
 
 def assert_together(found: dict[int, float], expected: dict[int, float]) -> None:
-    """To the last bits while no value has been moved over the edge of a step, closely for some steps more."""
+    """Compare to the last bits while no value was moved over the edge of a step, closely for some steps more."""
     assert list(found) == list(expected) == [1, 2, 3, 4]
     assert list(found.values())[:2] == pytest.approx(list(expected.values())[:2], rel=2e-6)
     assert found == pytest.approx(expected, rel=1e-3)

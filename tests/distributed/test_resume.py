@@ -49,7 +49,7 @@ def assert_same_numbers(found: Run, expected: Run) -> None:
 
 @pytest.fixture(scope="module")
 def whole(run_pretrain: Pretrain, tiny_config: Path) -> dict[str, Run]:
-    """Each setting, uninterrupted."""
+    """Train each setting, uninterrupted."""
     runs = {}
     for name, overrides in SETTINGS.items():
         outcome = run_pretrain(tiny_config, f"whole_{name}", overrides, ranks=2)

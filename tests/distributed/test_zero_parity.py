@@ -47,7 +47,7 @@ def config(tiny_config: Path) -> Config:
 
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
-    """The finished runs of all settings, by two ranks, and of one by a single rank."""
+    """Return the finished runs of all settings, by two ranks, and of one by a single rank."""
     found = train_matrix(tiny_config, SETTINGS, groups=True)
     found |= train_matrix(tiny_config, {"single": FP32["fp32_1"]}, ranks=1)
     return found.__getitem__
@@ -55,7 +55,7 @@ def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
 
 @pytest.fixture(scope="module")
 def reference(config: Config, plain_loop: PlainLoop) -> Reference:
-    """The same training in plain PyTorch: one process, one batch, one AdamW group for each tensor of the table."""
+    """Train likewise in plain PyTorch: one process, one batch, one AdamW group for each tensor of the table."""
     return plain_loop(config, lambda parameters, rows: [adamw(parameters, rows, config)])
 
 

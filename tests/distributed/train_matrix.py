@@ -61,7 +61,7 @@ def train(config: Config, changed: Config | None, world: World, stop: StopReques
 
 
 def dump(trainer: Trainer) -> list[dict[str, Any]]:
-    """The groups without their tensors."""
+    """Return the groups without their tensors."""
     return [{key: value for key, value in group.items() if key != "params"} for group in trainer.engine.groups]
 
 

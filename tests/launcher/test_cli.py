@@ -32,7 +32,7 @@ OVERRIDES = [
 
 @pytest.fixture(scope="module")
 def trained(run_pretrain: Pretrain, tiny_config: Path) -> Path:
-    """The folder of a finished run, by plain python."""
+    """Return the folder of a finished run, by plain python."""
     outcome = run_pretrain(tiny_config, "chain", OVERRIDES, launcher="python")
     assert outcome.code == 0, outcome.stderr
     return Path(outcome.run.folder)
@@ -49,14 +49,14 @@ def exported(command: Command, trained: Path) -> Path:
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The JSON document on standard output."""
+    """Return the JSON document on standard output."""
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def the_error(done: subprocess.CompletedProcess[str] | Outcome) -> str:
-    """The one error, after exit code 2 and without a traceback."""
+    """Return the one error, after exit code 2 and without a traceback."""
     code = done.returncode if hasattr(done, "returncode") else done.code
     assert code == 2, done.stderr
     assert "Traceback" not in done.stderr
@@ -194,7 +194,7 @@ def test_a_truncated_shard_is_refused(run_pretrain: Pretrain, tiny_config: Path,
 
 @pytest.fixture
 def unfinished(trained: Path) -> Path:
-    """A copy of the run that stands at its first checkpoint, beside the original."""
+    """Return a copy of the run that stands at its first checkpoint, beside the original."""
     copy = trained.with_name("unfinished")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(trained, copy)

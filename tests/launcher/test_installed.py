@@ -31,7 +31,7 @@ print(json.dumps({name: find_spec(name).origin for name in names}))
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what is installed, which no environment knows; its rooms say that they were imported."""
+    """Return a copy of what is installed, which no environment knows; its rooms say that they were imported."""
     copy = tmp_path / "checkout"
     for room in ROOMS:
         shutil.copytree(REPOSITORY / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -44,7 +44,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def mine(tmp_path: Path) -> Path:
-    """The folder of a user who has packages with the names of our rooms."""
+    """Return the folder of a user who has packages with the names of our rooms."""
     for room in ROOMS:
         (tmp_path / "mine" / room).mkdir(parents=True)
         (tmp_path / "mine" / room / "__init__.py").write_text("raise AssertionError('imported a folder of the user')")

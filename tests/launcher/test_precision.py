@@ -41,13 +41,13 @@ def train(run_pretrain: Pretrain, config: Path, name: str, overrides: list[str])
 
 @pytest.fixture(scope="module")
 def joint(run_pretrain: Pretrain, tiny_config: Path) -> Run:
-    """Everything rounded."""
+    """Round everything."""
     return train(run_pretrain, tiny_config, "joint", JOINT)
 
 
 @pytest.fixture(scope="module")
 def weights_alone(run_pretrain: Pretrain, tiny_config: Path) -> Run:
-    """Weights of three bits, and every multiplier away from 1."""
+    """Round weights to three bits, with every multiplier away from 1."""
     options = ["precision.weights=3", "parameterization.base_hidden_size=16", "parameterization.output_multiplier=2.0"]
     return train(run_pretrain, tiny_config, "weights_alone", options)
 

@@ -98,7 +98,7 @@ def enliven() -> Enliven:
 
 @pytest.fixture(scope="session")
 def calibration_text() -> list[Tensor]:
-    """Three pairs of random sequences, [2, 24] token ids each."""
+    """Return three pairs of random sequences, [2, 24] token ids each."""
     return list(torch.randint(53, (3, 2, 24), generator=torch.Generator().manual_seed(5)))
 
 
@@ -116,7 +116,7 @@ def make_model(make_config: MakeConfig, enliven: Enliven) -> MakeModel:
 
 
 def loaded(model: CausalLM, folder: Path) -> LoadedModel:
-    """What `load_model` would give for a run that trained this decoder."""
+    """Return what `load_model` would give for a run that trained this decoder."""
     values = {
         "run": {"name": "tiny"},
         "model": model.config.model_dump(),
@@ -135,7 +135,7 @@ def loaded(model: CausalLM, folder: Path) -> LoadedModel:
 
 
 def stock_model(source: dict[str, Any], enliven: Enliven) -> Any:
-    """A model of transformers by its own class; `source` has the entries of its config.json besides the shape."""
+    """Return a model of transformers by its own class; `source` has the entries of config.json beside the shape."""
     from transformers import AutoConfig, AutoModelForCausalLM  # slow to load, and few tests need it
 
     entries = copy.deepcopy({**STOCK_SHAPE, **source})
@@ -161,7 +161,7 @@ def packed_batch(documents: Tensor, ignored: int) -> dict[str, Tensor]:
 
 
 def count_by_two(generator: torch.Generator) -> dict[str, Tensor]:
-    """A batch of 16 sequences of 12 tokens, each two more than the one before, modulo 31."""
+    """Return a batch of 16 sequences of 12 tokens, each two more than the one before, modulo 31."""
     tokens = (torch.randint(31, (16, 1), generator=generator) + 2 * torch.arange(13)) % 31
     return {
         "input_ids": tokens[:, :-1],
@@ -174,7 +174,7 @@ def count_by_two(generator: torch.Generator) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="session")
 def counting(make_config: MakeConfig) -> Counting:
-    """A model that has learned to count, with thoughts of three slots; keyword: how they grow."""
+    """Return a model that has learned to count, with thoughts of three slots; keyword: how they grow."""
 
     @functools.cache
     def train(growth: str) -> TrainedLM:

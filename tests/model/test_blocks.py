@@ -52,7 +52,7 @@ def tokens(length: int = 21) -> Tensor:
 
 
 def started(config: ModelConfig, rule: ParameterizationConfig = SP, seed: int = 0) -> CausalLM:
-    """As training starts."""
+    """Start as training does."""
     model = CausalLM(config, multipliers(config, rule)).eval()
     initialize(model, parameter_table(config, rule, BASE), seed)
     return model
@@ -81,7 +81,7 @@ def test_a_cache_gives_the_logits_of_the_full_forward(make_model: MakeModel, sha
 
 @torch.no_grad()
 def pieces_of(model: CausalLM) -> tuple[Any, Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """The second block, a stream, what the block makes of it, and its attention branch."""
+    """Return the second block, a stream, what the block makes of it, and its attention branch."""
     block: Any = model.model.layers[1]
     seen: list[Any] = []
     hook = block.register_forward_hook(lambda _m, inputs, output: seen.extend((*inputs[:2], output)))

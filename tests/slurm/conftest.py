@@ -77,7 +77,7 @@ train: {{steps: 200, eval_batches: 4}}
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster: `environment` makes every Slurm command talk to it and to nothing else."""
+    """Hold a running cluster: `environment` makes every Slurm command talk to it and to nothing else."""
 
     folder: Path
     environment: dict[str, str]
@@ -90,7 +90,7 @@ class Cluster:
         return done.stdout.strip()
 
     def job(self, job_id: str) -> dict[str, str]:
-        """What `scontrol show job` knows: JobState, ExitCode, Restarts, ..."""
+        """Return what `scontrol show job` knows: JobState, ExitCode, Restarts, ..."""
         words = self.run("scontrol", "--oneliner", "show", "job", job_id).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -115,7 +115,7 @@ class Cluster:
 
 @pytest.fixture
 def config(corpus: Path, tmp_path: Path) -> Path:
-    """A model of two narrow layers, trained for a few seconds; run folders go beside the file."""
+    """Return a model of two narrow layers that trains for a few seconds; run folders go beside the file."""
     file = tmp_path / "tiny.yaml"
     file.write_text(CONFIG.format(root=tmp_path / "runs", corpus=corpus))
     return file
@@ -123,7 +123,7 @@ def config(corpus: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Two idle nodes, eight CPUs and two (imaginary) GPUs each, and no jobs."""
+    """Yield a cluster of two idle nodes, eight CPUs and two (imaginary) GPUs each, and no jobs."""
     missing = [name for name in DAEMONS if shutil.which(name, path=_search_path()) is None]
     if missing:
         message = f"Slurm is not installed ({', '.join(missing)} not found): apt-get install slurm-wlm munge"
@@ -148,7 +148,7 @@ def _search_path() -> str:
 
 @contextlib.contextmanager
 def _port_block() -> Iterator[int]:
-    """The first of three ports that are ours while the context lasts.
+    """Yield the first of three ports that are ours while the context lasts.
 
     A fourth, held open, is the claim that keeps another test session away from the block. The ports lie below the
     range the kernel hands to outgoing connections, or one of those could take a port before its daemon does.

@@ -50,7 +50,7 @@ def submit(cluster: Cluster, config: Path, name: str) -> str:
 
 
 def by_hand(*arguments: str) -> tuple[str, ...]:
-    """The job script and its arguments, as a person would type them."""
+    """Return the job script and its arguments, as a person would type them."""
     return (str(REPOSITORY / "slurm" / "pretrain.sbatch"), *arguments)
 
 

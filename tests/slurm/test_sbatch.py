@@ -59,7 +59,7 @@ class Probe:
         self.cluster.wait_for(job_id, lambda _: all(file.exists() for file in files))
 
     def found_by_ranks(self, job_id: str) -> list[dict[str, Any]]:
-        """What each rank of the first attempt wrote down, in the order of ranks."""
+        """Return what each rank of the first attempt wrote down, in the order of ranks."""
         files = sorted(self.folder.glob(f"job-{job_id}-attempt-0-rank-*.json"))
         return [json.loads(file.read_text()) for file in files]
 

@@ -51,5 +51,5 @@ def test_an_array_shares_the_runs_survives_a_stop_and_leaves_the_summary(
 
 
 def begun(folder: Path) -> list[Path]:
-    """Runs with some steps in their log."""
+    """Return the runs with some steps in their log."""
     return [path for path in (folder / "runs").glob("*/metrics.jsonl") if path.read_text().count("\n") >= 3]

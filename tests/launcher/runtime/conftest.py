@@ -35,7 +35,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="session")
 def trained(run_pretrain: Pretrain, tiny_config: Path) -> Path:
-    """The folder of a short run."""
+    """Return the folder of a short run."""
     outcome = run_pretrain(tiny_config, "short", ["train.steps=6", "train.eval_interval=6"], launcher="python")
     assert outcome.code == 0, outcome.stderr
     return Path(outcome.run.folder)
@@ -50,7 +50,7 @@ def model(trained: Path) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def writer(model: LoadedModel) -> LoadedModel:
-    """The model with large random weights: what it predicts depends on all it sees, and its likeliest bytes differ."""
+    """Return the model with large random weights: it predicts from all it sees, and its likeliest bytes differ."""
     module = copy.deepcopy(model.module)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -64,7 +64,7 @@ def writer(model: LoadedModel) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def exported(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    """The same model as a stock class of transformers."""
+    """Return the same model as a stock class of transformers."""
     folder = tmp_path_factory.mktemp("short") / "exported"
     hf_export.export(model, folder, "auto")
     return load_model(folder, torch.device("cpu"))
@@ -77,17 +77,17 @@ def tokenizer(trained: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def likeliest(model: LoadedModel) -> list[int]:
-    """Of each question, the choice with the largest log-probability, computed without the adapter."""
+    """Return for each question the choice with the largest log-probability, computed without the adapter."""
     return [max(range(len(found)), key=found.__getitem__) for found in (choice_nats(model, q) for q in QUESTIONS)]
 
 
 def asks(*arguments: object) -> Any:
-    """A request as the harness makes it; the adapter reads its arguments only."""
+    """Return a request as the harness makes it; the adapter reads its arguments only."""
     return SimpleNamespace(args=arguments)
 
 
 def log_probs(model: LoadedModel, tokens: list[int]) -> Tensor:
-    """[T, V]: straight from the module, one row, nothing padded."""
+    """Return [T, V] straight from the module: one row, nothing padded."""
     with torch.no_grad():
         return model.module(torch.tensor([tokens]))[0].double().log_softmax(-1)  # type: ignore[no-any-return]
 

@@ -41,7 +41,7 @@ def turned(x: Tensor, position: int, theta: float) -> Tensor:
 def naive(
     layer: SoftmaxAttention, config: ModelConfig, x: Tensor, positions: list[int], looks: Callable[..., bool]
 ) -> Tensor:
-    """One sequence [T, D], query by query and head by head, in float64; `looks(i, j)` says what i may see."""
+    """Attend in one sequence [T, D], query by query and head by head, in float64; `looks(i, j)` says what i may see."""
     heads = config.num_attention_heads
     group = heads // config.num_key_value_heads
     query = layer.q_norm(layer.q_proj(x).unflatten(-1, (-1, config.head_dim)))

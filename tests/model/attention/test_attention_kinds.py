@@ -28,7 +28,7 @@ LENGTH = 12
 
 @pytest.fixture
 def prepare(make_config: MakeConfig, enliven: Enliven) -> Callable[..., Prepared]:
-    """A layer, an input, its context, its logits [B, H, T, T] before masking, its values [B, H, T, head_dim]."""
+    """Return a layer, an input, its context, its logits [B, H, T, T] before masking, its values [B, H, T, head_dim]."""
 
     @torch.no_grad()
     def build(layer: int = 1, **shape: Any) -> Prepared:

@@ -33,7 +33,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Wrong:
-    """A parameterization with one multiplier wrong, as two functions applied to the right one."""
+    """Make one multiplier of a parameterization wrong, by two functions applied to the right one."""
 
     forward: Callable[[Multipliers, float, float], Multipliers] = lambda right, _n, _l: right
     row: Callable[[ParameterRow, float, float], ParameterRow] = lambda right, _n, _l: right
@@ -51,7 +51,7 @@ def text() -> Tensor:
 def records(
     rule: dict[str, Any], model: ModelConfig, lr: float, seed: int, wrong: Wrong, eps: float, steps: tuple[int, ...]
 ) -> dict[int, Any]:
-    """One check of one model."""
+    """Return one check of one model."""
     config = ParameterizationConfig.model_validate(
         {"base_hidden_size": WIDTHS[0], "base_num_hidden_layers": DEPTHS[0], "base_head_dim": HEADS[0], **rule}
     )
@@ -78,7 +78,7 @@ def slopes(
     seeds: tuple[int, ...] = SEEDS,
     steps: tuple[int, ...] = STEPS,
 ) -> dict[tuple[str, int], float]:
-    """(quantity, step) -> slope of the seeds' mean over the sizes of a family: width, depth, or head_dim."""
+    """Return (quantity, step) -> slope of the seeds' mean over the sizes of a family: width, depth, or head_dim."""
     sizes = {"width": WIDTHS, "depth": DEPTHS, "head_dim": HEADS}[family]
     values: dict[tuple[str, int], list[float]] = {}
     for size in sizes:
@@ -102,7 +102,7 @@ def slopes(
 
 
 def failing(family: str, rule: str) -> set[str]:
-    """The gates that do not hold, as `quantity@step`."""
+    """Return the gates that do not hold, as `quantity@step`."""
     found = slopes(family, rule)
     return {f"{g.quantity}@{g.step}" for g in GATES[family] if not g.holds(found[g.quantity, g.step])}
 

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 
 def activations(*shape: int, seed: int = 0) -> Tensor:
-    """Tokens that have something in common, and channels of very different size."""
+    """Return tokens that have something in common, and channels of very different size."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator) + 0.7 * torch.randn(shape[-1], generator=generator)
     return x * torch.linspace(0.2, 3.0, shape[-1]).exp()
 
 
 def brute_stream(x: Tensor) -> Statistics:
-    """The definitions, one by one."""
+    """Compute the definitions, one by one."""
     x = x.double()
     sequences, length, width = x.shape
     flat = x.flatten(0, 1)

@@ -33,7 +33,7 @@ MakeThinking = Callable[..., TrainedLM]
 
 @pytest.fixture
 def make_thinking(make_model: MakeModel, enliven: Enliven) -> MakeThinking:
-    """A decoder whose thoughts matter; keywords are keys of the model, `look` those of the objective."""
+    """Return a decoder whose thoughts matter; keywords are keys of the model, `look` those of the objective."""
 
     def make(look: dict[str, Any] | None = None, **shape: Any) -> TrainedLM:
         plain = make_model(**shape)
@@ -51,7 +51,7 @@ def make_thinking(make_model: MakeModel, enliven: Enliven) -> MakeThinking:
 
 
 def folder_code(folder: Path, **options: Any) -> Any:
-    """What `from lookahead import Lookahead` gives a user, on the folder's weights."""
+    """Return what `from lookahead import Lookahead` gives a user, on the folder's weights."""
     spec = importlib.util.spec_from_file_location("lookahead", folder / "lookahead.py")
     assert spec is not None
     assert spec.loader is not None
@@ -152,7 +152,7 @@ def test_thoughts_reach_beyond_the_last_position(make_thinking: MakeThinking, tm
 
 
 def left_out(folder: Path) -> str:
-    """Why a folder cannot think, which holds the plain model all the same."""
+    """Return why a folder cannot think, which holds the plain model all the same."""
     assert not (folder / "lookahead.py").exists()
     assert not (folder / "lookahead.safetensors").exists()
     assert (folder / "model.safetensors").is_file()

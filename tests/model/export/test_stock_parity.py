@@ -37,7 +37,7 @@ def ours(**keys: Any) -> CausalLM:
 
 
 def as_ours(stock: dict[str, Tensor], layers: int) -> dict[str, Tensor]:
-    """Weights (or gradients) of GPT2LMHeadModel under our names: c_attn holds q, k and v; matrices are transposed."""
+    """Return GPT2LMHeadModel's weights (or gradients) by our names: c_attn holds q, k and v; matrices transposed."""
     named = {
         "model.embed_tokens.weight": stock["transformer.wte.weight"],
         "model.embed_positions.weight": stock["transformer.wpe.weight"],

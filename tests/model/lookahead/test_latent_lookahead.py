@@ -35,7 +35,7 @@ def gradients(model: CausalLM, loss: Tensor) -> list[Tensor]:
 
 
 def thoughts_of(model: CausalLM, objective: LatentLookahead, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Final states of the slots [B, K, tau, D], and the anchors [B, K]."""
+    """Return final states of the slots [B, K, tau, D], and the anchors [B, K]."""
     text, anchors = text_of(model.config, batch), objective._anchors(batch)
     states, memory = run_text(model.model, batch["input_ids"], text)
     return objective.thinker(model.model, states, memory, text, anchors)[0], anchors.index

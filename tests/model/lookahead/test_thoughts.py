@@ -77,7 +77,7 @@ def think(model: CausalLM, thinker: Thinker, tokens: Tensor, anchors: Tensor = A
 
 
 def alone(model: CausalLM, thinker: Thinker, tokens: Tensor, row: int, anchor: int) -> Tensor:
-    """[tau, D]: one thought, every pass over text and slots as one sequence, nothing remembered."""
+    """Return one thought [tau, D], every pass over text and slots as one sequence, nothing remembered."""
     decoder, settings, text = model.model, thinker.settings, text_of(model)
     positions, documents = text.positions[row], DOCUMENTS[row]
     begin = int((documents == documents[anchor]).int().argmax()) if model.config.document_mask else 0
@@ -86,7 +86,7 @@ def alone(model: CausalLM, thinker: Thinker, tokens: Tensor, row: int, anchor: i
     size = visible.size(1)
 
     def run(slots: Tensor) -> Tensor:
-        """[1, s, D] -> final states of text and slots, [1, size + s, D]."""
+        """Return the final states of text and slots, [1, s, D] -> [1, size + s, D]."""
         count = slots.size(1)
         places = torch.cat((positions[prefix], positions[anchor] + torch.arange(count)))[None]
         places = places.clamp_max(model.config.max_position_embeddings - 1)

@@ -46,7 +46,7 @@ def changed(batch: dict[str, Tensor], row: int, place: int) -> dict[str, Tensor]
 
 
 def only(batch: dict[str, Tensor], row: int, place: int) -> dict[str, Tensor]:
-    """The batch with a single label: the token after this one."""
+    """Return the batch with a single label: the token after this one."""
     labels = torch.full_like(batch["labels"], -100)
     labels[row, place] = batch["labels"][row, place]
     return {**batch, "labels": labels}

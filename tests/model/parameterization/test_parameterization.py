@@ -53,7 +53,7 @@ sp          128  8 0.5  1            1            1   1            1            
 
 
 class Case(NamedTuple):
-    """One line of the table."""
+    """Hold one line of the table."""
 
     rule: str
     width: int

@@ -22,7 +22,7 @@ RULE: dict[str, Any] = {"rule": "completep", "base_hidden_size": 32, "base_num_h
 def table(
     model: ModelConfig, base: OptimizerSettings = BASE, **changes: Any
 ) -> tuple[ParameterizationConfig, dict[str, ParameterRow]]:
-    """The rule and the rows by the last two parts of the name, those of the first block only."""
+    """Return the rule and the rows by the last two parts of the name, those of the first block only."""
     rule = ParameterizationConfig.model_validate({**RULE, **changes})
     rows = {row.name.removesuffix(".weight").split(".")[-1]: row for row in parameter_table(model, rule, base)[::-1]}
     return rule, rows

@@ -33,7 +33,7 @@ RULES: list[dict[str, Any]] = [
 def build(
     config: ModelConfig, rule: ParameterizationConfig, base: OptimizerSettings, seed: int = 0
 ) -> tuple[CausalLM, list[ParameterRow]]:
-    """An initialised model with its table."""
+    """Return an initialised model with its table."""
     rows = parameter_table(config, rule, base)
     model = CausalLM(config, multipliers(config, rule))
     initialize(model, rows, seed)

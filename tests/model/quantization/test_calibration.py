@@ -27,7 +27,7 @@ STATIC: dict[str, Any] = {"name": "static", "static": True}
 
 
 def inputs_of(model: nn.Module, text: list[Tensor]) -> dict[str, list[Tensor]]:
-    """What each linear layer of the blocks is given, by name; one tensor for each sample."""
+    """Return what each linear layer of the blocks is given, by name; one tensor for each sample."""
     place, blocks = decoder_blocks(model)
     seen: dict[str, dict[int, Tensor]] = {}
     number = 0
@@ -49,7 +49,7 @@ def inputs_of(model: nn.Module, text: list[Tensor]) -> dict[str, list[Tensor]]:
 
 
 def products_of(inputs: list[Tensor]) -> Tensor:
-    """The sum of x x^T, fp64."""
+    """Return the sum of x x^T, fp64."""
     rows = [x.flatten(0, -2) for x in inputs]
     return torch.stack([(each.T @ each).double() for each in rows]).sum(0)
 

@@ -19,7 +19,7 @@ KINDS = [
 
 
 def problem(rows: int = 6, columns: int = 24, tokens: int = 200) -> tuple[Tensor, Tensor]:
-    """A weight [rows, columns] and correlated inputs [tokens, columns], fp64."""
+    """Return a weight [rows, columns] and correlated inputs [tokens, columns], fp64."""
     generator = torch.Generator().manual_seed(0)
     mixing = torch.randn(columns, columns, generator=generator) * torch.linspace(0.2, 2.0, columns)
     inputs = torch.randn(tokens, columns, generator=generator) @ mixing

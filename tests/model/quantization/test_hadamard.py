@@ -40,7 +40,7 @@ def test_rotations_are_orthogonal_and_spread_one_channel_over_all() -> None:
 
 
 def final_logits(model: CausalLM, tokens: Tensor) -> Tensor:
-    """In the precision of the weights, where the head's own are in fp32."""
+    """Return logits in the precision of the weights, where the head's own are in fp32."""
     with torch.no_grad():
         return model.model(tokens) @ model.lm_head.weight.T  # type: ignore[no-any-return]
 

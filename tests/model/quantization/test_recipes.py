@@ -11,7 +11,7 @@ from plumbline.model.quantization.quantizer import Quantizer
 
 
 def grid(format_: str, granularity: Any, **settings: Any) -> Quantizer:
-    """As recipes have it: integers use their full range, unless they have zero points."""
+    """Return a grid as recipes have it: integers use their full range, unless they have zero points."""
     full = format_.startswith("int") and settings.get("symmetric", True)
     return Quantizer(format=format_, granularity=granularity, full_range=full, **settings)
 

@@ -25,7 +25,7 @@ AFTER_OTHERS = ("self_attn.o_proj", "mlp.down_proj", "attn.c_proj", "mlp.c_proj"
 
 
 def outlier_inputs() -> tuple[Tensor, Tensor]:
-    """A weight [16, 32] and inputs [300, 32], a few of which are much larger than the others; fp32."""
+    """Return a weight [16, 32] and inputs [300, 32], a few of which are much larger than the others; fp32."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(300, 32, generator=generator)
     inputs[:, ::8] *= 20.0

@@ -19,7 +19,7 @@ CHINCHILLA = Law(A=482.01, alpha=0.3478, B=2085.43, beta=0.3658, E=1.8172)
 
 
 def measure(law: Law, at: Points, noise: float = 0.0, seed: int = 0, runs: NDArray[np.intp] | None = None) -> Measured:
-    """Losses of a law, with errors of log loss, one for each run."""
+    """Return losses of a law, with errors of log loss, one for each run."""
     numbers = np.arange(len(at)) if runs is None else runs
     errors = np.random.default_rng(seed).normal(0, noise, numbers.max() + 1)
     return Measured(at, law.loss(at) * np.exp(errors[numbers]), numbers)

@@ -150,7 +150,7 @@ def test_the_optimal_precision_is_seven_bits_whatever_the_compute() -> None:
 
 
 def cost_of(parameters: float, flops: float, bits: float) -> float:
-    """The loss of C = (6/16) N D P."""
+    """Return the loss of C = (6/16) N D P."""
     tokens = flops / (6 / 16 * parameters * bits)
     return float(KUMAR.loss(points(parameters, tokens, bits, bits, bits)))
 

@@ -37,7 +37,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def problems(path: Path, *overrides: str) -> list[str]:
-    """The lines of the error that loading must raise."""
+    """Return the lines of the error that loading must raise."""
     with pytest.raises(ConfigError) as caught:
         load_config(path, list(overrides))
     return str(caught.value).splitlines()

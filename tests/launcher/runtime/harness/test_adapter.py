@@ -90,7 +90,7 @@ def test_a_text_is_one_document(writer: LoadedModel, tokenizer: Any) -> None:
 
 
 def greedy_text(model: LoadedModel, prompt: str, count: int) -> str:
-    """The likeliest byte, again and again; each from a fresh forward pass."""
+    """Return the likeliest byte, again and again; each from a fresh forward pass."""
     tokens = list(prompt.encode())
     for _ in range(count):
         tokens.append(int(log_probs(model, tokens)[-1].argmax()))

@@ -53,7 +53,7 @@ socket.socket.connect = socket.getaddrinfo = refuse
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, likeliest: list[int]) -> Path:
-    """A working directory with the data of the tasks in configs/harness, and no network."""
+    """Return a working directory with the data of the tasks in configs/harness, and no network."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(socket.socket, "connect", refuse)
@@ -78,7 +78,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def numbers(values: dict[str, Any]) -> dict[str, float]:
-    """Of a task's results, without "N/A" and names."""
+    """Return the numbers of a task's results, without "N/A" and names."""
     return {key: value for key, value in values.items() if not isinstance(value, str)}
 
 
@@ -189,7 +189,7 @@ def evaluate(start: Start, place: Path) -> Evaluate:
 
 
 def local_task(place: Path, name: str, data: Path) -> Path:
-    """A folder with the repository's held-out task under another name, over another file."""
+    """Return a folder with the repository's held-out task under another name, over another file."""
     folder = place / name
     folder.mkdir()
     text = (REPOSITORY / "configs" / "harness" / "held_out.yaml").read_text(encoding="utf-8")
@@ -201,7 +201,7 @@ def local_task(place: Path, name: str, data: Path) -> Path:
 def scored(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: Path, *arguments: str | Path
 ) -> dict[str, Any]:
-    """What eval.py prints with --json, in this process."""
+    """Return what eval.py prints with --json, in this process."""
     monkeypatch.setattr(sys, "argv", ["eval.py", "--model", str(model), *map(str, arguments), "--json"])
     entry_point.main()
     found: dict[str, Any] = json.loads(capsys.readouterr().out)

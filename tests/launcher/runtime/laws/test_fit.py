@@ -50,7 +50,7 @@ def write(file: Path, rows: list[Any]) -> Path:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """An entry point in this process: exit code, standard output and error. A process of its own costs seconds."""
+    """Run an entry point in this process for exit code, standard output and error: its own would cost seconds."""
 
     def call(main: Callable[[], None], *arguments: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["verb.py", *map(str, arguments)])
@@ -64,7 +64,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture(scope="module")
 def fitted(command: Command, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What fit.py says of a sweep's folder and a report's, and where it wrote."""
+    """Return what fit.py says of a sweep's folder and a report's, and where it wrote."""
     folder = tmp_path_factory.mktemp("laws")
     rows = synthetic()
     unfinished = [

@@ -38,7 +38,7 @@ OVERRIDES = [
 
 @pytest.fixture(scope="module")
 def trained(run_pretrain: Pretrain, tiny_config: Path) -> Path:
-    """A finished run with checkpoints of steps 2, 3 and 4."""
+    """Return a finished run with checkpoints of steps 2, 3 and 4."""
     outcome = run_pretrain(tiny_config, "averaged", OVERRIDES, launcher="python")
     assert outcome.code == 0, outcome.stderr
     assert "average  moving, half-life 1,000 tokens = 3.9 steps" in outcome.stdout
@@ -47,7 +47,7 @@ def trained(run_pretrain: Pretrain, tiny_config: Path) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """Return a copy to damage."""
     shutil.copytree(trained, tmp_path / "run")
     return tmp_path / "run"
 
@@ -61,7 +61,7 @@ def opened(path: Path, average: str | None) -> LoadedModel:
 
 
 def mean(run: Path, *steps: int) -> dict[str, Tensor]:
-    """By hand."""
+    """Average by hand."""
     states = [load_file(step(run, number) / "model-00000.safetensors") for number in steps]
     return {name: torch.stack([s[name].double() for s in states]).mean(0).float() for name in states[0]}
 

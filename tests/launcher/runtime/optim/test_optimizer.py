@@ -57,7 +57,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def problem(path: Path, *overrides: str) -> str:
-    """The one problem that loading or planning must find."""
+    """Return the one problem that loading or planning must find."""
     with pytest.raises(ConfigError) as caught:
         plan_run(load_config(path, list(overrides)))
     (line,) = str(caught.value).splitlines()[1:]
@@ -217,7 +217,7 @@ def test_changed_settings_are_noticed_and_put_right(file: Path, name: str, key: 
 
 
 def step_once(config: Config, steps: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights before and after some steps on random gradients, at the peak learning rates."""
+    """Return weights before and after some steps on random gradients, at the peak learning rates."""
     torch.manual_seed(0)
     model, optimizer = build(config)
     with torch.no_grad():

@@ -27,7 +27,7 @@ LAYER = LayerReport("layers.0.up", (4, 8), 4.5, 0.1, math.inf, 2.0, 3.0, 9.0, 1.
 
 
 class Table(nn.Module):
-    """A model whose prediction depends on the last token alone."""
+    """Predict from the last token alone."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def loaded(seed: int) -> LoadedModel:
 
 
 class Text:
-    """A split of nothing but a name; two bits of a token's loss are one of a byte's."""
+    """Stand for a split of nothing but a name; two bits of a token's loss are one of a byte's."""
 
     name = "text"
 

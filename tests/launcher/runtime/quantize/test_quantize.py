@@ -48,7 +48,7 @@ def exported(command: Command, trained: Path) -> Path:
 
 @pytest.fixture
 def quantize(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], corpus: Path) -> Quantize:
-    """The command, within this process, which has paid for its imports: what it prints with --json."""
+    """Return a function that runs the command in this process, for what it prints with --json."""
 
     def run(*arguments: str | Path) -> Any:
         words = ["quantize.py", "--data", corpus, *SMALL, "--json", *arguments]

@@ -27,13 +27,13 @@ PNG = b"\x89PNG"
 
 
 def series(values: Floats, first: int = 100) -> Series:
-    """One value every 100 steps of 1000 tokens."""
+    """Return one value every 100 steps of 1000 tokens."""
     steps = first + 100 * np.arange(len(values), dtype=np.float64)
     return Series(steps, steps * 1000, values)
 
 
 def kurtosis(count: int = 40, noise: float = 0.02, power: float = 0.4, seed: int = 0) -> Floats:
-    """A sub-linear trend: 2 tokens^power, with noise."""
+    """Return a sub-linear trend: 2 tokens^power, with noise."""
     tokens = np.arange(1, count + 1) * 1e5
     return np.asarray(2 * (tokens / 1e5) ** power * np.exp(noise * np.random.default_rng(seed).standard_normal(count)))
 
@@ -106,7 +106,7 @@ def test_every_kurtosis_of_every_block_is_watched(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """The figures and headings of a page, and whatever it would have to load."""
+    """Collect the figures and headings of a page, and whatever it would have to load."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ def axes() -> Iterator[Axes]:
 
 
 def wrong_at(task: AnyTaskConfig, changes: Mapping[int, int], number: int = 0) -> Answered:
-    """A held-out example answered rightly but for some tokens."""
+    """Return a held-out example answered rightly but for some tokens."""
     tokens, labels = task.example("validation", number)
     answer = labels[labels >= 0]
     predicted = answer.copy()
@@ -69,17 +69,17 @@ def points(axes: Axes, colour: str) -> Iterator[tuple[str, list[tuple[float, flo
 
 
 def lines(axes: Axes, colour: str) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """Ends of the lines of a colour."""
+    """Return the ends of the lines of a colour."""
     return [(ends[0], ends[1]) for _, ends in points(axes, colour) if len(ends) == 2]
 
 
 def marks(axes: Axes, colour: str) -> list[tuple[str, tuple[float, float]]]:
-    """Markers of a colour and where they are."""
+    """Return the markers of a colour and where they are."""
     return [(marker, places[0]) for marker, places in points(axes, colour) if len(places) == 1]
 
 
 def named(axes: Axes) -> dict[int, tuple[float, float]]:
-    """Where the nodes are."""
+    """Return where the nodes are."""
     return {int(text.get_text()): text.get_position() for text in axes.texts}
 
 
@@ -190,7 +190,7 @@ def test_an_answer_in_steps_shows_them_and_is_right_as_a_whole(axes: Axes) -> No
 
 @pytest.fixture(scope="module")
 def run(run_pretrain: Pretrain, tiny_config: Path) -> Run:
-    """A thinker on stars of which some are solved."""
+    """Train a thinker on stars, some of which it solves."""
     outcome = run_pretrain(
         tiny_config,
         "stars",
@@ -236,7 +236,7 @@ def test_answers_are_those_that_exact_match_counts_without_thoughts_as_well(run:
 
 
 def complete(folder: Path, config: Path, *overrides: str) -> Path:
-    """A run folder with a checkpoint in which there is nothing."""
+    """Make a run folder with a checkpoint in which there is nothing."""
     (folder / "checkpoints" / "step_00000001").mkdir(parents=True)
     save_config(load_config(config, list(overrides)), folder / "config.yaml")
     (folder / "result.json").write_text("{}")

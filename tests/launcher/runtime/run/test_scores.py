@@ -55,14 +55,14 @@ def test_an_interval_is_told_and_can_be_had_from_what_is_logged() -> None:
 
 
 def walk(tokens: list[int], goal: int) -> list[int]:
-    """The answer to a star graph of arms of two nodes, by its edges."""
+    """Return the answer to a star graph of arms of two nodes, by its edges."""
     end = tokens.index(2)
     parent = dict(zip(tokens[1:end:3], tokens[0:end:3], strict=True))
     return [parent[parent[goal]], parent[goal], goal]
 
 
 def scores_of(stream_changes: dict[str, Any], task: AnyTaskConfig, reads_the_goal: bool) -> HeldOutLoss:
-    """Of a model that walks to the goal it reads, or else to the end of the arm that is listed first."""
+    """Score a model that walks to the goal it reads, or else to the end of the arm that is listed first."""
 
     def score(batch: Mapping[str, Any], _thinking: bool = False) -> AnswerSums:
         logits = torch.zeros(*batch["labels"].shape, task.vocab_size)

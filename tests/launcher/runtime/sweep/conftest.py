@@ -6,7 +6,7 @@ from plumbline.launcher.runtime.sweep.result import Label, Result, RunOutcome
 
 
 def make_result(labels: dict[str, Label], seed: int, outcome: RunOutcome, **changes: Any) -> Result:
-    """A cell of the base size, with other values where they are given."""
+    """Return a cell of the base size, with other values where they are given."""
     values = {
         "signature": "",
         "run": "",

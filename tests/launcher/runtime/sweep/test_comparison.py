@@ -125,7 +125,7 @@ def test_where_nothing_is_matched_the_loss_decides(by: Merit) -> None:
 
 
 def marks(axes: Axes) -> dict[tuple[str, str], list[float]]:
-    """(row, colour) -> the place of the bar, then the dots."""
+    """Return (row, colour) -> the place of the bar, then the dots."""
     found: dict[tuple[str, str], list[float]] = {}
     names = [label.get_text() for label in axes.get_yticklabels()]
     for line in sorted(axes.get_lines(), key=lambda line: str(line.get_marker()), reverse=True):

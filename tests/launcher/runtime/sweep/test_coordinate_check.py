@@ -26,7 +26,7 @@ QUANTITIES = {gate.quantity for gates in GATES.values() for gate in gates} | {"s
 
 
 def result(rule: str, width: int, depth: int, seed: int, power: float, lr: float = 0.01) -> Result:
-    """A cell in which every quantity goes as (width / 32)^power, or as (depth / 2)^power, with a little noise."""
+    """Return a cell in which every quantity goes as (width / 32)^power, or (depth / 2)^power, with a little noise."""
     value = (width / 32 * depth / 2) ** power * (1 + 0.01 * seed)
     written = {"coordinates": {str(step): dict.fromkeys(QUANTITIES, value) for step in (0, 1, 10)}}
     sizes = {"hidden_size": width, "num_hidden_layers": depth, "base_hidden_size": 32}

@@ -21,7 +21,7 @@ Loss = Callable[[float, int, int, int], float | None]  # (log2 lr, width, depth,
 
 
 def results(loss: Loss, lrs: list[float] = OCTAVES, seeds: int = 3, rule: str = "sp") -> list[Result]:
-    """A width family 64, 128, 256 and a depth family 2, 8 around the base 64 x 2."""
+    """Return a width family 64, 128, 256 and a depth family 2, 8 around the base 64 x 2."""
     found = []
     for width, depth in ((64, 2), (128, 2), (256, 2), (64, 8)):
         for seed in range(1, seeds + 1):

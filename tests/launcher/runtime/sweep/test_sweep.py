@@ -78,28 +78,28 @@ def plan(file: Path) -> Plan:
 
 
 def folder(plan: Plan, lr: float) -> Path:
-    """The run folder of the cells with this learning rate."""
+    """Return the run folder of the cells with this learning rate."""
     (found,) = {cell.config.run.folder for cell in plan.cells if cell.labels["optimizer.lr"] == lr}
     return found
 
 
 @pytest.fixture(scope="module")
 def first(plan: Plan, file: Path, sweep: Sweep) -> Outcome:
-    """The sweep, with a damaged checkpoint where one of its runs wants to begin."""
+    """Run the sweep, with a damaged checkpoint where one of its runs wants to begin."""
     (folder(plan, 0.008) / "checkpoints" / "step_00000001").mkdir(parents=True)
     return sweep(file, "--workers", "2", "--json").wait()
 
 
 @pytest.fixture(scope="module")
 def before(first: Outcome, plan: Plan) -> dict[Path, int]:
-    """When each file of the finished runs was written."""
+    """Return when each file of the finished runs was written."""
     folders = [folder(plan, 0.004), folder(plan, 1e38)]
     return {path: time for run in folders for path, time in written(run).items()}
 
 
 @pytest.fixture(scope="module")
 def second(before: dict[Path, int], plan: Plan, file: Path, sweep: Sweep) -> Outcome:
-    """The same command, with the damage repaired and one worker for the one run that is left."""
+    """Run the same command, with the damage repaired and one worker for the one run that is left."""
     (folder(plan, 0.008) / "checkpoints" / "step_00000001").rmdir()
     return sweep(file, "--workers", "1", "--json").wait()
 
@@ -200,7 +200,7 @@ def test_a_summary_is_made_of_what_is_there(second: Outcome, plan: Plan, file: P
 def interrupted(
     tiny_config: Path, tmp_path_factory: pytest.TempPathFactory, sweep: Sweep
 ) -> tuple[Plan, Outcome, Outcome, int]:
-    """Two runs and one worker: killed in the first run, asked to stop in the second, and the same command again."""
+    """Sweep two runs by one worker: killed in the first run, asked to stop in the second, then run again."""
     file = write(
         tmp_path_factory.mktemp("interrupted") / "sweep.yaml", tiny_config, LONG, [1, 2], {"optimizer.lr": [0.004]}
     )
@@ -250,7 +250,7 @@ def never(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
 
 @pytest.fixture
 def cell(plan: Plan, tmp_path: Path) -> Config:
-    """A cell that was not begun."""
+    """Return a cell that was not begun."""
     run = plan.cells[0].config.run.model_copy(update={"root": str(tmp_path), "name": "cell"})
     return plan.cells[0].config.model_copy(update={"run": run})
 
@@ -260,7 +260,7 @@ WORLD = World(0, 0, 1, torch.device("cpu"))
 
 @pytest.fixture
 def stop() -> "StopRequest":
-    """Not asked to stop; the handlers of this process stay what they were."""
+    """Yield a request that nobody has made; the handlers of this process stay what they were."""
     numbers = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
     handlers = {number: signal.getsignal(number) for number in numbers}
     request = StopRequest()
@@ -315,7 +315,7 @@ def test_checkpoints_of_a_finished_run_stay_where_they_are_asked_for(
 
 
 def leave_once(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
-    """As a worker does that someone else asked to stop."""
+    """Leave as a worker does that someone else asked to stop."""
     left = config.run.folder / "left"
     if left.exists():
         return True

@@ -42,7 +42,7 @@ SWEEP: dict[str, Any] = {
 
 
 def write(folder: Path, base_file: Path, **changes: Any) -> Path:
-    """A sweep's file; changes to None take a key away."""
+    """Write a sweep's file; changes to None take a key away."""
     sweep = {**SWEEP, "root": str(folder / "sweeps"), "base": str(base_file), **changes}
     file = folder / "sweep.yaml"
     file.write_text(yaml.safe_dump({key: value for key, value in sweep.items() if value is not None}, sort_keys=False))
@@ -55,7 +55,7 @@ def plan(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 def find(cells: list[Cell], **labels: Any) -> Cell:
-    """The one cell with these labels and seed 1."""
+    """Return the one cell with these labels and seed 1."""
     (cell,) = [cell for cell in cells if labels.items() <= cell.labels.items() and cell.config.run.seed == 1]
     return cell
 

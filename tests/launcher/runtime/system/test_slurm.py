@@ -11,7 +11,7 @@ ARRAY = Request(array=4, gpus_per_task=2, time="8:00:00")
 
 
 def asked(script: Path) -> list[str]:
-    """The words of the one sbatch command of a script."""
+    """Return the words of the one sbatch command of a script."""
     echoing = script.read_text().replace("sbatch --parsable", "printf '%s\\n'")
     done = subprocess.run(["bash", "-c", echoing], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
