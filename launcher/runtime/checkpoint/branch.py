@@ -65,7 +65,7 @@ def check(config: Config, corpora: dict[str, str], world: World) -> None:
     folder, step = Path(branch.checkpoint), branch.first_step
     _refuse(folder, problems(folder))
     parent = load_config(folder / "config.yaml", [])
-    # What a branch need not share with its parent: that it is a branch, and the precision it cools down in
+    # A branch differs from its parent in being a branch, and may in precision; `check_resume` compares the rest
     like = _with_branch(parent, branch).model_copy(update={"precision": config.precision})
     check_resume(like, config, corpora, folder, world, remedy="a branch continues its parent, so undo")
     _check_length(config, parent, folder)

@@ -32,7 +32,7 @@ from plumbline.model.quantization.precision import PrecisionConfig
 class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Hold everything about a run. It is saved, complete, with the run and with each checkpoint."""
 
-    # What a change of a section shapes, unless a field of it says otherwise: see identity.py
+    # "shapes" says what a change of the section affects, unless a field of it says otherwise: see identity.py
     run: RunConfig = Field(json_schema_extra={"shapes": "nothing"})
     model: Annotated[ModelConfig, AfterValidator(check_model)] = Field(json_schema_extra={"shapes": "model"})
     parameterization: ParameterizationConfig = Field(json_schema_extra={"shapes": "model"})

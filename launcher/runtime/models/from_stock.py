@@ -35,7 +35,7 @@ def check(config: Config) -> None:
     if spec is None or resumes:
         return
     section = section_of(spec)
-    # What a kind of attention adds may be learned on top of a model that was trained without
+    # A run may add a kind of attention to a model that was trained without it, and learn what it adds
     grafted = {"attention"} if attention_kind(config.model).grafted else set()
     free = {"family"} | grafted | ({"max_position_embeddings"} if config.model.position_embedding == "rope" else set())
     lines = [

@@ -242,7 +242,7 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
     from transformers import AutoModelForCausalLM
 
     try:
-        # Of a native export the code that we have ourselves runs, not the copy in the folder
+        # A native export runs by our own code, not by the copy in the folder
         entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
         with quiet_transformers(), torch.no_grad():

@@ -97,7 +97,7 @@ def _lines(axes: Axes, lines: Lines, floor: float, label: str) -> None:
         axes.plot(x, y, marker="o", markersize=3, linewidth=1, label=name)
     axes.set_xlabel(label)
     axes.set_ylabel("loss added (nats per token)")
-    # Logarithmic where it costs something, linear around nothing: rounding may also help a little
+    # Logarithmic where rounding costs something, linear around zero: it may also help a little
     axes.set_yscale("symlog", linthresh=max(floor, 1e-5))
     axes.axhline(floor, color="#999", linewidth=0.8, linestyle=":")
     axes.grid(alpha=0.3)

@@ -26,8 +26,8 @@ from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.smooth import fold_input_scales
 from plumbline.model.quantization.quantizer import Grid, Quantizer
 
-# max |logit difference| / max |logit|. With inputs rounded to the same scales a value between two codes may still go
-# the other way; integers have others by the token, absmax / 127.5 there
+# Allowed max |logit difference| / max |logit|. With inputs rounded to the same scales, a value halfway between two
+# codes may still round the other way. Integers with a scale for each token have other scales there: absmax / 127.5
 EXACT, SAME_SCALES, OTHER_SCALES = 1e-5, 1e-3, 0.05
 
 

@@ -49,7 +49,7 @@ class StopRequest:
         """Return whether a launcher of this process died."""
         if not self._launchers:  # there is none, or it died before we looked for it
             return os.getppid() == 1 and any(name in os.environ for name in SET_BY_LAUNCHERS)
-        # By who the parent is, not by whether the launcher exists: until somebody asks how it ended, a dead one does
+        # Compare parents instead of asking whether the launcher exists: a dead one does until somebody waits for it
         child = psutil.Process()
         for launcher in self._launchers:
             try:

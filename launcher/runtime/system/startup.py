@@ -40,7 +40,7 @@ def start(world: World, timeout_minutes: float) -> None:
         import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
 
         logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-        # DeepSpeed calls collectives by names that the newest torch renames; nothing that a user could act on
+        # DeepSpeed calls collectives by their old names, of which the newest torch warns; users cannot act on it
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         try:
             deepspeed.init_distributed(

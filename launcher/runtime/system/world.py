@@ -38,7 +38,7 @@ def _adopt_slurm_environment() -> None:
     env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
     env["WORLD_SIZE"] = env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])
     env.setdefault("MASTER_ADDR", "127.0.0.1")
-    # One port for each job, so that jobs that share a node do not meet each other; below those of outgoing connections
+    # One port for each job, so that jobs on one node do not meet; below the ports of outgoing connections
     env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 12768))
 
 
