@@ -115,7 +115,7 @@ class HarnessModel(TemplateLM):
         return [found[number] for number in range(len(pairs))]
 
     def _log_probs(self, rows: Sequence[list[int]]) -> Tensor:
-        """Return log-probabilities [B, T, V] after each token; rows are padded on the right, unseen by earlier ones."""
+        """Return log-probabilities [B, T, V] after each token. No token sees the padding, on the right."""
         inputs = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         positions = torch.arange(inputs.size(1)).expand_as(inputs)
         batch = {"input_ids": inputs, "document_ids": torch.zeros_like(inputs), "positions": positions}

@@ -115,7 +115,7 @@ def _require_lm_eval() -> None:
 
 
 def _index(names: Sequence[str], folders: Sequence[Path]) -> Any:
-    """Return lm_eval's index: of the folders alone if all tasks are there, as its own 14,000 take ten seconds."""
+    """Return lm_eval's index: of the folders alone if all tasks are there, as all its 14,000 take ten seconds."""
     from lm_eval.tasks import TaskManager
 
     if folders:

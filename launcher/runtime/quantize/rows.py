@@ -106,7 +106,7 @@ def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights of a checkpoint or a Hugging Face folder; those written anew have another time."""
+    """Return the files of weights of a checkpoint or a Hugging Face folder; their times tell of a rewrite."""
     return sorted(folder.rglob("*.safetensors"))
 
 

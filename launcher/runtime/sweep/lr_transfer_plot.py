@@ -54,7 +54,7 @@ def _draw(axis: Any, facts: dict[str, Any], colour: Any) -> None:
 
 
 def _range(sizes: list[dict[str, Any]]) -> tuple[float, float]:
-    """Return the range of losses to show, up to above every curve's minimum: losses that blow up flatten no other."""
+    """Return a range of losses that ends above every curve's minimum: those that blow up do not flatten others."""
     curves = [[point["loss"] for point in facts["points"] if point["loss"] is not None] for facts in sizes]
     minima = [min(curve) for curve in curves if curve]
     if not minima:

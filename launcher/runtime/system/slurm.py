@@ -94,7 +94,7 @@ def submit(script: Path) -> str:
 
 
 def describe_submission(script: Path, job_id: str | None, what: str, log: str | None) -> str:
-    """Say what was submitted and how to follow it; of a dry run (job_id None), return the script itself."""
+    """Say what was submitted and how to follow it; of a dry run (job_id None) give the script itself."""
     if job_id is None:
         return f"{script.read_text()}\nnot submitted; to submit: bash {script}"
     return (
