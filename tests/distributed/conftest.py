@@ -49,10 +49,11 @@ def process_group() -> Iterator[tuple[World, dict[str, str]]]:
 @pytest.fixture(scope="module")
 def world(process_group: tuple[World, dict[str, str]]) -> Iterator[World]:
     """Yield the group, its environment variables in place for this module only: other tests start processes."""
-    before = dict(os.environ)
+    before, linear = dict(os.environ), F.linear
     set_environment(process_group[1])
     yield process_group[0]
     set_environment(before)
+    F.linear = linear  # an engine at ZeRO stage 3 leaves DeepSpeed's in its place
 
 
 Settings = Mapping[str, list[str]]
