@@ -1,4 +1,4 @@
-"""How many samples each step takes: the one place that turns steps into samples and tokens, and back.
+"""Plan the batch size of every step; nothing else converts between steps, samples and tokens.
 
 Step s trains on global samples [samples_before(s), samples_before(s + 1)), in the order of order.py. With a batch-size
 warm-up the first steps are smaller; the order of samples stays the same.
@@ -16,7 +16,7 @@ class BatchStage(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Describe a smaller batch, used for a while at the start of training."""
 
     tokens: PositiveInt
-    """How long it lasts; then on to the next step at which the sequences consumed divide by the next batch size."""
+    """Tokens that it lasts, and then on to the next step at which the sequences consumed divide by the next size."""
     global_batch_size: PositiveInt
     """Sequences per optimizer step meanwhile; a divisor of the next stage's."""
 

@@ -1,4 +1,4 @@
-"""The `data` section of a run's configuration: which corpora and tasks, in which proportions, in which batch shape."""
+"""Define the `data` section of a configuration: which corpora and tasks, in which shares, in which batch shape."""
 
 from itertools import pairwise
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which documents are held out for validation, and which ones a tokenizer trains on.
+"""Choose which documents are held out for validation, and which ones a tokenizer trains on.
 
 Every document has a place in one order: the hash of its text, keyed by the seed. Validation takes the bottom of that
 order, tokenizer training takes from the top. The place does not depend on the other documents or on where the

@@ -1,9 +1,9 @@
-"""Megatron-LM's indexed dataset, the token file format: `PREFIX.bin` holds tokens, `PREFIX.idx` says where they are.
+"""Read and write Megatron-LM's indexed dataset: `PREFIX.bin` holds tokens, `PREFIX.idx` says where they are.
 
 `.bin` is every sequence's tokens end to end. `.idx` is a 34-byte header (magic, version, dtype code, number of
 sequences, number of document indices), then for each sequence an int32 length and an int64 byte offset into `.bin`,
-then the int64 document indices: document d is sequences `indices[d]` to `indices[d + 1]`. All little-endian.
-Files written here open in Megatron-LM and its descendants, and theirs open here.
+then the int64 document indices: document d is sequences `indices[d]` to `indices[d + 1]`. All numbers are
+little-endian. Files written here open in Megatron-LM and its descendants, and theirs open here.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""From a step number to this rank's tensors.
+"""Load the batches of training steps and of evaluations as this rank's tensors.
 
 `BatchPlan` says which global samples a step trains on, `TrainOrder` finds them, `gather` reads them, and one background
 thread stays a step or two ahead. The only state is the step: a run resumes anywhere at no cost, on any world size.

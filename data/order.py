@@ -1,4 +1,4 @@
-"""Which window of which corpus is sample number g: a pure function, so there is no order to store and nothing to skip.
+"""Find which window of which corpus is sample number g, by a pure function: there is no order to store or skip.
 
     g -> slot of a fixed cycle -> (source, ordinal in that source) -> (epoch, place) -> window, by a keyed shuffle
 

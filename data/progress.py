@@ -1,4 +1,4 @@
-"""How far a long pass over text has come: a bar on a terminal, a line now and then in a log."""
+"""Show how far a long pass over text has come: a bar on a terminal, a line now and then in a log."""
 
 import sys
 import time

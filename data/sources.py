@@ -1,4 +1,4 @@
-"""Where text comes from: each source becomes a stream of documents, in an order that depends on nothing but its name.
+"""Read each source of text as a stream of documents, in the same order every time.
 
     PATH, GLOB, DIRECTORY       .jsonl[.gz] and .parquet: one document per row; any other file: one document per file
     hf:NAME[:CONFIG[:SPLIT]]    a Hugging Face dataset from the hub or a local folder, streamed; SPLIT is train

@@ -1,6 +1,7 @@
-"""What a source of samples is: a text corpus (corpus.py) or a task whose examples are computed (tasks/).
+"""Define what the loader asks of a source of samples: a text corpus (corpus.py) or a synthetic task (tasks/).
 
-Training reads windows by number. Which number comes when is the matter of order.py, what becomes of them of windows.py.
+A sample is a window that is read by its number. order.py decides which number comes when, and windows.py makes batches
+of the windows.
 """
 
 from collections.abc import Mapping

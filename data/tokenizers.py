@@ -1,4 +1,4 @@
-"""Tokenizers: trained here or taken from elsewhere, always kept as a folder that transformers loads.
+"""Train or adopt a tokenizer, keep it as a folder that transformers loads, and encode documents with it.
 
     byte             one token per UTF-8 byte, id = byte value, and <|endoftext|> = 256
     train-bpe:N      byte-level BPE of N tokens, trained on the corpus

@@ -1,4 +1,4 @@
-"""From windows, wherever they come from, to the tensors of a batch."""
+"""Gather windows of any sources into the tensors of a batch."""
 
 from collections.abc import Sequence
 from typing import TypedDict

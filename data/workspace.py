@@ -1,6 +1,6 @@
 """Publish a folder whole or not at all: filled under a hidden name, synced to disk, then renamed.
 
-What is there under the final name already is replaced only if it is empty or was published here before.
+What already has the final name is replaced only if it is an empty folder or one of the same kind.
 """
 
 import contextlib

@@ -1,1 +1,1 @@
-"""Synthetic tasks: examples computed from a seed, with answers to be scored by exact match."""
+"""Compute examples of synthetic tasks from a seed, with answers to be scored by exact match."""

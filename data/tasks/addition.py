@@ -1,4 +1,4 @@
-"""Addition: the sum of two numbers of some decimal digits.
+"""Generate addition problems: the sum of two numbers of some decimal digits.
 
 least_first   5 2 1 + 7 9 0 = [2 2 2 0]      125 + 97 = 222, ones first: a carry is known in time
 most_first    1 2 5 + 0 9 7 = [0 2 2 2]

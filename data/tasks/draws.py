@@ -1,4 +1,4 @@
-"""Random numbers by arithmetic alone, so that an example is the same on every machine and with every numpy."""
+"""Draw random numbers by arithmetic alone, so that an example is the same on every machine and with every numpy."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""How tasks about graphs are spelled: the edges in some order, what is asked, then the answer.
+"""Spell examples about graphs as tokens: the edges in some order, what is asked, then the answer.
 
 a b | c d | e f / s g = [s d g]
 """

@@ -1,4 +1,4 @@
-"""Induction: what came after the last earlier occurrence of this token, k times over.
+"""Generate k-hop induction: what came after the last earlier occurrence of a token, looked up k times over.
 
 With find(i) the place after the last j < i at which token j equals token i, the answer at place i is the token at
 find applied k times to i: the k-hop induction heads of arXiv 2402.09268. One hop is an induction head.

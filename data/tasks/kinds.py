@@ -1,4 +1,4 @@
-"""The tasks there are. A new one is a file like those named here and a line below."""
+"""List the tasks. A new one is a file like those named here, and a line below."""
 
 from plumbline.data.tasks.addition import AdditionConfig
 from plumbline.data.tasks.induction import InductionConfig

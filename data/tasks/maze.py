@@ -1,9 +1,9 @@
-"""Mazes: the way from one cell of a lattice to another.
+"""Generate mazes: the path from one cell of a lattice to another.
 
     a b | c b | d c / a d = [a b c d]
 
-Perfect mazes, in which there is one way between any two cells, carved by depth-first search as in maze-dataset
-(arXiv 2309.10498): long corridors with few forks. A cell is one token.
+The mazes are perfect, with one way between any two cells, and are carved by depth-first search as in maze-dataset
+(arXiv 2309.10498), which makes long corridors with few forks. A cell is one token.
 """
 
 from functools import lru_cache

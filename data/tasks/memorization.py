@@ -1,4 +1,4 @@
-"""Memorization: a fixed random map from keys to values, to be known by heart.
+"""Generate the entries of a fixed random map from keys to values, which a model has to memorize.
 
     a b [v]        key number 64 a + b for 64 symbols
 

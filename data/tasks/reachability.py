@@ -1,13 +1,13 @@
-"""Reachability: which of two nodes can be reached from a root.
+"""Generate reachability problems: which of two nodes of a directed graph can be reached from a root.
 
 symbols   r b | b c | s d / d c r = [c]               from r, does one come to d or to c?
 words     r is a b . Every b is a c . s is a d . Is r a d or c ? [c]
 chain     ... / d c r = [b c | c]          ... Is r a d or c ? [r is a b . Every b is a c . c]
 
-Graphs like those of ProsQA (arXiv 2412.06769), in symbols as in arXiv 2505.12514 or one token for each word. In none of
-the 300 validation problems of ProsQA is a leaf further from its root than the right answer, which can therefore be told
-without reading the root. Here each candidate is the furthest leaf of its own root and either root may be asked about: a
-model that does not read the root is right half the time.
+The graphs are like those of ProsQA (arXiv 2412.06769), spelled in symbols as in arXiv 2505.12514 or with one token for
+each word. In none of the 300 validation problems of ProsQA is a leaf further from its root than the right answer, which
+can therefore be told without reading the root. Here each candidate is the furthest leaf of its own root and either root
+may be asked about: a model that does not read the root is right half the time.
 """
 
 from bisect import bisect_right

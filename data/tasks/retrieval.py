@@ -1,8 +1,8 @@
-"""Retrieval: pairs of key and value in context, then keys whose values are asked for.
+"""Generate key-value retrieval: pairs of key and value in context, then keys whose values are asked for.
 
     k7 v3  k2 v9  k5 v3  ?  k2 [v9]  k7 [v3]
 
-The associative recall of arXiv 2506.01115, in which attention that does not look at the tokens fails.
+This is the associative recall of arXiv 2506.01115, in which attention that does not look at the tokens fails.
 """
 
 from typing import Literal

@@ -1,4 +1,4 @@
-"""A task where the loader expects a source of samples: one example is one window."""
+"""Serve a task to the loader as a source of samples: one example is one window."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,10 +1,10 @@
-"""Star graphs: which way from the centre to the end of one arm.
+"""Generate star graphs: the path from the centre to the end of one arm.
 
     a b | s a | c d | s c / s d = [s c d]            2 arms of 2 nodes, the source s, the goal d
 
-Path finding in a graph G(d, l) with N labels (Bachmann and Nagarajan, arXiv 2403.06963). Only the first step after the
-source is a decision; each later one follows from the token before it. A model that does not plan takes the right arm
-once in d times, and its loss stays at ln(d) / l.
+This is path finding in a graph G(d, l) with N labels (Bachmann and Nagarajan, arXiv 2403.06963). Only the first step
+after the source is a decision; each later one follows from the token before it. A model that does not plan takes the
+right arm once in d times, and its loss stays at ln(d) / l.
 """
 
 from typing import Literal, NamedTuple

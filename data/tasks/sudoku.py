@@ -1,11 +1,12 @@
-"""Sudoku: the one way to fill a grid.
+"""Generate Sudoku puzzles that have one solution, which is the answer.
 
     1 _ 3 _ _ _ 1 2 ... = [1 2 3 4 3 4 1 2 ...]        4 x 4, row by row: the puzzle, then the whole grid
 
-Puzzles as reasoning-gym makes them: a random full grid, whose cells are blanked one by one in random order where the
-solution stays the only one. The answer is the whole grid and not only the blanks: each answer then stands at the same
-distance from its cell. It seems to be what latent lookahead (arXiv 2603.20219) is asked for as well, whose thoughts of
-19 tokens are the 16 cells of a 4 x 4 grid and 3 line ends, and more than the 12 blanks that a puzzle can have.
+Puzzles are made as reasoning-gym makes them: the cells of a random full grid are blanked one by one in random order,
+where the solution stays the only one. The answer is the whole grid and not only the blanks, so that each answer stands
+at the same distance from its cell. The authors of latent lookahead (arXiv 2603.20219) seem to ask for the whole grid as
+well: their thoughts of 19 tokens fit the 16 cells of a 4 x 4 grid and 3 line ends, and exceed the 12 blanks that a
+puzzle can have.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What a task is: examples by number, each a pure function of the task's configuration, the split and the number.
+"""Define a task: examples by number, each a pure function of the task's configuration, the split and the number.
 
 There is no state, so example 10^12 costs what example 0 costs, and neither ranks nor interruptions appear. A task is
 fixed by its configuration, its seed included, as a corpus is by its files; `run.seed` decides the order of examples.
