@@ -1,1 +1,1 @@
-"""The decoder, its parameterization, objectives and exports: pure PyTorch, no DeepSpeed, no Slurm, no run folders."""
+"""Define the decoder, its parameterization, objectives and exports in pure PyTorch, without DeepSpeed or Slurm."""

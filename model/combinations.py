@@ -1,4 +1,4 @@
-"""Which switches of a ModelConfig exclude each other, and which combinations deserve a word of warning.
+"""Refuse switches of a ModelConfig that exclude each other, and warn of combinations that have been seen to fail.
 
 A kind of block or attention states its own needs in its own file (`Block.needs`, `Attention.needs`).
 """

@@ -1,4 +1,4 @@
-"""The shape of a decoder: Hugging Face names where they exist, one switch for each choice a block makes.
+"""Define the shape of a decoder: Hugging Face names where they exist, one switch for each choice a block makes.
 
 `family` names a whole set of switches at once (model/families.py); a switch given explicitly wins over its family.
 Shapes that follow from others (`head_dim`, `intermediate_size`, ...) are filled in here, so a validated
@@ -47,14 +47,14 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     norm_bias: bool
     """Additive bias in LayerNorm. RMSNorm has none."""
     final_norm: bool = True
-    """Normalise before the head. Without it nothing holds the logits' size but the loss: objective.z_loss does."""
+    """Normalise before the head. Without it only the loss limits the size of the logits: set objective.z_loss."""
     skip_gain: PositiveFloat = 1.0
     """Multiplies the residual stream wherever a branch is added to it."""
     branch_gain: Literal["fixed", "scalar", "vector"] = "fixed"
     """What multiplies a branch: a constant, or one learned number for the branch or for each channel (LayerScale)."""
     branch_gain_init: PositiveFloat = 1.0
-    """Its value at the start, at the base depth: the parameterization multiplies by m_L^-depth_alpha. In a block whose
-    branches end in a norm it is that norm's first gain."""
+    """First value of the branch gain at the base depth; the parameterization multiplies by m_L^-depth_alpha. In a block
+    whose branches end in a norm it is that norm's first gain."""
     embedding_projection: bool = False
     """A square matrix after the embedding and another before the head, which take up outliers (arXiv 2506.19697)."""
     position_embedding: Literal["rope", "learned"]
@@ -84,9 +84,9 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """RMSNorm of queries and keys before the rotary embedding: over each head, one gain vector for all heads (Qwen3),
     or over all heads at once (OLMo 2)."""
     qk_norm_frozen: bool = False
-    """Its gains stay at their first value."""
+    """The gains of QK-norm stay at their first value."""
     qk_norm_init: PositiveFloat = 1.0
-    """First value of its gains."""
+    """First value of the gains of QK-norm."""
     attn_logit_softcapping: PositiveFloat | None = None
     """Attention logits become cap * tanh(logits / cap). None: no cap. Needs [T, T] memory for each head."""
     attention_sink: bool = False
@@ -98,7 +98,7 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     frozen_qk: bool = False
     """Query and key projections stay as they were drawn (arXiv 2506.01115)."""
     frozen_mlp: bool = False
-    """So do the MLPs."""
+    """The projections of the MLPs stay as they were drawn."""
     attention_bias: bool
     """Biases in the query, key, value and output projections."""
     mlp_bias: bool

@@ -1,4 +1,6 @@
-"""The decoder: embedding -> blocks -> norm -> head. Parameter names are those of Hugging Face's Llama and Qwen3.
+"""Predict tokens with a decoder: embedding -> blocks -> norm -> head.
+
+Parameter names are those of Hugging Face's Llama and Qwen3.
 
 Shapes: B batch, T new tokens, D hidden_size, V vocab_size.
 """

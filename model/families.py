@@ -1,4 +1,4 @@
-"""What each `model.family` means: a named set of switches. A switch given explicitly wins over its family's."""
+"""Define what each `model.family` means: a set of switches. One that is given explicitly wins over its family's."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Floating-point operations of training, for MFU and for planning."""
+"""Count the floating-point operations of training, for MFU and for planning."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Autoregressive sampling with a KV cache, through the same forward pass that trains (multipliers included)."""
+"""Sample autoregressively with a KV cache, through the same forward pass that trains (multipliers included)."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""What every kind (of block, attention, ...) is found and checked by: its name, and what it asks of other switches."""
+"""Find a kind (of block, attention, ...) by its name, and check what it asks of other switches."""
 
 import difflib
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Unembedding and cross-entropy in one step, without ever holding the full [tokens, vocab_size] logits.
+"""Compute unembedding and cross-entropy in one step, without ever holding the full [tokens, vocab_size] logits.
 
 The logits of a chunk of tokens are formed, turned into their loss and their gradient, and dropped before the next
 chunk; the backward pass only scales the gradients that are already there. That is three matrix products in total, as

@@ -1,4 +1,4 @@
-"""The MLP branch: gated (SwiGLU, GeGLU) or plain (GELU, ReLU and its square, shaped ReLU, xIELU)."""
+"""Apply the MLP branch: gated (SwiGLU, GeGLU) or plain (GELU, ReLU and its square, shaped ReLU, xIELU)."""
 
 import math
 from collections.abc import Callable

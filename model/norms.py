@@ -1,4 +1,4 @@
-"""Normalisation layers: PyTorch's own and the single-scale one, chosen by the config."""
+"""Build normalisation layers: PyTorch's own or the single-scale one, as the config says."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., arXiv 2104.09864) in Hugging Face's half-split layout."""
+"""Rotate queries and keys by position (Su et al., arXiv 2104.09864), in Hugging Face's half-split layout."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The attention branch, one file for each kind of map over positions; what a kind states is in kind.py."""
+"""List the kinds of attention, each a map over positions in a file of its own; kind.py says what a kind states."""
 
 from plumbline.model.attention.kind import Attention
 from plumbline.model.attention.mixing import MixingAttention

@@ -1,4 +1,4 @@
-"""Attention under a mask of blocks (FlexAttention), which passes over blocks that are masked altogether."""
+"""Attend under a mask of blocks (FlexAttention), skipping blocks that are masked altogether."""
 
 import functools
 from typing import Any

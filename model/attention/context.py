@@ -1,4 +1,4 @@
-"""What attention needs besides the stream: positions, masks and what earlier tokens left behind.
+"""Hold what attention needs besides the stream: positions, masks, and keys and values of earlier tokens.
 
 What all layers share in one forward (rotary tables, mask) is built once, in `AttentionContext`, and handed to every
 block.

@@ -1,4 +1,4 @@
-"""What every kind of attention states about itself, so that nobody else asks for it by name."""
+"""Define what every kind of attention states about itself, so that nobody else asks for it by name."""
 
 # ruff: noqa: ARG002 - the signatures are those of the kinds
 

@@ -1,9 +1,9 @@
-"""Random mixing in place of attention: a map over positions that is drawn once and looks at no token.
+"""Mix positions by random matrices in place of attention: they are drawn once and look at no token.
 
-MixiT (arXiv 2506.01115): for each head A = I + N - rowmean(N), N normal below and on the diagonal, so that every row
-sums to 1; values and output projection are learned. It tells what a task needs of attention: retrieval and induction
-fail, arithmetic and memorisation do not. The matrices are parameters that do not train: a checkpoint holds them, and
-reloading is exact.
+This is MixiT (arXiv 2506.01115): for each head A = I + N - rowmean(N), N normal below and on the diagonal, so that
+every row sums to 1; values and output projection are learned. It shows what a task needs of attention: retrieval and
+induction fail, arithmetic and memorisation do not. The matrices are parameters that do not train: a checkpoint holds
+them, and reloading is exact.
 """
 
 import math

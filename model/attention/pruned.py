@@ -1,13 +1,13 @@
-"""Dynamic Context Pruning: each layer learns which earlier tokens it no longer needs, and forgets them for good.
+"""Prune the context: each layer learns which earlier tokens it no longer needs, and drops them for good.
 
-Dynamic Context Pruning for Efficient and Interpretable Autoregressive Transformers (arXiv 2305.15805), section 3. A
-token q votes on every earlier token k with the score e(q, k) = Q(x_q) K(x_k) / sqrt(rank) + b, shared by all heads. The
-vote keep(q, k) is the first entry of alpha-entmax over (e, 0): soft at alpha = 1 (a sigmoid), a step as alpha grows.
-What any token has dropped stays dropped: token n sees k as far as
+The method is section 3 of Dynamic Context Pruning for Efficient and Interpretable Autoregressive Transformers (arXiv
+2305.15805). A token q votes on every earlier token k with the score e(q, k) = Q(x_q) K(x_k) / sqrt(rank) + b, shared by
+all heads. The vote keep(q, k) is the first entry of alpha-entmax over (e, 0): soft at alpha = 1 (a sigmoid), a step as
+alpha grows. What any token has dropped stays dropped: token n sees k with the weight
 
     c(n, k) = prod of keep(q, k) over k < q <= n,
 
-which enters the attention logits as log c. Out of training a vote is e > 0, and a dropped token leaves the KV cache.
+which enters the attention logits as log c. Outside training a vote is e > 0, and a dropped token leaves the KV cache.
 """
 
 import math

@@ -1,9 +1,10 @@
-"""Shaped attention: identity + softmax - uniform, so that a layer starts close to passing the stream on.
+"""Attend by identity + softmax - uniform, so that a layer starts close to passing the stream on.
 
     A = a I + b softmax(QK) - g C,   C_ij = 1/i for j <= i (what the softmax is when the logits are 0)
 
-Shaped Transformer (arXiv 2306.17759): a = b = g = 1, logits divided by tau_0 sqrt(width) on top. SAS (arXiv 2311.01906,
-section 4): a, b, g learned for each head and queries that start at zero, so that A starts as the identity.
+In the Shaped Transformer (arXiv 2306.17759) a = b = g = 1, and logits are divided by tau_0 sqrt(width) on top. In SAS
+(arXiv 2311.01906, section 4) a, b and g are learned for each head and queries start at zero, so that A starts as the
+identity.
 
 Only the softmax part is a map over pairs: the identity is the values themselves and the uniform part their running
 mean, so the fused kernel serves here as well and nothing of size [T, T] exists.

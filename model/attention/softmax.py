@@ -1,4 +1,4 @@
-"""Softmax self-attention: grouped queries, QK-norm, rotary positions, sliding window, document mask, KV cache, gates.
+"""Attend by softmax: grouped queries, QK-norm, rotary positions, sliding window, document mask, KV cache, gates.
 
 The fused kernel computes the map unless the config caps the logits or adds a sink, which no fused kernel knows.
 """

@@ -1,4 +1,4 @@
-"""Block families, one file each: how norms, branches and the residual stream are wired; what a kind states: kind.py."""
+"""List the blocks, which wire norms, branches and the residual stream; kind.py says what each states of itself."""
 
 from plumbline.model.blocks.kind import Block
 from plumbline.model.blocks.norm_free import NormFreeBlock

@@ -1,4 +1,4 @@
-"""What every block states about itself, so that nobody else asks for it by name."""
+"""Define what every block states about itself, so that nobody else asks for it by name."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""The norm-free block of Outlier Protected models (arXiv 2405.19279): x + b Attention(x), then x + b MLP(x).
+"""Wire the norm-free block of Outlier Protected models (arXiv 2405.19279): x + b Attention(x), then x + b MLP(x).
 
 Norms make outlier features; without them small branches keep the stream's size, and QK-norm or a cap keeps that of the
 attention logits. The same wiring with shaped attention and shaped ReLU is the Shaped Transformer (arXiv 2306.17759).

@@ -1,6 +1,6 @@
-"""Norms on branch outputs, none before them: x + r norm(Attention(x)), then x + r norm(MLP(x)).
+"""Wire the post-norm block, which normalises branch outputs: x + r norm(Attention(x)), then x + r norm(MLP(x)).
 
-OLMo 2 (arXiv 2501.00656) with gains that start at 1, FOG (arXiv 2505.20524) with small ones (`branch_gain_init`).
+Gains start at 1 in OLMo 2 (arXiv 2501.00656), and are small in FOG (arXiv 2505.20524): `branch_gain_init`.
 """
 
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""The pre-norm block: x + r Attention(norm(x)), then x + r MLP(norm(x)); in parallel, both read one norm(x)."""
+"""Wire the pre-norm block: x + r Attention(norm(x)), then x + r MLP(norm(x)); in parallel, both read one norm(x)."""
 
 from torch import Tensor
 

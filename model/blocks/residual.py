@@ -1,4 +1,4 @@
-"""How a branch joins the residual stream: s x + r g dropout(branch).
+"""Add a branch to the residual stream: s x + r g dropout(branch).
 
 s is `skip_gain`, r the parameterization's residual multiplier (CompleteP: m_L^-alpha, arXiv 2505.01618 Table 1), and g
 the branch gain: a constant, or learned and then starting at `branch_gain_init`. With alpha = 1/2 and a fixed gain this

@@ -1,6 +1,6 @@
-"""Norms before and after each branch: x + r norm(Attention(norm(x))), then x + r norm(MLP(norm(x))).
+"""Wire the block with norms around each branch: x + r norm(Attention(norm(x))), then x + r norm(MLP(norm(x))).
 
-Known as sandwich norm or Peri-LN (arXiv 2502.02732); Gemma 2 is built so, whose names the norms have.
+It is known as sandwich norm or Peri-LN (arXiv 2502.02732). Gemma 2 is built so, and the norms have its names.
 """
 
 from types import MappingProxyType

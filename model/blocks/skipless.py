@@ -1,4 +1,4 @@
-"""The simplified block (arXiv 2311.01906): no skip around attention, and no value and output projections.
+"""Wire the simplified block (arXiv 2311.01906): no skip around attention, and no value and output projections.
 
 SAS:             x = Attention(norm(x)), then x + b MLP(norm(x))
 SAS-P, parallel: x = Attention(norm(x)) + b MLP(norm(x)): no skip at all

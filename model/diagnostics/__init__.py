@@ -1,1 +1,1 @@
-"""Observers of a model: what its activations and weights do. They change nothing about training."""
+"""Observe what a model's activations and weights do, without changing anything about training."""

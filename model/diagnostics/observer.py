@@ -1,4 +1,4 @@
-"""A read-only observer: what passes through a model in one forward, measured by hooks, tensor by tensor.
+"""Observe what passes through a model in one forward, tensor by tensor, by hooks that change nothing.
 
 Keys are KIND/QUANTITY/PLACE. A place is a block's number with leading zeros ("03"), or "head" for the stream that
 leaves the last block; what exists once has none. docs/diagnostics.md has the table.

@@ -1,4 +1,4 @@
-"""What is recorded about one tensor of activations, as sums that add up over ranks, and what follows from the sums.
+"""Turn a tensor of activations into sums that add up over ranks, and the sums into statistics.
 
 Every `..._sums` turns activations into sums over tokens or sequences (fp32 arithmetic, fp64 sums); the function of the
 same name with `_statistics` forms the statistic from them. In between the ranks may add up theirs: a mean of ranks'

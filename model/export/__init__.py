@@ -1,1 +1,1 @@
-"""Our weights as stock Hugging Face classes, with the parameterization's multipliers folded exactly."""
+"""Export our weights as stock Hugging Face classes, with the parameterization's multipliers folded exactly."""

@@ -1,4 +1,4 @@
-"""Norm-free blocks as a stock Qwen3, whose norms are made constant by channels that hold a large constant.
+"""Export norm-free blocks as a stock Qwen3, whose norms are made constant by channels that hold a large constant.
 
 The stream gets wider: a few new channels hold C in every embedding row and nothing ever writes to them. The root mean
 square that a norm divides by is then that of the constants, sqrt(n C^2 / width), to fp32 precision, whatever the other
@@ -9,7 +9,8 @@ channels hold, and the norm's gain takes it back. Numbers are chosen so that it 
     no final norm                     the final norm is as constant as the others
     a final RMSNorm                   one more MLP unit in the last block writes -C, so it sees the stream alone
 
-It is for inference: training would move the constants. Exact while the stream stays far below them, see `Headroom`.
+It is for inference: training would move the constants. It is exact while the stream stays far below them, see
+`Headroom`.
 """
 
 import math

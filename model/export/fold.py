@@ -8,8 +8,8 @@
     embedding projection               the embedding and the head
     single-scale norm                  a vector of equal gains
 
-All in fp32 and exact in real arithmetic. Folded weights are for inference: AdamW on them is no longer the scaled
-optimizer of the parameterization.
+Folding computes in fp32 and is exact in real arithmetic. Folded weights are for inference: AdamW on them is no longer
+the scaled optimizer of the parameterization.
 """
 
 import math

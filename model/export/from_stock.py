@@ -1,6 +1,6 @@
-"""The way back: a stock Llama, Qwen3, GPT-2 or Granite as a decoder of ours, for continued pretraining.
+"""Convert a stock Llama, Qwen3, GPT-2 or Granite to a decoder of ours, for continued pretraining.
 
-The decoder applies the multipliers of its parameterization, and a stock class applies none (Granite: its own). The
+The decoder applies the multipliers of its parameterization, and a stock class applies none (Granite has its own). The
 weights are divided by what differs, so that the function is the same before the first step; at the base of the
 parameterization nothing differs, and the weights are the stock ones to the last bit.
 """

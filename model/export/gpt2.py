@@ -1,4 +1,4 @@
-"""GPT-2: q, k and v in one projection, matrices stored transposed, biases everywhere: absent ones become zeros."""
+"""Convert weights to GPT-2's and back: q, k and v in one projection, matrices transposed, absent biases as zeros."""
 
 import torch
 

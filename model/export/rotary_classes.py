@@ -1,4 +1,4 @@
-"""Stock classes with rotary positions: Llama and those that share most of its configuration and names.
+"""Export to stock classes with rotary positions: Llama, and those that share most of its configuration and names.
 
 Weights arrive folded (fold.py) and configurations with every folded switch at its plain value.
 """

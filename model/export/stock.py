@@ -1,4 +1,4 @@
-"""What a stock Hugging Face class computes: the table of plain switches, and what each class allows beyond it.
+"""Define what a stock Hugging Face class computes: a table of plain switches, and what each class allows beyond it.
 
 A folder that loads and computes something else is worse than none, so a switch that a class does not name must have
 its plain value. Every field of ModelConfig is in one of the three sets below; a test holds it to that.

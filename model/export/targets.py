@@ -1,4 +1,4 @@
-"""What `--target` means: which Hugging Face class computes what a decoder computes, its configuration and weights."""
+"""Choose the Hugging Face class that `--target` means, and build a decoder's configuration and weights for it."""
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.export import rotary_classes

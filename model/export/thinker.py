@@ -1,4 +1,4 @@
-"""The thinker of latent lookahead beside an exported model: what makes a slot's input of a final state of its class.
+"""Export the thinker of latent lookahead beside a model: what turns a final state of its class into a slot's input.
 
     in training     (state * initializer_range * gain + role) * embedding multiplier
     exported        state * gain + role

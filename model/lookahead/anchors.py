@@ -1,4 +1,4 @@
-"""At which tokens a thought begins: a choice among the tokens that have something to predict.
+"""Choose at which tokens thoughts begin, among those that have something to predict.
 
 A choice depends on the run's seed and the number of the sample in the training order alone, so it is the same on
 every number of ranks and after every interruption.

@@ -1,4 +1,4 @@
-"""Decoding with thoughts: the first slot speaks, or the later slots draft what the plain model then checks."""
+"""Decode with thoughts: the first slot gives the next token, or later slots draft what the plain model then checks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

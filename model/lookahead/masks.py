@@ -1,4 +1,4 @@
-"""Who sees whom in latent lookahead.
+"""Decide which tokens and slots see which in latent lookahead, and write attention masks by it.
 
 | query         | earlier text                | other thoughts | own thought                  |
 |---------------|-----------------------------|----------------|------------------------------|

@@ -1,4 +1,4 @@
-"""The passes that think: text once, then every thought of a batch in parallel, slot by slot.
+"""Run the passes that think: text once, then every thought of a batch in parallel, slot by slot.
 
 A thought at token i has slots 1 to tau. Slot j stands at the position of token i + j - 1 and its final state predicts
 token i + j. Its input is a state: slot 1 takes that of token i, slot j + 1 what slot j ended in. Thoughts read the

@@ -1,4 +1,4 @@
-"""Training objectives, one file each: what a step minimises, and what that takes beside the model.
+"""List the training objectives, one file each: what a step minimises, and what that takes beside the model.
 
 A new one is a configuration and a subclass of `objective.Objective` in a file here, and a member of the union below.
 """

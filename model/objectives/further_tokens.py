@@ -1,4 +1,4 @@
-"""What the objectives share that predict tokens beyond the next one with blocks of their own."""
+"""Predict tokens beyond the next one with further blocks: what all objectives that do so have in common."""
 
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class FurtherTokensConfig(ObjectiveSettings):
     horizon: int = Field(ge=2)
     """How many tokens are predicted, the next one included."""
     weight: NonNegativeFloat
-    """Of the further tokens' losses."""
+    """Weight of the further tokens' losses."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2, of all predictions."""
 

@@ -1,4 +1,4 @@
-"""Latent lookahead (arXiv 2603.20219): beside the next token, thoughts predict the tokens to come.
+"""Train thoughts that predict the tokens to come, beside the next token: latent lookahead (arXiv 2603.20219).
 
     loss = mean CE(next token) + lambda mean CE(slot j of a thought at i -> token i + j)
 
@@ -58,18 +58,18 @@ class LatentLookaheadConfig(ObjectiveSettings):
     """none: thoughts are dropped after use. thoughts: a second text pass predicts the next tokens seeing the thoughts
     before them; with one anchor that is the paper's model."""
     weight: NonNegativeFloat = 0.3
-    """lambda: of the mean loss of slots, beside that of the next token. The paper's 1 seems to be of the sum over a
-    thought's slots: `horizon` here."""
+    """lambda: weight of the mean loss of slots, beside the next token's. The paper's 1 seems to be that of the sum over
+    a thought's slots: `horizon` here."""
     weight_warmup_steps: NonNegativeInt = 0
     """Steps over which lambda grows from 0."""
     detach_states: bool = False
     """Stop gradients where a state, the anchor's or a slot's, becomes a slot's input. They still flow through keys and
     values."""
     detach_text: bool = False
-    """Stop gradients from thoughts into the text pass: what they read, they no longer shape."""
+    """Stop gradients from thoughts into the text pass: training thoughts no longer shapes what they read."""
     masks: Masks = "dense"
-    """Of slots, while training on a GPU. dense: written out; blocks: for FlexAttention, which passes over what is
-    masked, and serves neither dropout nor caps nor sinks."""
+    """Masks of slots while training on a GPU. dense: written out; blocks: for FlexAttention, which skips what is masked
+    and serves neither dropout nor caps nor sinks."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2, of text and slots."""
 

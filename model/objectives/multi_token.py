@@ -1,4 +1,4 @@
-"""Multi-token prediction (arXiv 2404.19737): independent heads on a shared trunk predict the tokens further ahead.
+"""Predict tokens further ahead by independent heads on a shared trunk: multi-token prediction (arXiv 2404.19737).
 
 The trunk is all blocks but the last, which is the first head. Head k is a block of its own on the same stream and
 predicts token i + k; the final norm and the unembedding are shared.
@@ -26,7 +26,7 @@ class MultiTokenConfig(FurtherTokensConfig):
     horizon: int = Field(default=4, ge=2)
     """How many tokens are predicted, the next one included."""
     weight: NonNegativeFloat = 1.0
-    """Of each further token's mean loss; 1 is the paper's plain sum over heads."""
+    """Weight of each further token's mean loss; 1 is the paper's plain sum over heads."""
 
     def make(self, model: ModelConfig, multipliers: Multipliers, _seed: int) -> "MultiToken":
         """Return the objective."""

@@ -1,4 +1,4 @@
-"""The ordinary objective: predict the next token."""
+"""Predict the next token: the ordinary objective."""
 
 import math
 from collections.abc import Iterator

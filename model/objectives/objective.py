@@ -1,4 +1,4 @@
-"""What an objective is: a module that turns a model and a batch into sums of losses, in one forward pass.
+"""Define an objective: a module that turns a model and a batch into sums of losses, in one forward pass.
 
 Sums, not means: the training loop divides each term by its targets in the whole global batch, so that neither
 accumulation nor ignored labels nor the number of ranks change what a target weighs.

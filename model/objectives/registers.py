@@ -1,4 +1,4 @@
-"""Register tokens (MuToR, arXiv 2505.10518): beside each token a register predicts one of the next few.
+"""Train register tokens (MuToR, arXiv 2505.10518): beside each token a register predicts one of the next few.
 
 A register at token i stands at position i + d - 1, sees the text up to its token and no other register, and predicts
 token i + d; d is drawn for each sequence. Text never sees registers, so they vanish after training.

@@ -1,4 +1,4 @@
-"""Sequential multi-token prediction (DeepSeek-V3, arXiv 2412.19437, section 2.2): a chain of one-block modules.
+"""Predict further tokens by a chain of one-block modules (DeepSeek-V3, arXiv 2412.19437, section 2.2).
 
     h_i^k = block_k(join_k [norm(h_i^(k-1)); norm(embedding of token i + k)]) predicts token i + k + 1
 
@@ -31,7 +31,7 @@ class SequentialMTPConfig(FurtherTokensConfig):
     horizon: int = Field(default=2, ge=2)
     """How many tokens are predicted, the next one included."""
     weight: NonNegativeFloat = 0.3
-    """Of the mean loss of the further tokens."""
+    """Weight of the mean loss of the further tokens."""
 
     def make(self, model: ModelConfig, multipliers: Multipliers, _seed: int) -> "SequentialMTP":
         """Return the objective."""

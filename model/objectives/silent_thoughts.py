@@ -1,4 +1,4 @@
-"""Thoughts that nothing supervises: the token after a thought is predicted by its last slot, the rest sees the slots.
+"""Train thoughts without targets: a thought's last slot predicts the token after it, and later text sees the slots.
 
 pause     slots are learned vectors and one pass runs them (pause tokens, arXiv 2310.02226, as many as latent lookahead
           has slots)
@@ -30,7 +30,7 @@ class SilentThoughtsConfig(ObjectiveSettings):
     anchors: PositiveInt = 1
     """K: thoughts per sequence."""
     anchor_policy: Literal["response_start", "sequential", "random", "stratified"] = "stratified"
-    """At which tokens, as in latent_lookahead."""
+    """At which tokens thoughts begin, as in latent_lookahead."""
     z_loss: NonNegativeFloat = 0.0
     """Coefficient of logsumexp(logits)^2."""
 

@@ -1,1 +1,1 @@
-"""CompleteP and its relatives, as a table."""
+"""Scale hyperparameters with the size of a model, by a table: CompleteP and its relatives."""

@@ -1,4 +1,4 @@
-"""The `parameterization` section, and the optimizer's values that its table scales."""
+"""Define the `parameterization` section, and hold the optimizer's values that its table scales."""
 
 import re
 from dataclasses import dataclass

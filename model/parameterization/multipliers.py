@@ -1,4 +1,4 @@
-"""The four constants through which a parameterization touches the forward pass."""
+"""Compute the four constants through which a parameterization touches the forward pass."""
 
 import math
 from dataclasses import dataclass

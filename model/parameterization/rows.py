@@ -1,4 +1,4 @@
-"""One row of the parameterization's table."""
+"""Hold one row of the parameterization's table."""
 
 import math
 from dataclasses import dataclass

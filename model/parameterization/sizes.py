@@ -1,4 +1,4 @@
-"""How much larger a model is than the base at which its hyperparameters were tuned."""
+"""Compute how much larger a model is than the base at which its hyperparameters were tuned."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The parameterization, as a table: how init, learning rate, weight decay, eps and the forward pass scale with size.
+"""Scale init, learning rate, weight decay, eps and the forward pass with size: the parameterization, as a table.
 
     m_N = hidden_size / base_hidden_size              width multiplier
     m_L = num_hidden_layers / base_num_hidden_layers  depth multiplier

@@ -1,4 +1,4 @@
-"""What a module states about the tensors that it holds: their roles, their fans and what they start as.
+"""Define what a module states about the tensors that it holds: their roles, their fans and what they start as.
 
 A module of the model lists a `TensorRule` for each of its tensors in the class attribute `tensors`. The rule of a
 parameter is that of the innermost module around it that has one, so `self_attn.q_proj.weight` is found in the attention

@@ -1,1 +1,1 @@
-"""Quantization: number formats, quantizers, models that compute with rounded values."""
+"""Round to number formats by quantizers, and compute with rounded values in models."""

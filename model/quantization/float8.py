@@ -1,4 +1,4 @@
-"""Training with the blocks' matrix products in float8, through torchao, whose layers take the place of ours.
+"""Train with the blocks' matrix products in float8, through torchao, whose layers take the place of ours.
 
 A recipe says which values share a scale: all of a tensor (tensorwise), or those of a row (rowwise), with the products
 that give the weights' gradients in bf16 (rowwise_with_gw_hp). Stored weights stay as they are.

@@ -1,4 +1,4 @@
-"""Number formats: the values that b bits can hold. Integers of 2 to 16 bits, floats of any exponent and mantissa.
+"""Round to the values that b bits can hold: integers of 2 to 16 bits, or floats of any exponent and mantissa.
 
 A format knows nothing of scales; `quantizer.py` puts them around it.
 """

@@ -1,4 +1,4 @@
-"""Models that compute with rounded weights, inputs and keys and values; what is stored stays as it was.
+"""Compute with rounded weights, inputs, keys and values in a model whose stored weights stay as they were.
 
 Rounding happens inside the forward of the layer that owns the weight, where ZeRO-3 has gathered it.
 """

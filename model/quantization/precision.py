@@ -1,4 +1,4 @@
-"""The `precision` section: what a model rounds in its forward pass while it trains, and whenever it runs afterwards.
+"""Define the `precision` section: what a model rounds in its forward pass, in training and whenever it runs later.
 
 Laws of precision (arXiv 2411.04330) are about such models: integers of P bits, forward only, weights with a scale for
 each output channel, activations and keys and values with one for each tensor.

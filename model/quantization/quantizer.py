@@ -1,4 +1,4 @@
-"""Quantizers: how a tensor is rounded to a number format, which values share a scale, and how that scale is found.
+"""Round a tensor to a number format: choose which values share a scale, and find that scale.
 
 A tensor is seen as blocks of values that share a scale: `blocks` says which dimensions of the view they span. A `Grid`
 holds the scale of each block and rounds to it; `Quantizer.fake_quantize` is both, in ordinary floating point.
@@ -97,12 +97,12 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
     symmetric: bool = True
     """Whether the grid reaches as far below zero as above. False: from the smallest value to the largest (integers)."""
     full_range: bool = False
-    """Of symmetric integers: the smallest steps whose codes, -2^(bits - 1) included, reach both ends of the values.
+    """For symmetric integers: the smallest steps whose codes, -2^(bits - 1) included, reach both ends of the values.
     False: steps of absmax / (2^(bits - 1) - 1), as in arXiv 2411.04330."""
     range: Literal["absmax", "percentile", "mse"] = "absmax"
     """What the grid has to hold: all values; the given percentile of them; or what gives the least squared error."""
     percentile: float = Field(default=99.999, gt=50.0, lt=100.0)
-    """For range percentile, in percent of the values of a block."""
+    """Percentile for range percentile, in percent of the values of a block."""
     scales: Literal["fp32", "fp16", "e8m0", "e4m3"] = "fp32"
     """Format of the scales. e8m0: powers of two, as in microscaling formats; e4m3: each relative to one fp32 scale of
     the whole tensor, as in NVFP4."""

@@ -1,1 +1,1 @@
-"""Scaling laws that know precision: loss from parameters, tokens and bits; their constants, consequences and fits."""
+"""Predict loss from parameters, tokens and bits by scaling laws: their constants, consequences and fits."""

@@ -1,4 +1,4 @@
-"""What follows from a law: how much data is too much, which precision to train in, how to spend compute.
+"""Derive what follows from a law: how much data is too much, which precision to train in, how to spend compute.
 
 The cost of training is C = (6/16) N D P (arXiv 2411.04330), which is 6 N D at 16 bits. Two printed formulas of that
 paper are not used: eq. 12 lacks a beta, and eq. 6 and 17 disagree; both are derived anew, from eq. 13 and 16.

@@ -1,4 +1,4 @@
-"""A form fitted to measured runs: constants, how far to trust them, and what was held out."""
+"""Fit a form to measured runs: its constants, how far to trust them, and how well it predicts what was held out."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The forms by name."""
+"""Find the form of a law by its name."""
 
 from plumbline.model.scaling_laws.law import Law
 from plumbline.model.scaling_laws.precision import PrecisionLaw

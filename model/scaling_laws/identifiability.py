@@ -1,4 +1,4 @@
-"""What a fit could not find out: constants that the points do not hold, or hold only together."""
+"""Warn of constants that a fit could not find out: the points leave them open, or determine them only together."""
 
 import numpy as np
 

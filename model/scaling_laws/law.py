@@ -1,4 +1,4 @@
-"""The law that all others extend: loss from parameters and tokens (Hoffmann et al., arXiv 2203.15556)."""
+"""Compute loss from parameters and tokens, by the law that all others extend (Hoffmann et al., arXiv 2203.15556)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -1,4 +1,4 @@
-"""Measured losses, and which of them are of one checkpoint."""
+"""Hold measured losses, and tell which of them are of one checkpoint."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What a law predicts from: sizes, tokens and bit widths, column by column."""
+"""Hold what a law predicts from: sizes, tokens and bit widths, column by column."""
 
 from dataclasses import dataclass, fields
 

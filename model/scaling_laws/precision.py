@@ -1,4 +1,4 @@
-"""Scaling Laws for Precision (Kumar et al., arXiv 2411.04330): training in low precision, and rounding afterwards.
+"""Compute what low precision costs, in training and by rounding afterwards (Kumar et al., arXiv 2411.04330).
 
     N_eff     = N f_w(P_w) f_a(P_a) f_kv(P_kv)                    f_x(P) = 1 - exp(-P / gamma_x + n_x)      (eq. 3, 4)
     delta_PTQ = C_T D^gamma_D / N_eff^gamma_N exp(-P_post / gamma_post + b)

@@ -1,4 +1,4 @@
-"""Published constants, each with its source. They belong to the data and models that they were fitted to."""
+"""List published constants, each with its source. They belong to the data and models that they were fitted to."""
 
 import itertools
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The search for the constants of a form.
+"""Search for the constants of a form.
 
 Each form is linear in some constants once the others are given (variable projection, arXiv 2603.22339): a search over
 the others alone, with non-negative least squares inside, finds a start. From there all constants move together under

@@ -1,4 +1,4 @@
-"""Other forms that were proposed for the cost of low precision, to be fitted and compared like the first."""
+"""Compute other forms that were proposed for the cost of low precision, to be fitted and compared like the first."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,7 +1,7 @@
-"""Decoders without a stock class: the modelling code that travels with their folder, and what is written beside it.
+"""Export decoders that no stock class computes, in a folder with the modelling code that does.
 
-The two files named in `CODE` are copied into the folder as they are; they import nothing of ours. So is `lookahead.py`,
-into the folder of any class whose training taught it to think (../thinker.py).
+The two files named in `CODE` are copied into the folder as they are; they import nothing of ours. `lookahead.py` is
+copied likewise, beside any model that was trained to think, whatever its class (../thinker.py).
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Configuration of a Plumbline decoder: the keys of its training configuration that shape the function."""
+"""Hold the configuration of a Plumbline decoder: those keys of its training configuration that shape the function."""
 
 from typing import Any
 

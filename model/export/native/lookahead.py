@@ -1,4 +1,4 @@
-"""Latent lookahead (arXiv 2603.20219) with the model in this folder: it thinks ahead before it speaks.
+"""Think ahead with the model in this folder before it speaks: latent lookahead (arXiv 2603.20219).
 
     sys.path.insert(0, FOLDER)
     from lookahead import Lookahead
@@ -9,7 +9,8 @@
 A thought at token i has slots 1 to `horizon`. Slot j stands where token i + j - 1 does, its final state predicts token
 i + j, and its input is a state: slot 1 takes that of token i, slot j + 1 what slot j ended in. Slots read the text up
 to token i and their own thought. The class of the folder runs them as it is, from `inputs_embeds`; after the thought
-the cache forgets them. Needs torch, transformers and safetensors, and attention that takes a mask (eager, sdpa).
+the cache forgets them. This file needs torch, transformers and safetensors, and attention that takes a mask (eager,
+sdpa).
 """
 
 import json

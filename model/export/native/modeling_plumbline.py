@@ -1,12 +1,12 @@
-"""A Plumbline decoder for transformers, with every multiplier of training folded into its weights.
+"""Run a Plumbline decoder in transformers, with every multiplier of training folded into its weights.
 
 block      pre_norm, post_norm, sandwich_norm, norm_free, skipless: see WIRING
 attention  softmax; shaped: identity + softmax - uniform (arXiv 2306.17759, 2311.01906); mixing: fixed matrices over
            positions (arXiv 2506.01115)
 
 Attention goes through transformers' attention interface, and everything but the head and its soft cap is in
-PlumblineModel, so that engines which run models of transformers can put their own kernels in. Not with shaped and
-mixing attention, which need the values of all earlier tokens; these two take no padding, either.
+PlumblineModel, so that engines which run models of transformers can put their own kernels in. They cannot for shaped
+and mixing attention, which need the values of all earlier tokens; these two take no padding, either.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""Post-training quantization: recipes, the methods behind them, and what they do to each layer of a trained model."""
+"""Quantize trained models: recipes, the methods behind them, and what they do to each layer."""

@@ -1,4 +1,4 @@
-"""Post-training quantization of a whole model by a recipe, block by block."""
+"""Quantize a whole trained model by a recipe, block by block."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""AWQ (arXiv 2306.00978): weights of large inputs get finer grids, by input scales and by clipped ranges.
+"""Give weights of large inputs finer grids, by input scales and by clipped ranges (AWQ, arXiv 2306.00978).
 
 Both searches are for the least squared error of the layers' outputs on the calibration text. With M = sum of x x^T that
 error of a weight that is off by E is tr(E M E^T), so that M is all they need.

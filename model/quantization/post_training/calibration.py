@@ -1,6 +1,6 @@
-"""Calibration: what the layers of each block get to see on some text, one block at a time.
+"""Run calibration text through a model, one block at a time, and collect what the layers of the block get to see.
 
-The text runs through the blocks as they are by then: what comes before a layer has been rounded already. Only the
+Each block runs as it is by then: what comes before a layer has been rounded already. Only the
 hidden states before one block are kept, and sums over them.
 """
 

@@ -1,4 +1,4 @@
-"""GPTQ (arXiv 2210.17323): columns are rounded one after the other, and later ones make up for the errors of earlier.
+"""Round columns one after the other, so that later ones make up for the errors of earlier (GPTQ, arXiv 2210.17323).
 
 With inputs X [tokens, in] and H = X^T X, each column in turn is rounded to its grid, and what is left of the row moves
 by -(w - q) [H^-1]_j,: / [H^-1]_jj, which makes up best for the error in X W^T. The rows that this needs, of inverses

@@ -1,4 +1,4 @@
-"""Rotations that even out outlier channels before rounding, folded into the weights (QuaRot, arXiv 2404.00456).
+"""Rotate away outlier channels before rounding, by matrices folded into the weights (QuaRot, arXiv 2404.00456).
 
 The residual stream x becomes x Q with an orthogonal Q: what writes to the stream is turned, what reads from it is
 turned back, and an RMSNorm without gains commutes with Q. Gains go into the layers that follow first, and a tied head

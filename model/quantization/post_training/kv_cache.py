@@ -1,4 +1,4 @@
-"""Rounded keys and values in a trained model: ours by `as_stored`, a Hugging Face model's by the cache it is given."""
+"""Round keys and values in a trained model: ours by `as_stored`, a Hugging Face model's by the cache it is given."""
 
 from typing import Any
 

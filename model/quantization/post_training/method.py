@@ -1,4 +1,4 @@
-"""What every method of rounding weights states about itself, and the plain one: to the nearest value."""
+"""Define what every method of rounding weights states about itself, and the plain one: to the nearest value."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Recipes of post-training quantization: what is rounded to which grid, and how the rounding is chosen.
+"""Define recipes of post-training quantization: what is rounded to which grid, and how the rounding is chosen.
 
 A recipe has a name that says what it does, such as gptq-w4-g128-actorder or w8a8-static-smooth0.5 (`RULE`), or is given
 in full.

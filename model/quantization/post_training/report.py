@@ -1,4 +1,4 @@
-"""What rounding does to each linear layer: to its weight, to its output, and how hard its input is to round."""
+"""Measure what rounding does to a linear layer: to its weight, to its output, and how hard its input is to round."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""SmoothQuant (arXiv 2211.10438): part of the inputs' range moves into the weights, where it is easier to round.
+"""Move part of the inputs' range into the weights, where it is easier to round (SmoothQuant, arXiv 2211.10438).
 
     x W^T = (x / s) (W s)^T      s_j = max|x_j|^alpha / max|W_:,j|^(1 - alpha)
 
