@@ -1,1 +1,1 @@
-"""Entry points, one file for each command; what they share lives in `runtime/`."""
+"""Run commands, one file for each; what they share lives in `runtime/`."""

@@ -1,1 +1,1 @@
-"""A configuration becomes a running job: distributed set-up, engine, optimizer groups, schedule, loop, checkpoints."""
+"""Turn a configuration into a running job: processes, engine, optimizer groups, schedule, loop, checkpoints."""

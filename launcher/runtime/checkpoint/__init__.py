@@ -1,1 +1,1 @@
-"""Checkpoints: written whole or not at all, verified, kept, branched from."""
+"""Write checkpoints whole or not at all, verify and keep them, resume and branch from them."""

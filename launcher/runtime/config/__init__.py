@@ -1,1 +1,1 @@
-"""The configuration of a run: what may be written, how it is read, and what follows from it."""
+"""Define the configuration of a run: what may be written, how it is read, and what follows from it."""

@@ -1,1 +1,1 @@
-"""Training engines: one step of a sharded model."""
+"""Take training steps of a sharded model, behind one interface for every engine."""

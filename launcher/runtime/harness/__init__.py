@@ -1,1 +1,1 @@
-"""Tasks of lm-evaluation-harness."""
+"""Score models on tasks of lm-evaluation-harness."""

@@ -1,1 +1,1 @@
-"""Laws from files and to files: measured points, the fitted law, its figures, what it says of a configuration."""
+"""Read measured points, write fitted laws and their figures, and predict what a configuration comes to."""

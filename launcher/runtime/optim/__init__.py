@@ -1,1 +1,1 @@
-"""Optimizers, schedules, horizon rules and averages of weights."""
+"""Update weights: optimizers, schedules, horizon rules, and averages of weights."""

@@ -1,4 +1,4 @@
-"""AdamW, torch's fused one: the optimizer of every tensor that no other takes over."""
+"""Choose AdamW, torch's fused one, for every tensor that no other optimizer takes over."""
 
 import torch
 

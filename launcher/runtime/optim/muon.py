@@ -1,4 +1,4 @@
-"""Muon on shards: `torch.optim.Muon` for matrices that an engine has cut into flat pieces over the ranks.
+"""Run Muon on shards: `torch.optim.Muon` for matrices that an engine has cut into flat pieces over the ranks.
 
 From ZeRO-1 on the optimizer sees flat fp32 shards: each holds a piece of some matrices, and no matrix whole. The
 momentum is elementwise and stays in pieces, as large as the shard. Orthogonalisation needs whole matrices: each has an

@@ -1,4 +1,4 @@
-"""SOAP: Adam in the eigenbasis of Shampoo's preconditioners (arXiv 2409.11321, Algorithm 3).
+"""Run Adam in the eigenbasis of Shampoo's preconditioners: SOAP (arXiv 2409.11321, Algorithm 3).
 
 For a matrix of m x n with gradient G, the covariances L = E[G G^T] and R = E[G^T G] are running means, and their
 eigenvectors Q_L and Q_R a basis in which Adam's second moment is taken:

@@ -1,1 +1,1 @@
-"""The report of a run: what its numbers say, as one page for people and one JSON document for programs."""
+"""Report what the numbers of a run say, as one page for people and one JSON document for programs."""

@@ -1,1 +1,1 @@
-"""The run folder, its metrics, and what a run reads."""
+"""Keep the run folder and its metrics, and open what a run reads."""

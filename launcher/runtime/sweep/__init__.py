@@ -1,1 +1,1 @@
-"""Sweeps: a grid of runs, each a normal run folder, run once however often it is asked for."""
+"""Sweep over a grid of runs, each a normal run folder, trained once however often it is asked for."""

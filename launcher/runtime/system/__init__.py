@@ -1,1 +1,1 @@
-"""Processes, files, signals, Slurm: what a run needs of the machine."""
+"""Provide what a run needs of the machine: processes, files, signals, Slurm."""

@@ -1,1 +1,1 @@
-"""The training loop and what watches it."""
+"""Run the training loop, and watch it."""

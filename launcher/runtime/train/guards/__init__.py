@@ -1,4 +1,4 @@
-"""Guards: each watches a run for one kind of trouble, and ends it or warns."""
+"""Guard a run: each guard watches for one kind of trouble, and ends the run or warns."""
 
 from collections.abc import Callable
 
