@@ -1,4 +1,4 @@
-"""What all tests share: a small real corpus, a small model's configuration, and ways to start real training runs.
+"""Provide what all tests share: a small real corpus, a small configuration, and ways to start real training runs.
 
 `Pretrain` starts `launcher/pretrain.py` in processes of its own, by any launcher, and returns what a user would see:
 exit codes, output and the run folder. Most processes are forked from one that has imported everything (fork_server.py);

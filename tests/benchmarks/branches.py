@@ -1,10 +1,10 @@
-"""A scaling curve from one run: branches that cool down from a stable run, against runs of each length by themselves.
+"""Measure a scaling curve by one run: branches that cool down from a stable run, against a run of each length.
 
     python tests/benchmarks/branches.py [--folder DIR] [--lengths 100 200 400]
 
-One run at a constant rate, to 80 % of the longest length; a branch for each length, which cools down over its last
-20 %; for comparison, a run with that same schedule from the start. Then the last cooldown again in every shape, and
-with a higher beta2. Prints one JSON object: held-out loss at each end, and how many steps it took to make them.
+It trains one run at a constant rate to 80 % of the longest length, a branch for each length that cools down over its
+last 20 %, and for comparison a run with that same schedule from the start. Then it makes the last cooldown again in
+every shape, and with a higher beta2. It prints one JSON object: held-out loss at each end, and the steps trained.
 The corpus is the standard library as bytes, the model has 0.1M parameters, everything runs in one process on one core.
 """
 

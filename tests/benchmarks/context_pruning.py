@@ -1,9 +1,10 @@
-"""What Dynamic Context Pruning keeps, costs and saves: a run that prunes against a dense one, on held-out text.
+"""Measure what Dynamic Context Pruning keeps, costs and saves, by a run that prunes and a dense one, on held-out text.
 
     python tests/benchmarks/context_pruning.py --dense runs/dense --pruned runs/pruned --data corpora/stdlib
 
-Prints a JSON object: held-out loss of both; share of the earlier tokens that each layer keeps; and for greedy decoding
-of held-out text, token by token: bytes of the KV caches at the end and the ratio of tokens per second, timed in turns.
+It prints a JSON object: held-out loss of both; share of the earlier tokens that each layer keeps; and for greedy
+decoding of held-out text, token by token: bytes of the KV caches at the end and the ratio of tokens per second, timed
+in turns.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What diagnostics cost: seconds of an observed step against those of a step that is not, in the same process.
+"""Measure what diagnostics cost: seconds of an observed step against those of one that is not, in one process.
 
     python tests/benchmarks/diagnostics_cost.py [--config configs/quickstart.yaml --rounds 15 section.key=value ...]
 
 Steps of both kinds alternate, so that drift of the machine strikes both alike; the medians are compared. The observed
 step is timed whole: forward, statistics, sums over ranks, the look at the update, the line in metrics.jsonl and
-TensorBoard. The text is random. Prints one JSON object; `share` is the part of training time at the configuration's
-metrics.diagnostics_interval. One process with all cores (the default) or `torchrun --nproc-per-node N`.
+TensorBoard. The text is random. It prints one JSON object; `share` is the part of training time at the configuration's
+metrics.diagnostics_interval. Use one process with all cores (the default) or `torchrun --nproc-per-node N`.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""An exported folder in another runtime, CTranslate2, against transformers: fp32 logits and greedy tokens.
+"""Compare an exported folder in another runtime, CTranslate2, with transformers: fp32 logits and greedy tokens.
 
     pip install ctranslate2
     python tests/benchmarks/exported_in_ctranslate2.py --model FOLDER
 
-FOLDER is what `launcher/export.py` wrote, with targets llama, qwen3 or compat. Prints a JSON object.
+FOLDER is what `launcher/export.py` wrote, with targets llama, qwen3 or compat. The script prints a JSON object.
 """
 
 import argparse

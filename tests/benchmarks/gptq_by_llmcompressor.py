@@ -1,4 +1,4 @@
-"""GPTQ by llm-compressor, for a comparison with ours on the same weights and calibration text.
+"""Round by llm-compressor's GPTQ, for a comparison with ours on the same weights and calibration text.
 
 llm-compressor wants an older transformers than the rest of the tests, so it has an environment of its own:
     pip install llmcompressor==0.14.0.1 xxhash

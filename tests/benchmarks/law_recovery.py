@@ -1,10 +1,10 @@
-"""Does a fit find the law that made the data? Published constants, recovered from noisy runs like the paper's.
+"""Show whether a fit finds the law that made the data: published constants, from noisy runs like the paper's.
 
     python tests/benchmarks/law_recovery.py [--noise 0.005] [--draws 20]
 
-Prints a JSON object: constant -> published, and over the draws of noise the mean and the standard deviation of what was
-recovered and the median of the relative error. `C_T` is that of the published C_T exp(b), one number to a fit; f_kv(P)
-stands for (gamma_kv, n_kv), which trade against each other.
+It prints a JSON object: constant -> published, and over the draws of noise the mean and the standard deviation of what
+was recovered and the median of the relative error. `C_T` is that of the published C_T exp(b), one number to a fit;
+f_kv(P) stands for (gamma_kv, n_kv), which trade against each other.
 """
 
 import argparse

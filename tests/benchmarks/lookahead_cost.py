@@ -1,10 +1,11 @@
-"""What latent lookahead costs: forward and backward with thoughts against without, and against the tokens they take.
+"""Measure what thoughts cost: forward and backward with them against without, and against the tokens they take.
 
     python tests/benchmarks/lookahead_cost.py [--width 384 --depth 6 --length 1024 --batch 2 --anchors 32 --horizon 4]
 
 The ways to think alternate with the plain model in one process; medians are compared. `tokens` is how many tokens and
 slots pass the blocks for each token of text, `seconds` the ratio of times, `overhead` the second over the first: what
-passes of few tokens, masks and copies of keys cost beyond arithmetic. Prints one JSON object. Random weights and text.
+passes of few tokens, masks and copies of keys cost beyond arithmetic. Weights and text are random. It prints one JSON
+object.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python tests/benchmarks/plain_loop.py --config configs/quickstart.yaml --run runs/NAME [section.key=value ...]
 
 Same initial weights, same batches in the same order, AdamW with the parameter table's groups, fp32, one process; no
-DeepSpeed. `--run` names the finished run to compare with: trained from the same configuration, under any launcher,
-with deepspeed.precision=fp32. Prints one JSON object: final held-out losses, and how the difference between the
-training losses grows.
+DeepSpeed. `--run` names the finished run to compare with: trained from the same configuration, under any launcher, with
+deepspeed.precision=fp32. It prints one JSON object: final held-out losses, and how the difference between the training
+losses grows.
 
 Training amplifies the last bit, so some growth is inevitable. `control` shows how much: the plain loop against itself
 with micro-batches of half the size, which differs in nothing but the order of summation. `same_loss` is the plain loop

@@ -1,10 +1,10 @@
-"""Our rounding of weights against torchao's on the same weights of a stock model, by the loss that each adds.
+"""Compare our rounding of weights with torchao's on the same weights of a stock model, by the loss that each adds.
 
 python launcher/export.py --model runs/quickstart --output exports/quickstart
 python tests/benchmarks/quantization_oracle.py --model exports/quickstart --data corpora/stdlib
 
 torchao's symmetric grids reach from -absmax to absmax (2^b - 2) / (2^b - 1), ours from -absmax to absmax with one code
-unused, so the two are alike and not equal; its asymmetric grids are ours. Prints one JSON document.
+unused, so the two are alike and not equal; its asymmetric grids are ours. It prints one JSON document.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""What rounding costs the variants of a sweep: rows of quantize.py joined with the sweep's labels, mean over seeds.
+"""Show what rounding costs the variants of a sweep: rows of quantize.py by the sweep's labels, mean over seeds.
 
 python launcher/sweep.py --config configs/sweeps/quantization.yaml
 python launcher/quantize.py --model runs/sweeps/quantization/runs/*/checkpoints/step_* ... --output quantized/blocks
 python tests/benchmarks/quantized_sweep.py runs/sweeps/quantization quantized/blocks
 python tests/benchmarks/quantized_sweep.py runs/sweeps/quantization quantized/blocks --pairs "decay" "no decay"
 
-Prints a Markdown table: a row for each variant and step, a column for each recipe, nats added ± standard error over
+It prints a Markdown table: a row for each variant and step, a column for each recipe, nats added ± standard error over
 seeds; and the held-out loss before rounding, and the largest kurtosis of a layer's input, by channels.
 
 With --pairs, instead: for each recipe the geometric mean, over pairs of cells that differ in these two labels alone, of

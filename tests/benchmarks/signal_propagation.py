@@ -1,9 +1,9 @@
-"""Do tokens stay apart with depth? Mean correlation of the residual stream at initialisation, block family by family.
+"""Show whether tokens stay apart with depth: mean correlation of the residual stream at the start, by block family.
 
     python tests/benchmarks/signal_propagation.py [--width 128] [--depths 4 16 64] [--seeds 3]
 
-Prints a JSON object: family -> depth -> [mean correlation of two tokens, standard error over seeds]; 1: rank collapse.
-`unshaped` is the Shaped Transformer's wiring without what gives it its name: softmax attention and ReLU.
+It prints a JSON object: family -> depth -> [mean correlation of two tokens, standard error over seeds]; 1: rank
+collapse. `unshaped` is the Shaped Transformer's wiring without what gives it its name: softmax attention and ReLU.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Training tokens/s of the engine against a plain PyTorch loop: same model, same batches, same process count.
+"""Compare training tokens/s of the engine with a plain PyTorch loop's: same model, same batches, same process count.
 
     python tests/benchmarks/throughput.py [--layers 6 --width 384 --length 256 --batch 8 --steps 12 --rounds 3]
 
-Rounds of the two loops alternate, so that drift of the machine strikes both alike; the medians are compared. Prints one
-JSON object. Use one process and all cores (the default) or `torchrun --nproc-per-node N`.
+Rounds of the two loops alternate, so that drift of the machine strikes both alike; the medians are compared. It prints
+one JSON object. Use one process and all cores (the default) or `torchrun --nproc-per-node N`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A program for tests to start on several ranks: train many settings of one configuration in one set of processes.
+"""Train many settings of one configuration in one set of processes; tests start this program on several ranks.
 
     train_matrix.py CONFIG SETTINGS [groups]      SETTINGS: JSON, name -> list of overrides
 
