@@ -25,8 +25,8 @@ if __name__ == "__main__":
 
 
 import torch
-from omegaconf import OmegaConf
 
+from plumbline.launcher.runtime.config.yaml_files import read_yaml
 from plumbline.launcher.runtime.system.world import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ def main() -> int:
 
 def rank_count(devices: int) -> int:
     """Return as many ranks as devices, or the next smaller number that shares the batch evenly."""
-    batch_size = OmegaConf.load(ROOT / CONFIG).data.global_batch_size
+    batch_size = read_yaml(ROOT / CONFIG).data.global_batch_size
     return max(ranks for ranks in range(1, devices + 1) if batch_size % ranks == 0)
 
 
