@@ -5,6 +5,7 @@ Parameter names are those of Hugging Face's Llama and Qwen3.
 Shapes: B batch, T new tokens, D hidden_size, V vocab_size.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -183,6 +184,16 @@ class CausalLM(nn.Module):
             return self.lm_head(hidden, labels, z_loss)  # type: ignore[no-any-return]
         loss, cross_entropy = self.lm_head(hidden, labels, z_loss)
         return loss + pruning_weight * (labels >= 0).sum() * torch.stack(kept.shares).mean(), cross_entropy
+
+    def logits(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return what is predicted after each token of a batch: [B, T, V] in fp32."""
+        context = {name: batch[name] for name in ("document_ids", "positions")}
+        return cast(Tensor, CausalLM.forward(self, batch["input_ids"], **context))
+
+    def cross_entropy(self, batch: Mapping[str, Any]) -> Tensor:
+        """Return the summed cross-entropy of a batch with its labels, in nats."""
+        context = {name: batch[name] for name in ("labels", "document_ids", "positions")}
+        return CausalLM.forward(self, batch["input_ids"], **context)[1]
 
     def new_cache(self, batch: int, capacity: int) -> list[Any]:
         """Return an empty cache for sequences of up to `capacity` tokens, of the kind that the attention keeps."""

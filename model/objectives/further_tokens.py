@@ -11,7 +11,7 @@ from plumbline.model.attention.context import AttentionContext
 from plumbline.model.decoder import CausalLM, Decoder
 from plumbline.model.lookahead.anchors import labels_ahead
 from plumbline.model.lookahead.masks import text_of
-from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.objectives.objective import Batch, Losses, Objective, ObjectiveSettings, Work
 
 
 class FurtherTokensConfig(ObjectiveSettings):
@@ -63,7 +63,7 @@ class FurtherTokens(Objective):
         valid = self._labels(batch) >= 0
         return torch.stack((valid[:, :, 0].sum(), valid[:, :, 1:].sum()))
 
-    def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, model: CausalLM, batch: Batch, _step: int) -> Losses:
         """See `Objective`."""
         decoder, text, tokens = model.model, text_of(model.config, batch), batch["input_ids"]
         x = decoder.embed(tokens, text.positions)
@@ -76,7 +76,8 @@ class FurtherTokens(Objective):
             nats.append(cross_entropy)
         further = self.config.mean_weight * torch.stack(losses[1:]).sum()
         counts = (labels[:, :, 1:] >= 0).sum((0, 1))
-        return torch.stack((losses[0], further)), nats[0], torch.stack((torch.stack(nats[1:]), counts), dim=1)
+        reports = torch.stack((torch.stack(nats[1:]), counts), dim=1)
+        return Losses(torch.stack((losses[0], further)), nats[0], reports)
 
     def _labels(self, batch: Batch) -> Tensor:
         """Return the next token, the one after it, ..., [B, T, horizon]."""

@@ -27,7 +27,7 @@ from plumbline.model.lookahead.anchors import (
 )
 from plumbline.model.lookahead.masks import text_of
 from plumbline.model.lookahead.thoughts import Masks, Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
-from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.objectives.objective import Batch, Losses, Objective, ObjectiveSettings, Work
 from plumbline.model.parameterization.multipliers import Multipliers
 
 LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of anchor_policy entropy
@@ -148,7 +148,7 @@ class LatentLookahead(Objective):
         slots = slot_labels(self._anchors(batch), labels, batch["document_ids"], self.config.horizon)
         return torch.stack(((labels >= 0).sum(), (slots >= 0).sum()))
 
-    def forward(self, model: CausalLM, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, model: CausalLM, batch: Batch, step: int) -> Losses:
         """See `Objective`."""
         labels = batch["labels"]
         states, thoughts, anchors = self._run(model, batch)
@@ -158,7 +158,7 @@ class LatentLookahead(Objective):
         counts = (targets >= 0).sum((0, 1))
         gain = self._plain_nats(model, states, anchors, targets) - nats[0]
         reports = torch.stack((torch.cat((nats, gain[None])), torch.cat((counts, counts[:1]))), dim=1)
-        return torch.stack((loss, self.config.weight_at(step) * slot_loss)), cross_entropy, reports
+        return Losses(torch.stack((loss, self.config.weight_at(step) * slot_loss)), cross_entropy, reports)
 
     @torch.no_grad()
     def _plain_nats(self, model: CausalLM, states: Tensor, anchors: Anchors, targets: Tensor) -> Tensor:

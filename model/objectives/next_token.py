@@ -11,7 +11,7 @@ from plumbline.model.attention import attention_kind
 from plumbline.model.attention.pruned import PrunedAttention, set_alpha
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings
+from plumbline.model.objectives.objective import Batch, Losses, Objective, ObjectiveSettings
 from plumbline.model.parameterization.multipliers import Multipliers
 
 LAST_ALPHA = 8.0
@@ -70,7 +70,7 @@ class NextToken(Objective):
         labels: Tensor = batch["labels"]
         return (labels >= 0).sum()[None]
 
-    def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, model: CausalLM, batch: Batch, _step: int) -> Losses:
         """Return cross-entropy + z-loss + the price of kept context; see `Objective`."""
         loss, cross_entropy = CausalLM.forward(
             model,
@@ -81,4 +81,4 @@ class NextToken(Objective):
             z_loss=self.config.z_loss,
             pruning_weight=self.config.pruning_weight,
         )
-        return loss[None], cross_entropy, loss.new_empty(0, 2)
+        return Losses(loss[None], cross_entropy, loss.new_empty(0, 2))

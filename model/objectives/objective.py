@@ -5,9 +5,9 @@ accumulation nor ignored labels nor the number of ranks change what a target wei
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel
 from torch import Tensor, nn
@@ -30,6 +30,17 @@ class Work:
     """Predictions."""
     own_blocks: int = 0
     """Blocks of the objective's own."""
+
+
+class Losses(NamedTuple):
+    """Hold what a forward pass of training returns; a tuple, since DeepSpeed sees no tensor in a dataclass."""
+
+    terms: Tensor
+    """Losses to differentiate, [terms], each a sum over its targets in nats times its weight."""
+    cross_entropy: Tensor
+    """Summed cross-entropy of the next token in nats, a scalar to report."""
+    reports: Tensor
+    """Sums and counts of the reports, [reports, 2]."""
 
 
 class ObjectiveSettings(
@@ -120,17 +131,13 @@ class Objective(nn.Module):
         """Return how many targets each term sums over in this batch, [terms], by the batch alone."""
 
     @abstractmethod
-    def forward(self, model: CausalLM, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Run the model, in training or evaluation mode.
+    def forward(self, model: CausalLM, batch: Batch, step: int) -> Losses:
+        """Return the losses of a batch, in training or evaluation mode.
 
         Args:
             model: the whole one; what it calls itself, ZeRO-3 gathers.
             batch: one micro-batch.
             step: completed optimizer steps.
-
-        Returns:
-            Losses to differentiate, [terms], each a sum over its targets in nats times its weight; the summed
-            cross-entropy of the next token, to report; and sums and counts of the reports, [reports, 2].
         """
 
     def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
@@ -145,13 +152,23 @@ class TrainedLM(CausalLM):
         super().__init__(config, multipliers)
         self.objective = objective
 
-    def forward(self, *inputs: Any, step: int | None = None, thinking: bool = False, **named: Any) -> Any:
-        """Return what the objective makes of the batch `inputs[0]` with `step`; else what a CausalLM returns.
+    def forward(self, *inputs: Any, through: Callable[..., Any] = CausalLM.forward, **named: Any) -> Any:
+        """Return what `through`, a method of this class, makes of the other arguments.
 
-        With `thinking`, logits of the batch `inputs[0]` by an objective that thinks; with `labels`, their two sums.
+        An engine calls every method in this way, because DeepSpeed gathers weights and prepares the backward pass
+        around a call of the module, and of nothing else.
         """
-        if thinking:
-            return self.lm_head(self.objective.thinking_states(self, inputs[0]), named.get("labels"), 0.0)
-        if step is None:
-            return super().forward(*inputs, **named)
-        return self.objective(self, inputs[0], step)
+        return through(self, *inputs, **named)
+
+    def losses(self, batch: Batch, step: int) -> Losses:
+        """Return the losses of a batch, after so many completed optimizer steps."""
+        return self.objective(self, batch, step)  # type: ignore[no-any-return]
+
+    def thinking_logits(self, batch: Batch) -> Tensor:
+        """Return what an objective that thinks predicts after each token of a batch: [B, T, V] in fp32."""
+        return self.lm_head(self.objective.thinking_states(self, batch), None, 0.0)  # type: ignore[no-any-return]
+
+    def thinking_cross_entropy(self, batch: Batch) -> Tensor:
+        """Return the summed cross-entropy of what an objective that thinks predicts, in nats."""
+        _, cross_entropy = self.lm_head(self.objective.thinking_states(self, batch), batch["labels"], 0.0)
+        return cross_entropy  # type: ignore[no-any-return]

@@ -18,7 +18,7 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.lookahead.anchors import Anchors, labels_ahead, uniform
 from plumbline.model.lookahead.masks import attention_mask, slot_entries, text_entries, text_of
 from plumbline.model.lookahead.thoughts import run_slots, run_text
-from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.objectives.objective import Batch, Losses, Objective, ObjectiveSettings, Work
 from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.tensors import TensorRule
 
@@ -71,7 +71,7 @@ class Registers(Objective):
         """Count valid labels of the text, and of the registers."""
         return torch.stack(((batch["labels"] >= 0).sum(), (self._labels(batch) >= 0).sum()))
 
-    def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, model: CausalLM, batch: Batch, _step: int) -> Losses:
         """See `Objective`."""
         decoder, text, weight = model.model, text_of(model.config, batch), self.config.weight
         states, memory = run_text(decoder, batch["input_ids"], text)
@@ -86,4 +86,4 @@ class Registers(Objective):
         labels = self._labels(batch)
         ahead, nats = model.lm_head(x, labels, self.config.z_loss)
         reports = torch.stack((nats, (labels >= 0).sum()))[None]
-        return torch.stack(((1 - weight) * loss, weight * ahead)), cross_entropy, reports
+        return Losses(torch.stack(((1 - weight) * loss, weight * ahead)), cross_entropy, reports)

@@ -16,7 +16,7 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.lookahead.anchors import choose_anchors, text_anchor_problems, uniform
 from plumbline.model.lookahead.masks import text_of
 from plumbline.model.lookahead.thoughts import Growth, Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
-from plumbline.model.objectives.objective import Batch, Objective, ObjectiveSettings, Work
+from plumbline.model.objectives.objective import Batch, Losses, Objective, ObjectiveSettings, Work
 from plumbline.model.parameterization.multipliers import Multipliers
 
 
@@ -79,10 +79,10 @@ class SilentThoughts(Objective):
         labels: Tensor = batch["labels"]
         return (labels >= 0).sum()[None]
 
-    def forward(self, model: CausalLM, batch: Batch, _step: int) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, model: CausalLM, batch: Batch, _step: int) -> Losses:
         """See `Objective`."""
         loss, cross_entropy = model.lm_head(self.thinking_states(model, batch), batch["labels"], self.config.z_loss)
-        return loss[None], cross_entropy, loss.new_empty(0, 2)
+        return Losses(loss[None], cross_entropy, loss.new_empty(0, 2))
 
     def thinking_states(self, model: CausalLM, batch: Batch) -> Tensor:
         """Return what predicts the token after each, [B, T, D]."""

@@ -92,8 +92,8 @@ def measure(arguments: argparse.Namespace, objectives: dict[str, ObjectiveConfig
             synchronize(device)
             start = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                losses, _, _ = model(batch, step=0)
-            losses.sum().backward()
+                losses = model.losses(batch, 0)
+            losses.terms.sum().backward()
             synchronize(device)
             found[name].append(time.perf_counter() - start)
     return {name: statistics.median(times[1:]) for name, times in found.items()}

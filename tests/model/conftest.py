@@ -187,9 +187,9 @@ def counting(make_config: MakeConfig) -> Counting:
         generator = torch.Generator().manual_seed(0)
         for step in range(150):
             batch = count_by_two(generator)
-            losses, _, _ = model(batch, step=step)
+            losses = model.losses(batch, step)
             optimizer.zero_grad()
-            (losses / model.objective.targets(batch)).sum().backward()
+            (losses.terms / model.objective.targets(batch)).sum().backward()
             optimizer.step()
         return model.eval()
 

@@ -5,7 +5,7 @@ here with every key that matters, what took effect is read back after `initializ
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
 from plumbline.launcher.runtime.engine.build import build_for_training
 from plumbline.launcher.runtime.engine.host_memory import copy_to_host
-from plumbline.launcher.runtime.engine.interface import Batch, Engine
+from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
     CombinedOptimizer,
@@ -31,6 +31,7 @@ from plumbline.launcher.runtime.optim.optimizer import (
 )
 from plumbline.launcher.runtime.system.startup import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
+from plumbline.model.objectives.objective import TrainedLM
 
 TAG = "deepspeed"  # sub-folder of a checkpoint with DeepSpeed's own files
 ROOT = "checkpoint"  # where DeepSpeed is told to save; what it would write is collected instead
@@ -156,22 +157,22 @@ class DeepSpeedEngine(Engine):
         # By itself DeepSpeed counts micro-batches since the process started, which is out of step with ours when their
         # number changes (data.batch_size_warmup) after a resume
         self._engine.set_gradient_accumulation_boundary(last)
-        losses, cross_entropy, reports = self._engine(batch, step=step)
-        self._engine.backward((losses * weights).sum(), scale_wrt_gas=False)
+        losses = self._call(TrainedLM.losses, batch, step)
+        self._engine.backward((losses.terms * weights).sum(), scale_wrt_gas=False)
         if not last:
             self._engine.step()  # only counts
         elif self.stage == 0:
             clip = self.config.optimizer.grad_clip or math.inf
             self._clipped_norm = clip_grad_norm_(self.model.parameters(), clip)
-        return cross_entropy, reports
+        return losses.cross_entropy, losses.reports
 
     def _update(self) -> tuple[float, bool]:
         self._engine.step()
         grad_norm = self._clipped_norm if self.stage == 0 else self._engine.get_global_grad_norm()
         return float(grad_norm), bool(self._engine.was_step_applied())
 
-    def _forward(self, *inputs: Any, **named: Any) -> Any:
-        return self._engine(*inputs, **named)
+    def _call(self, method: Callable[..., T], *arguments: Any) -> T:
+        return self._engine(*arguments, through=method)  # type: ignore[no-any-return]
 
     @property
     def groups(self) -> list[dict[str, Any]]:

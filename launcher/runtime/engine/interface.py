@@ -7,10 +7,10 @@ A method that is marked as collective exchanges something between ranks: all of 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
 
 Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,8 @@ class Engine(ABC):
             thinking: predict as an objective that thinks does, instead of by the plain model.
         """
         batch = self._to_device(batch)
-        _, cross_entropy = self._predict(batch, thinking, labels=batch["labels"])
-        return loss_sums(cross_entropy, batch["labels"])
+        method = TrainedLM.thinking_cross_entropy if thinking else TrainedLM.cross_entropy
+        return loss_sums(self._evaluate(method, batch), batch["labels"])
 
     def evaluate_answers(self, batch: Batch, thinking: bool = False) -> AnswerSums:
         """Return the sums of loss and right answers on this rank's batch of a task. Collective.
@@ -139,21 +140,18 @@ class Engine(ABC):
         All logits of the batch are held at once. The arguments are those of `evaluate`.
         """
         batch = self._to_device(batch)
-        return answer_sums(self._predict(batch, thinking), batch["labels"])
+        return answer_sums(self.logits(batch, thinking), batch["labels"])
 
     def logits(self, batch: Batch, thinking: bool = False) -> Tensor:
         """Return what is predicted after each token of this rank's batch: [B, T, V], fp32. Collective."""
-        logits: Tensor = self._predict(self._to_device(batch), thinking)
-        return logits
+        method = TrainedLM.thinking_logits if thinking else TrainedLM.logits
+        return self._evaluate(method, self._to_device(batch))
 
     @torch.no_grad()
-    def _predict(self, batch: Batch, thinking: bool, **named: Tensor) -> Any:
-        """Return what the model makes of a batch on the device: logits, or with `labels` loss and cross-entropy."""
+    def _evaluate(self, method: Callable[[TrainedLM, Batch], Tensor], batch: Batch) -> Tensor:
+        """Return what a method of the model makes of a batch on the device, in evaluation mode."""
         self.model.eval()
-        if thinking:
-            return self._forward(batch, thinking=True, **named)
-        context = {name: batch[name] for name in ("document_ids", "positions")}
-        return self._forward(batch["input_ids"], **context, **named)
+        return self._call(method, batch)
 
     def _to_device(self, batch: Batch) -> Batch:
         """Return the batch on this rank's device."""
@@ -177,8 +175,8 @@ class Engine(ABC):
         """Clip the gradient and let the optimizer use it. Returns its norm before, and whether it was used."""
 
     @abstractmethod
-    def _forward(self, *inputs: Any, **named: Any) -> Any:
-        """Call the model."""
+    def _call(self, method: Callable[..., T], *arguments: Any) -> T:
+        """Return what a method of the model makes of its arguments, called in the way that gathers its weights."""
 
     # -- weights -------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ In fp32 they agree up to the order of summation; bf16 is autocast over fp32 weig
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_for_training
 from plumbline.launcher.runtime.engine.host_memory import copy_to_host
-from plumbline.launcher.runtime.engine.interface import Batch, Engine
+from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
 from plumbline.launcher.runtime.optim.optimizer import (
     group_settings,
     make_optimizer,
@@ -26,6 +26,7 @@ from plumbline.launcher.runtime.optim.optimizer import (
     verify_settings,
 )
 from plumbline.launcher.runtime.system.world import World
+from plumbline.model.objectives.objective import TrainedLM
 
 FILE = "plain.pt"  # of a checkpoint: weights and optimizer
 
@@ -57,9 +58,9 @@ class PlainEngine(Engine):
         self._optimizer.zero_grad()
 
     def _accumulate(self, batch: Batch, step: int, weights: Tensor) -> tuple[Tensor, Tensor]:
-        losses, cross_entropy, reports = self._forward(batch, step=step)
-        (losses * weights).sum().backward()
-        return cross_entropy, reports
+        losses = self._call(TrainedLM.losses, batch, step)
+        (losses.terms * weights).sum().backward()
+        return losses.cross_entropy, losses.reports
 
     def _update(self) -> tuple[float, bool]:
         norm = clip_grad_norm_(self.model.parameters(), self.config.optimizer.grad_clip or math.inf).item()
@@ -67,12 +68,12 @@ class PlainEngine(Engine):
             self._optimizer.step()
         return norm, math.isfinite(norm)
 
-    def _forward(self, *inputs: Any, **named: Any) -> Any:
+    def _call(self, method: Callable[..., T], *arguments: Any) -> T:
         autocast: AbstractContextManager[object] = nullcontext()
         if self.config.deepspeed.precision == "bf16":
             autocast = torch.autocast(self.world.device.type, torch.bfloat16)
         with autocast:
-            return self.model(*inputs, **named)
+            return self.model(*arguments, through=method)  # type: ignore[no-any-return]
 
     @property
     def groups(self) -> list[dict[str, Any]]:

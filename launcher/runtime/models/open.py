@@ -5,10 +5,9 @@ Code that lies in a folder is never run, so opening a stranger's model runs none
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -86,14 +85,22 @@ class LoadedModel:
     @torch.no_grad()
     def logits(self, batch: Mapping[str, Any], thinking: bool = False) -> Tensor:
         """Return what is predicted after each token, [B, T, V] in fp32: from the true ones before, or with thoughts."""
-        return self._run(batch, thinking)()  # type: ignore[no-any-return]
+        batch = self._to_device(batch)
+        if thinking:
+            return self._trained.thinking_logits(batch)
+        if isinstance(self.module, CausalLM):
+            return self.module.logits(batch)
+        return self.module(input_ids=batch["input_ids"]).logits.float()  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def evaluate(self, batch: Mapping[str, Any], thinking: bool = False) -> LossSums:
         """Return the sums of the loss on a batch; with `thinking`, of what it predicts with thoughts."""
-        labels = batch["labels"].to(self.device)
-        if isinstance(self.module, CausalLM):
-            _, nats = self._run(batch, thinking)(labels=labels)
+        batch = self._to_device(batch)
+        labels = batch["labels"]
+        if thinking:
+            nats = self._trained.thinking_cross_entropy(batch)
+        elif isinstance(self.module, CausalLM):
+            nats = self.module.cross_entropy(batch)
         else:
             logits = self.logits(batch).flatten(0, 1)
             nats = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
@@ -103,15 +110,14 @@ class LoadedModel:
         """Return the sums of loss and right answers on a batch of a task."""
         return answer_sums(self.logits(batch, thinking), batch["labels"].to(self.device))
 
-    def _run(self, batch: Mapping[str, Any], thinking: bool) -> Callable[..., Any]:
-        """Return a call of the module on a batch: to logits, or with labels to the two sums of a CausalLM."""
-        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
-        if thinking:
-            return partial(self.module, batch, thinking=True)
-        if isinstance(self.module, CausalLM):
-            context = {name: batch[name] for name in ("document_ids", "positions")}
-            return partial(self.module, batch["input_ids"], **context)
-        return lambda: self.module(input_ids=batch["input_ids"]).logits.float()
+    def _to_device(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {name: tensor.to(self.device) for name, tensor in batch.items()}
+
+    @property
+    def _trained(self) -> TrainedLM:
+        """Return the module of a model that thinks."""
+        assert isinstance(self.module, TrainedLM), "who asks for thoughts has asked `thinks` before"
+        return self.module
 
     @property
     def lookahead(self) -> LatentLookahead:
