@@ -41,10 +41,10 @@ if __name__ == "__main__":
 from tqdm import tqdm
 
 from plumbline.data.workspace import check_replaceable_file
-from plumbline.launcher.runtime.laws.document import describe, plain
+from plumbline.launcher.runtime.laws.document import describe
 from plumbline.launcher.runtime.laws.plots import plot_fit
 from plumbline.launcher.runtime.laws.rows import read_rows
-from plumbline.launcher.runtime.system.files import write_json
+from plumbline.launcher.runtime.system.files import finite, write_json
 from plumbline.model.scaling_laws.fit import fit
 
 LAW = "law.json"
@@ -65,10 +65,10 @@ def main() -> None:
     resampled = list(tqdm(draws, total=arguments.bootstrap, unit="fit", desc="bootstrap", disable=None))
     facts = describe(rows, found, resampled, arguments.hold_out)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    write_json(arguments.output / LAW, plain(facts))
+    write_json(arguments.output / LAW, finite(facts))
     figures = plot_fit(found, facts["curves"], arguments.output)
     if arguments.json:
-        cli.print_json(plain(facts))
+        cli.print_json(finite(facts))
         return
     print_fit(facts)
     print(f"\n{arguments.output / LAW} and {', '.join(figure.name for figure in figures)}")

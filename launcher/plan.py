@@ -7,7 +7,7 @@ python launcher/plan.py --config configs/ladder/7b.yaml --law laws/mine/law.json
 """
 
 import argparse
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from plumbline.launcher.runtime.system import cli
@@ -34,15 +34,56 @@ if __name__ == "__main__":
 
 
 from plumbline.launcher.runtime.checkpoint import branch
-from plumbline.launcher.runtime.config.budget import GIB, compute, device_memory, totals
+from plumbline.launcher.runtime.config.budget import (
+    GIB,
+    Compute,
+    DeviceMemory,
+    ParameterCount,
+    compute,
+    device_memory,
+    totals,
+)
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.laws import prediction
 from plumbline.model.combinations import cautions
 from plumbline.model.flops import training_flops_per_token
-from plumbline.model.parameterization.multipliers import multipliers
-from plumbline.model.parameterization.sizes import sizes
+from plumbline.model.parameterization.config import OptimizerSettings
+from plumbline.model.parameterization.multipliers import Multipliers, multipliers
+from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.sizes import Sizes, sizes
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """Hold every number of a plan."""
+
+    parameter_count: ParameterCount
+    precision: dict[str, Any]
+    """The section of the configuration."""
+    optimizer: OptimizerSettings
+    sizes: Sizes
+    multipliers: Multipliers
+    parameters: tuple[ParameterRow, ...]
+    flops_per_token: float
+    memory_bytes: dict[int, DeviceMemory]
+    """ZeRO stage -> memory of one device, of the stages that the optimizer serves."""
+    batch: str
+    micro_batch: int
+    accumulation_steps: int
+    schedule: str
+    compute: Compute
+    law: prediction.Prediction | None
+    """None without --law."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of --json."""
+        values = asdict(self)
+        for stage, memory in self.memory_bytes.items():
+            values["memory_bytes"][stage]["total"] = memory.total
+        del values["law"]
+        return values if self.law is None else {**values, "law": self.law.to_json()}
 
 
 def main() -> None:
@@ -52,69 +93,73 @@ def main() -> None:
     plan = plan_run(config)
     facts = collect_facts(config, plan, arguments)
     if arguments.json:
-        cli.print_json(facts)
+        cli.print_json(facts.to_json())
     elif arguments.parameters:
         print_parameters(facts)
     else:
         print_plan(config, plan, facts, arguments)
 
 
-def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return every number of the plan as plain values."""
+def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) -> PlanFacts:
+    """Return every number of the plan.
+
+    Raises:
+        ValueError: an option is not positive, or the law cannot be used.
+    """
     for name in ("devices", "peak_tflops", "mfu"):
         if getattr(arguments, name) <= 0:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be positive")
     count = totals(plan.rows)
-    stages = config.optimizer.kind.zero_stages
-    memory = {stage: device_memory(config, count["total"], stage, arguments.devices) for stage in stages}
-    facts = {
-        "parameter_count": count,
-        "precision": config.precision.model_dump(),
-        "optimizer": asdict(plan.settings),
-        "sizes": asdict(sizes(config.model, config.parameterization)),
-        "multipliers": asdict(multipliers(config.model, config.parameterization)),
-        "parameters": [asdict(row) for row in plan.rows],
-        "flops_per_token": training_flops_per_token(config.model, config.data.sequence_length, config.objective),
-        "memory_bytes": {str(stage): {**asdict(m), "total": m.total} for stage, m in memory.items()},
-        "batch": plan.batches.describe(),
-        "micro_batch": config.data.micro_batch(arguments.devices),
-        "accumulation_steps": config.data.accumulation_steps(arguments.devices),
-        "schedule": plan.schedule.describe(),
-        "compute": asdict(compute(config, plan, arguments.devices, arguments.peak_tflops, arguments.mfu)),
-    }
+    law = None
     if arguments.law is not None:
         bits = config.precision.training_bits
-        facts["law"] = prediction.predict(arguments.law, count["non_embedding"], plan.total_tokens, bits)
-    return facts
+        law = prediction.predict(arguments.law, count.non_embedding, plan.total_tokens, bits)
+    return PlanFacts(
+        parameter_count=count,
+        precision=config.precision.model_dump(),
+        optimizer=plan.settings,
+        sizes=sizes(config.model, config.parameterization),
+        multipliers=multipliers(config.model, config.parameterization),
+        parameters=tuple(plan.rows),
+        flops_per_token=training_flops_per_token(config.model, config.data.sequence_length, config.objective),
+        memory_bytes={
+            stage: device_memory(config, count.total, stage, arguments.devices)
+            for stage in config.optimizer.kind.zero_stages
+        },
+        batch=plan.batches.describe(),
+        micro_batch=config.data.micro_batch(arguments.devices),
+        accumulation_steps=config.data.accumulation_steps(arguments.devices),
+        schedule=plan.schedule.describe(),
+        compute=compute(config, plan, arguments.devices, arguments.peak_tflops, arguments.mfu),
+        law=law,
+    )
 
 
-def print_parameters(facts: dict[str, Any]) -> None:
+def print_parameters(facts: PlanFacts) -> None:
     """Print the table of the parameterization, then the forward multipliers."""
-    width = max(len(row["name"]) for row in facts["parameters"])
+    width = max(len(row.name) for row in facts.parameters)
     header = f"{'role':<13}  {'shape':>14}  {'init std':>9}  {'lr':>9}  {'lr x':>7}  {'wd':>7}  {'eps':>8}"
     print(f"{'name':<{width}}  {header}")
-    for row in facts["parameters"]:
-        shape = "x".join(str(size) for size in row["shape"])
-        lr = f"{row['lr']:.3g}" if row["trainable"] else "frozen"
+    for row in facts.parameters:
+        shape = "x".join(str(size) for size in row.shape)
+        lr = f"{row.lr:.3g}" if row.trainable else "frozen"
         print(
-            f"{row['name']:<{width}}  {row['role']:<13}  {shape:>14}  {row['init_std']:>9.3g}  {lr:>9}  "
-            f"{row['lr_multiplier']:>7.4g}  {row['weight_decay']:>7.3g}  {row['eps']:>8.2g}"
+            f"{row.name:<{width}}  {row.role:<13}  {shape:>14}  {row.init_std:>9.3g}  {lr:>9}  "
+            f"{row.lr_multiplier:>7.4g}  {row.weight_decay:>7.3g}  {row.eps:>8.2g}"
         )
-    print("\nforward multipliers: " + ", ".join(f"{name} {value:.6g}" for name, value in facts["multipliers"].items()))
+    forward = asdict(facts.multipliers).items()
+    print("\nforward multipliers: " + ", ".join(f"{name} {value:.6g}" for name, value in forward))
 
 
-def print_plan(config: Config, plan: RunPlan, facts: dict[str, Any], arguments: argparse.Namespace) -> None:
+def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argparse.Namespace) -> None:
     """Print the plan in one screen."""
-    model, count, size, work = config.model, facts["parameter_count"], facts["sizes"], facts["compute"]
+    model, count, size, work = config.model, facts.parameter_count, facts.sizes, facts.compute
     print(
         f"model       {model.family}, width {model.hidden_size}, depth {model.num_hidden_layers}, "
         f"vocabulary {model.vocab_size}"
     )
-    print(f"parameters  {count['total']:,} ({count['non_embedding']:,} without embedding and head)")
-    print(
-        f"scaling     {config.parameterization.rule}: m_N {size['width']:g}, m_L {size['depth']:g}, "
-        f"alpha {size['alpha']:g}"
-    )
+    print(f"parameters  {count.total:,} ({count.non_embedding:,} without embedding and head)")
+    print(f"scaling     {config.parameterization.rule}: m_N {size.width:g}, m_L {size.depth:g}, alpha {size.alpha:g}")
     if not config.precision.is_plain:
         print(f"precision   {config.precision}")
     for caution in cautions(model):
@@ -123,17 +168,17 @@ def print_plan(config: Config, plan: RunPlan, facts: dict[str, Any], arguments: 
         print(f"objective   {config.objective}")
     print(f"optimizer   {describe_settings(config, plan)}")
     print(
-        f"data        {work['tokens']:,} tokens in {work['steps']:,} steps, "
-        f"{work['tokens'] / count['total']:.1f} tokens per parameter"
+        f"data        {work.tokens:,} tokens in {work.steps:,} steps, "
+        f"{work.tokens / count.total:.1f} tokens per parameter"
     )
     print(
-        f"batch       {facts['batch']} of {config.data.sequence_length:,} tokens, on {arguments.devices} device(s) "
-        f"{facts['micro_batch']} each in {facts['accumulation_steps']} accumulation steps"
+        f"batch       {facts.batch} of {config.data.sequence_length:,} tokens, on {arguments.devices} device(s) "
+        f"{facts.micro_batch} each in {facts.accumulation_steps} accumulation steps"
     )
-    print(f"schedule    {facts['schedule']}")
-    print(f"compute     {work['flops']:.3g} FLOPs ({facts['flops_per_token']:.3g} per token)")
+    print(f"schedule    {facts.schedule}")
+    print(f"compute     {work.flops:.3g} FLOPs ({facts.flops_per_token:.3g} per token)")
     print(
-        f"time        {work['hours']:.2f} hours on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
+        f"time        {work.hours:.2f} hours on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
         f"at {arguments.mfu:.0%} of the peak"
     )
     print(f"\nmemory of one of {arguments.devices} device(s), GiB (activations are an estimate)")
@@ -141,13 +186,13 @@ def print_plan(config: Config, plan: RunPlan, facts: dict[str, Any], arguments: 
     if config.deepspeed.offload_optimizer:
         columns.append("host")
     print(f"{'':<6} {' '.join(f'{column:>11}' for column in columns)}")
-    for stage, memory in facts["memory_bytes"].items():
-        cells = (f"{memory[key] / GIB:>11.2f}" for key in columns)
-        here = "  <- this configuration" if int(stage) == config.deepspeed.zero_stage else ""
+    for stage, memory in facts.memory_bytes.items():
+        cells = (f"{getattr(memory, column) / GIB:>11.2f}" for column in columns)
+        here = "  <- this configuration" if stage == config.deepspeed.zero_stage else ""
         print(f"ZeRO-{stage} {' '.join(cells)}{here}")
-    if "law" in facts:
+    if facts.law is not None:
         print()
-        for line in prediction.lines(facts["law"]):
+        for line in prediction.lines(facts.law):
             print(line)
 
 

@@ -217,8 +217,8 @@ def test_results_of_sweeps_say_what_laws_need(tiny_config: Path, tmp_path: Path)
     assert len({cell.signature for cell in cells}) == 6, "each is a run of its own"
     expected = totals(plan_run(cells[0].config).rows)
     rows = read_results(cells)
-    assert {row.parameters for row in rows} == {expected["non_embedding"]}
-    assert expected["non_embedding"] == expected["total"] - 2 * 257 * 64
+    assert {row.parameters for row in rows} == {expected.non_embedding}
+    assert expected.non_embedding == expected.total - 2 * 257 * 64
     assert {"tokens", "loss"} <= rows[0].as_line().keys()
 
 
@@ -241,7 +241,7 @@ def test_objectives_take_memory(tiny_config: Path, typed: list[str], blocks: flo
     config, plain = load_config(tiny_config, typed), load_config(tiny_config, [])
     one = 4 * plain.data.micro_batch(1) * 32 * (6 * 64 + (2 * 2 + 2 * 1) * 32 + 4 * 96)  # bytes, of a block
     assert activation_bytes(config) - activation_bytes(plain) == one * ((2 + own) * blocks - 2)
-    assert totals(plan_run(config).rows)["non_embedding"] == totals(plan_run(plain).rows)["non_embedding"]
+    assert totals(plan_run(config).rows).non_embedding == totals(plan_run(plain).rows).non_embedding
 
 
 def test_rounded_weights_take_memory_until_the_backward_pass(tiny_config: Path) -> None:

@@ -111,9 +111,18 @@ def compute(config: Config, plan: RunPlan, devices: int, tflops: float, mfu: flo
     return Compute(steps, tokens, flops, flops / (devices * tflops * 1e12 * mfu) / 3600)
 
 
-def totals(rows: Sequence[ParameterRow]) -> dict[str, int]:
-    """Count the parameters: all, and those that scaling laws call N (no embedding, unembedding or objective's own)."""
+@dataclass(frozen=True)
+class ParameterCount:
+    """Count the parameters of a run."""
+
+    total: int
+    non_embedding: int
+    """Number of those that scaling laws call N: no embedding, unembedding or objective's own."""
+
+
+def totals(rows: Sequence[ParameterRow]) -> ParameterCount:
+    """Count the parameters of a table."""
     counted = [
         row for row in rows if row.role not in ("embedding", "unembedding") and not row.name.startswith("objective.")
     ]
-    return {"total": sum(row.count for row in rows), "non_embedding": sum(row.count for row in counted)}
+    return ParameterCount(total=sum(row.count for row in rows), non_embedding=sum(row.count for row in counted))

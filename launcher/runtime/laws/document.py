@@ -10,7 +10,6 @@ derived, curves                    what follows; f_x(P) with its band
 """
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -124,12 +123,3 @@ def open_law(name: str) -> SourcedLaw:
         return SourcedLaw(law, f"{path}, {document['source']}", *ranges)
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"law {name}: not a law.json of launcher/fit.py ({error!r})") from error
-
-
-def plain(value: Any) -> Any:
-    """Return the value with null for every number that is not finite, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

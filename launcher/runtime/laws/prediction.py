@@ -1,10 +1,12 @@
 """Predict by a law what a configuration comes to: its loss, other widths, and better ways to spend its compute."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from plumbline.launcher.runtime.laws.document import open_law, plain
+from plumbline.launcher.runtime.laws.document import open_law
+from plumbline.launcher.runtime.system.files import finite
 from plumbline.model.scaling_laws.derived import (
     Allocation,
     allocate,
@@ -23,8 +25,68 @@ POST_BITS = (3, 4, 5, 6, 8)
 SHAPES = {"at_16_bits": "best split", "at_optimal_bits": "best precision", "at_this_size": "at this size"}
 
 
-def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) -> dict[str, Any]:
-    """Return every number of the prediction, as plain values.
+@dataclass(frozen=True)
+class AtTrainingBits:
+    """Hold what training everything in one width comes to."""
+
+    bits: int
+    efficiency: float
+    """Effective over real number of parameters, N_eff / N."""
+    loss: float
+
+
+@dataclass(frozen=True)
+class AtPostBits:
+    """Hold what quantization after training in bf16 adds."""
+
+    bits: float
+    delta: float
+    """Nats per token."""
+    critical_tokens: float | None
+    """Training tokens beyond which the rounded model gets worse, or inf; None: the law does not say."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Hold what a law says of a configuration. Losses in nats per token."""
+
+    name: str
+    """The law, as the user named it."""
+    form: str
+    source: str
+    parameters: int
+    """N: without embedding and head."""
+    tokens: int
+    """D."""
+    loss: float
+    """Loss of training in bf16."""
+    bits: dict[str, int]
+    """weight_bits, activation_bits and kv_bits of training."""
+    loss_at_bits: float
+    quantized: list[str]
+    """Those widths that the law knows."""
+    training: list[AtTrainingBits]
+    post: list[AtPostBits]
+    flops: float
+    """6 N D."""
+    notes: list[str]
+    """Sentences that a reader must know before believing a number."""
+    allocations: dict[str, Allocation]
+    """Better ways to spend the compute, those of SHAPES that the law has an optimum for."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, in which allocations stand beside the rest; null for what is not finite."""
+        values = asdict(self)
+        for point in values["post"]:
+            if point["critical_tokens"] is None:
+                del point["critical_tokens"]
+        allocations = values.pop("allocations")
+        plain: dict[str, Any] = finite({**values, **allocations})
+        return plain
+
+
+def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) -> Prediction:
+    """Return every number of the prediction.
 
     Args:
         name: of a published law, or a law.json.
@@ -38,32 +100,34 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
     sourced = open_law(name)
     law = sourced.law
     flops = 6.0 * parameters * tokens
-    facts: dict[str, Any] = {
-        "name": name,
-        "form": name_of(law),
-        "source": sourced.source,
-        "parameters": parameters,
-        "tokens": tokens,
-        "loss": _loss(sourced, name, points(parameters, tokens)),
-        "bits": dict(bits),
-        "loss_at_bits": _loss(sourced, name, points(parameters, tokens, **bits)),
-        "quantized": [TRAINING[index] for index in law.indices] if isinstance(law, PrecisionLaw) else [],
-        "training": _training(law, parameters, tokens),
-        "post": _post(law, parameters, tokens),
-        "flops": flops,
-        "notes": _notes(name, sourced, parameters, tokens),
-    }
+    loss = _loss(sourced, name, points(parameters, tokens))
+    notes = _notes(name, sourced, parameters, tokens)
     questions: dict[str, Callable[[], Allocation]] = {"at_16_bits": lambda: allocate(law, flops)}
     if isinstance(law, PrecisionLaw) and law.indices:
         questions["at_optimal_bits"] = lambda: allocate_with_precision(law, flops)
         questions["at_this_size"] = lambda: precision_at_size(law, parameters, flops)
+    allocations = {}
     for key, question in questions.items():
         try:
-            facts[key] = asdict(question())
+            allocations[key] = question()
         except ValueError as error:  # a law without an optimum still predicts
-            facts["notes"].append(str(error))
-    found: dict[str, Any] = plain(facts)
-    return found
+            notes.append(str(error))
+    return Prediction(
+        name=name,
+        form=name_of(law),
+        source=sourced.source,
+        parameters=parameters,
+        tokens=tokens,
+        loss=loss,
+        bits=dict(bits),
+        loss_at_bits=_loss(sourced, name, points(parameters, tokens, **bits)),
+        quantized=[TRAINING[index] for index in law.indices] if isinstance(law, PrecisionLaw) else [],
+        training=_training(law, parameters, tokens),
+        post=_post(law, parameters, tokens),
+        flops=flops,
+        notes=notes,
+        allocations=allocations,
+    )
 
 
 def _loss(sourced: SourcedLaw, name: str, at: Points) -> float:
@@ -73,32 +137,29 @@ def _loss(sourced: SourcedLaw, name: str, at: Points) -> float:
         raise ValueError(f"law {name}: {error}") from error
 
 
-def _training(law: Law, parameters: int, tokens: int) -> list[dict[str, float]]:
+def _training(law: Law, parameters: int, tokens: int) -> list[AtTrainingBits]:
     """Return the loss by the width of everything that the law has an f for, where it has a meaning."""
     if not isinstance(law, PrecisionLaw) or not law.indices:
         return []
     return [
-        {
-            "bits": bits,
-            "efficiency": law.efficiency(bits),
-            "loss": float(law.loss(law.at_bits(parameters, tokens, bits))),
-        }
+        AtTrainingBits(bits, law.efficiency(bits), float(law.loss(law.at_bits(parameters, tokens, bits))))
         for bits in TRAINING_BITS
         if bits > law.threshold
     ]
 
 
-def _post(law: Law, parameters: int, tokens: int) -> list[dict[str, float]]:
+def _post(law: Law, parameters: int, tokens: int) -> list[AtPostBits]:
     """Return what quantization after training in bf16 adds, by width."""
     if not {"C_T", "gamma_P"} & set(law.constants):
         return []
-    rows = []
-    for bits in POST_BITS:
-        row = {"bits": float(bits), "delta": float(law.post_delta(points(parameters, tokens, post_bits=bits)))}
-        if isinstance(law, PrecisionLaw):
-            row["critical_tokens"] = critical_tokens(law, parameters, bits)
-        rows.append(row)
-    return rows
+    return [
+        AtPostBits(
+            bits=float(bits),
+            delta=float(law.post_delta(points(parameters, tokens, post_bits=bits))),
+            critical_tokens=critical_tokens(law, parameters, bits) if isinstance(law, PrecisionLaw) else None,
+        )
+        for bits in POST_BITS
+    ]
 
 
 def _notes(name: str, sourced: SourcedLaw, parameters: int, tokens: int) -> list[str]:
@@ -114,34 +175,30 @@ def _notes(name: str, sourced: SourcedLaw, parameters: int, tokens: int) -> list
     return notes
 
 
-def lines(facts: dict[str, Any]) -> Iterator[str]:
+def lines(found: Prediction) -> Iterator[str]:
     """Yield the lines of the prediction in a plan."""
-    yield f"law         {facts['name']} ({facts['form']}): {facts['source']}"
-    yield from (f"caution     {note}" for note in facts["notes"])
+    yield f"law         {found.name} ({found.form}): {found.source}"
+    yield from (f"caution     {note}" for note in found.notes)
     yield (
-        f"prediction  {facts['loss']:.4f} nats per token in bf16, N {facts['parameters']:.4g} without embedding and "
-        f"head, D {facts['tokens']:.4g}"
+        f"prediction  {found.loss:.4f} nats per token in bf16, N {found.parameters:.4g} without embedding and "
+        f"head, D {found.tokens:.4g}"
     )
-    if set(facts["bits"].values()) != {BF16}:
-        widths = ", ".join(f"{name.removesuffix('_bits')} {bits}" for name, bits in facts["bits"].items())
-        yield f"            {facts['loss_at_bits']:.4f} nats per token in this precision, bits of {widths}"
-    yield f"compute     {facts['flops']:.3g} as the law counts it, (6/16) N D P with P = {BF16:g}"
-    for key, title in SHAPES.items():
-        if key in facts:
-            best = facts[key]
-            yield (
-                f"{title:<15} N {best['parameters']:.3g}, D {best['tokens']:.3g}, {best['bits']:.2f} bits: "
-                f"{best['loss']:.4f} nats"
-            )
-    if facts["training"]:
-        yield f"\n{'training bits':>13} {'N_eff / N':>10} {'loss':>8}   {', '.join(facts['quantized'])}"
-        for row in facts["training"]:
-            yield f"{row['bits']:>13} {row['efficiency']:>10.3f} {row['loss']:>8.4f}"
-    if facts["post"]:
+    if set(found.bits.values()) != {BF16}:
+        widths = ", ".join(f"{name.removesuffix('_bits')} {bits}" for name, bits in found.bits.items())
+        yield f"            {found.loss_at_bits:.4f} nats per token in this precision, bits of {widths}"
+    yield f"compute     {found.flops:.3g} as the law counts it, (6/16) N D P with P = {BF16:g}"
+    for key, best in found.allocations.items():
+        yield (
+            f"{SHAPES[key]:<15} N {best.parameters:.3g}, D {best.tokens:.3g}, {best.bits:.2f} bits: "
+            f"{best.loss:.4f} nats"
+        )
+    if found.training:
+        yield f"\n{'training bits':>13} {'N_eff / N':>10} {'loss':>8}   {', '.join(found.quantized)}"
+        for row in found.training:
+            yield f"{row.bits:>13} {row.efficiency:>10.3f} {row.loss:>8.4f}"
+    if found.post:
         yield f"\n{'bits after':>13} {'added':>10} {'loss':>8}   tokens beyond which the rounded bf16 model gets worse"
-        for row in facts["post"]:
-            critical = row.get("critical_tokens")
-            yield (
-                f"{row['bits']:>13g} {row['delta']:>10.4f} {facts['loss'] + row['delta']:>8.4f}   "
-                f"{'-' if critical is None else f'{critical:.3g}'}"
-            )
+        for added in found.post:
+            critical = added.critical_tokens
+            shown = "-" if critical is None or not math.isfinite(critical) else f"{critical:.3g}"
+            yield f"{added.bits:>13g} {added.delta:>10.4f} {found.loss + added.delta:>8.4f}   {shown}"

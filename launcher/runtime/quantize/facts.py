@@ -23,7 +23,7 @@ def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:
     """
     config = model.config
     if config is not None:
-        parameters = totals(plan_run(config).rows)["non_embedding"]
+        parameters = totals(plan_run(config).rows).non_embedding
     else:
         named = decoder_blocks(model.module)[1].named_parameters()
         parameters = sum(parameter.numel() for name, parameter in named if not name.endswith(GRIDS))

@@ -40,7 +40,7 @@ def describe(cell: Cell) -> Result:
         num_hidden_layers=config.model.num_hidden_layers,
         base_hidden_size=config.parameterization.base_hidden_size,
         base_num_hidden_layers=config.parameterization.base_num_hidden_layers,
-        parameters=totals(plan_run(config).rows)["non_embedding"],
+        parameters=totals(plan_run(config).rows).non_embedding,
         weight_bits=bits["weight_bits"],
         activation_bits=bits["activation_bits"],
         kv_bits=bits["kv_bits"],

@@ -4,6 +4,7 @@ Folders are published by `data.workspace`.
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -50,3 +51,12 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(item, dict):
             raise ValueError(f"{path}, line {number}: a {type(item).__name__}, not an object with keys")
         yield number, item
+
+
+def finite(value: Any) -> Any:
+    """Return plain values with null for every number that is not finite, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: finite(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

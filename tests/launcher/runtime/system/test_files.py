@@ -1,10 +1,11 @@
 """Files that are there whole or not at all, and JSON Lines that are still being written."""
 
+import math
 from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines, write_whole
+from plumbline.launcher.runtime.system.files import finite, read_json_lines, write_json_lines, write_whole
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     objects: list[dict[str, object]] = [{"loss": 0.1 + 0.2, "name": "é\u2028"}, {"step": 3}]
     write_json_lines(tmp_path / "lines.jsonl", objects)
     assert [item for _, item in read_json_lines(tmp_path / "lines.jsonl")] == objects
+
+
+def test_what_json_does_not_have_is_null() -> None:
+    assert finite({"a": [1.5, -math.inf], "b": {"c": (math.nan, "nan", None, 2)}}) == {
+        "a": [1.5, None],
+        "b": {"c": [None, "nan", None, 2]},
+    }
 
 
 def test_a_file_is_replaced_by_a_new_one(tmp_path: Path) -> None:
