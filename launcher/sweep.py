@@ -105,10 +105,10 @@ def main() -> int:
         train(plan, arguments)
     summary = write_results(plan.sweep, plan.cells)
     if arguments.json:
-        cli.print_json(summary)
+        cli.print_json(summary.to_json())
     else:
-        print("\n".join(plan.sweep.how.lines(summary[plan.sweep.kind])))
-        print(f"{plan.sweep.folder}: {', '.join(f'{count} {status}' for status, count in summary['runs'].items())}")
+        print("\n".join(plan.sweep.how.lines(summary.found)))
+        print(f"{plan.sweep.folder}: {', '.join(f'{count} {status}' for status, count in summary.runs.items())}")
     if STOP:
         cli.say(f"stopped on request; the same command goes on with {plan.sweep.folder}")
         return REQUEUE

@@ -219,7 +219,7 @@ def test_results_of_sweeps_say_what_laws_need(tiny_config: Path, tmp_path: Path)
     rows = read_results(cells)
     assert {row.parameters for row in rows} == {expected.non_embedding}
     assert expected.non_embedding == expected.total - 2 * 257 * 64
-    assert {"tokens", "loss"} <= rows[0].as_line().keys()
+    assert {"tokens", "loss"} <= rows[0].to_json().keys()
 
 
 def test_plan_says_what_is_rounded(command: Command, tiny_config: Path) -> None:

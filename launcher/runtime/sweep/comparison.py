@@ -7,12 +7,13 @@ over seeds. A point counts only if all its seeds have finished.
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from plumbline.launcher.runtime.sweep.result import Result
-from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.sweep.statistics import Estimate, estimate
 
 COLUMNS = {
     "loss": "loss",
@@ -32,6 +33,38 @@ MATCHES: dict[Merit, tuple[str, ...]] = {
     "exact_match": ("exact_match",),
     "thinking_exact_match": ("thinking_exact_match", "exact_match"),
 }  # what each goes by, in this order; then by the loss
+Point = dict[str, Estimate]
+"""Those of COLUMNS that every seed of a point has, each over seeds."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Hold what one variant reaches."""
+
+    best: str | None
+    """Its best point, as axis=label; None where no point is complete."""
+    points: dict[str, Point | None]
+    """None for a point that is not complete."""
+    seeds: dict[str, dict[int, float]]
+    """Those of PLOTTED that the best point has: quantity -> seed -> value."""
+
+    @property
+    def at_best(self) -> Point | None:
+        """Return the best point; None where no point is complete."""
+        return None if self.best is None else self.points[self.best]
+
+
+@dataclass(frozen=True)
+class ComparisonSummary:
+    """Hold the tables of a comparison."""
+
+    tables: dict[str, dict[str, Variant]]
+    """Table -> variant, the best first. A table is named as its label of `within`; without it there is one, "all"."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the tables as plain values."""
+        tables: dict[str, Any] = asdict(self)["tables"]
+        return tables
 
 
 class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -64,12 +97,8 @@ def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
         raise ValueError(f"comparison: within = {settings.within!r}: that axis is compared; name another, or none")
 
 
-def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> dict[str, Any]:
-    """Return table -> variant, the best first -> its points, which of them is best, and what each seed has there.
-
-    Quantities of points are [mean, standard error] over seeds. A table has the name of its label of `within`; there is
-    one, "all", without it.
-    """
+def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> ComparisonSummary:
+    """Sort cells into tables, variants and points, and find the best point of each variant."""
     tables: dict[str, dict[str, dict[str, list[Result]]]] = {}
     for result in results:
         labels = dict(result.labels)
@@ -77,44 +106,46 @@ def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> dict[str
         variant = str(labels.pop(settings.variants))
         point = " ".join(f"{axis}={label}" for axis, label in labels.items())
         tables.setdefault(table, {}).setdefault(variant, {}).setdefault(point, []).append(result)
-    return {
-        table: _ranked({variant: _variant(points, settings.by) for variant, points in variants.items()}, settings.by)
-        for table, variants in tables.items()
-    }
+    return ComparisonSummary(
+        {
+            table: _ranked({name: _variant(points, settings.by) for name, points in variants.items()}, settings.by)
+            for table, variants in tables.items()
+        }
+    )
 
 
-def _variant(points: dict[str, list[Result]], by: Merit) -> dict[str, Any]:
-    facts = {point: _point(cells) for point, cells in points.items()}
-    complete = {point: values for point, values in facts.items() if values is not None}
+def _variant(points: dict[str, list[Result]], by: Merit) -> Variant:
+    found = {point: _point(cells) for point, cells in points.items()}
+    complete = {point: values for point, values in found.items() if values is not None}
     best = max(complete, key=lambda point: _merit(complete[point], by), default=None)
     seeds = {} if best is None else {key: _of_seeds(key, points[best]) for key in PLOTTED if key in complete[best]}
-    return {"best": best, "points": facts, "seeds": seeds}
+    return Variant(best, found, seeds)
 
 
 def _of_seeds(key: str, cells: Sequence[Result]) -> dict[int, float]:
     return {cell.seed: value for cell in cells if (value := _quantities(cell)[key]) is not None}
 
 
-def _ranked(variants: dict[str, Any], by: Merit) -> dict[str, Any]:
-    def merit(facts: dict[str, Any]) -> float:
-        return -math.inf if facts["best"] is None else _merit(facts["points"][facts["best"]], by)
+def _ranked(variants: dict[str, Variant], by: Merit) -> dict[str, Variant]:
+    def merit(variant: Variant) -> float:
+        return -math.inf if variant.at_best is None else _merit(variant.at_best, by)
 
     return dict(sorted(variants.items(), key=lambda item: merit(item[1]), reverse=True))
 
 
-def _merit(point: dict[str, Any], by: Merit) -> float:
+def _merit(point: Point, by: Merit) -> float:
     """Return how good a point is: the larger, the better."""
-    known = [point[key][0] for key in MATCHES[by] if key in point]
-    return float(known[0] if known else -point["loss"][0])
+    known = [point[key].mean for key in MATCHES[by] if key in point]
+    return known[0] if known else -point["loss"].mean
 
 
-def _point(cells: Sequence[Result]) -> dict[str, Any] | None:
+def _point(cells: Sequence[Result]) -> Point | None:
     """Return mean and standard error over seeds of everything that all of them have; None while one has no loss."""
     if any(cell.outcome.loss is None for cell in cells):
         return None
     rows = [_quantities(cell) for cell in cells]
     columns = {key: [value for row in rows if (value := row[key]) is not None] for key in COLUMNS}
-    return {key: [mean(known), standard_error(known)] for key, known in columns.items() if len(known) == len(rows)}
+    return {key: estimate(known) for key, known in columns.items() if len(known) == len(rows)}
 
 
 def _quantities(cell: Result) -> dict[str, float | None]:
@@ -124,28 +155,28 @@ def _quantities(cell: Result) -> dict[str, float | None]:
     return {key: known.get(key) for key in COLUMNS}
 
 
-def lines(summary: dict[str, Any]) -> Iterator[str]:
+def lines(summary: ComparisonSummary) -> Iterator[str]:
     """Yield for each table a line for each variant at its best point, the best variant first."""
-    for table, variants in summary.items():
-        if len(summary) > 1:
+    for table, variants in summary.tables.items():
+        if len(summary.tables) > 1:
             yield table
         yield from _table(variants)
 
 
-def _table(variants: dict[str, Any]) -> Iterator[str]:
-    best = {name: facts["points"][facts["best"]] for name, facts in variants.items() if facts["best"] is not None}
+def _table(variants: dict[str, Variant]) -> Iterator[str]:
+    best = {name: point for name, variant in variants.items() if (point := variant.at_best) is not None}
     columns = [key for key in COLUMNS if any(key in point for point in best.values())]
     width = max(map(len, variants))
     yield f"{'':<{width}}  " + " ".join(f"{COLUMNS[key]:>17}" for key in columns) + "  at"
-    for variant, point in best.items():
+    for name, point in best.items():
         cells = " ".join(f"{_text(point.get(key)):>17}" for key in columns)
-        yield f"{variant:<{width}}  {cells}  {variants[variant]['best']}"
-    for variant in [name for name in variants if name not in best]:
-        yield f"{variant:<{width}}  no point is complete"
+        yield f"{name:<{width}}  {cells}  {variants[name].best}"
+    for name in [name for name in variants if name not in best]:
+        yield f"{name:<{width}}  no point is complete"
 
 
-def _text(value: list[float | None] | None) -> str:
-    if value is None or value[0] is None:
+def _text(value: Estimate | None) -> str:
+    if value is None:
         return "-"
-    error = "" if value[1] is None else f" ± {value[1]:.2g}"
-    return f"{value[0]:.5g}{error}"
+    error = "" if value.error is None else f" ± {value.error:.2g}"
+    return f"{value.mean:.5g}{error}"

@@ -1,42 +1,44 @@
 """Draw a comparison: a row for each variant at its best point, the best on top; a dot for each seed."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from plumbline.launcher.runtime.sweep.comparison import ComparisonSummary, Variant
 from plumbline.launcher.runtime.system.figures import panels, save_png
 
 PLAIN, THOUGHTS = "#1f77b4", "#ff7f0e"
 ROW, MARGIN = 0.26, 0.9  # inches
 
 
-def plot(summary: dict[str, Any], path: Path) -> None:
+def plot(summary: ComparisonSummary, path: Path) -> None:
     """Write the figure."""
     save_png(draw(summary), path)
 
 
-def draw(summary: dict[str, Any]) -> Figure:
+def draw(summary: ComparisonSummary) -> Figure:
     """Draw a panel for each table: exact match where there is any, else the held-out loss; a bar at each mean."""
-    columns = min(2, len(summary))
-    rows = -(-len(summary) // columns)
-    figure, grid = panels(rows, columns, (6.5, ROW * max(map(len, summary.values())) + MARGIN))
-    for axes, (table, variants) in zip(grid.flat, summary.items(), strict=False):
+    tables = summary.tables
+    columns = min(2, len(tables))
+    rows = -(-len(tables) // columns)
+    figure, grid = panels(rows, columns, (6.5, ROW * max(map(len, tables.values())) + MARGIN))
+    for axes, (table, variants) in zip(grid.flat, tables.items(), strict=False):
         _panel(axes, variants)
-        if len(summary) > 1:
+        if len(tables) > 1:
             axes.set_title(table, fontsize=10, loc="left")
-    for axes in grid.flat[len(summary) :]:
+    for axes in grid.flat[len(tables) :]:
         axes.set_visible(False)
     return figure
 
 
-def _panel(axes: Axes, variants: dict[str, Any]) -> None:
-    matched = any("exact_match" in facts["seeds"] for facts in variants.values())
-    thinks = any("thinking_exact_match" in facts["seeds"] for facts in variants.values())
-    for row, facts in enumerate(variants.values()):
-        if facts["best"] is None:
+def _panel(axes: Axes, variants: Mapping[str, Variant]) -> None:
+    matched = any("exact_match" in variant.seeds for variant in variants.values())
+    thinks = any("thinking_exact_match" in variant.seeds for variant in variants.values())
+    for row, variant in enumerate(variants.values()):
+        if variant.best is None:
             axes.text(
                 0.5,
                 row,
@@ -48,9 +50,9 @@ def _panel(axes: Axes, variants: dict[str, Any]) -> None:
                 transform=axes.get_yaxis_transform(),
             )
             continue
-        both = "thinking_exact_match" in facts["seeds"]
-        _mark(axes, facts, "exact_match" if matched else "loss", row - 0.17 * both, PLAIN)
-        _mark(axes, facts, "thinking_exact_match", row + 0.17, THOUGHTS)
+        both = "thinking_exact_match" in variant.seeds
+        _mark(axes, variant, "exact_match" if matched else "loss", row - 0.17 * both, PLAIN)
+        _mark(axes, variant, "thinking_exact_match", row + 0.17, THOUGHTS)
     axes.set_yticks(range(len(variants)), list(variants), fontsize=8)
     axes.set_ylim(len(variants) - 0.5, -0.5)
     axes.tick_params(axis="x", labelsize=8)
@@ -66,10 +68,10 @@ def _panel(axes: Axes, variants: dict[str, Any]) -> None:
         )
 
 
-def _mark(axes: Axes, facts: dict[str, Any], key: str, height: float, colour: str) -> None:
+def _mark(axes: Axes, variant: Variant, key: str, height: float, colour: str) -> None:
     """Draw a dot for each seed and a bar at their mean, of a variant that has this quantity."""
-    values = list(facts["seeds"].get(key, {}).values())
-    if not values:
+    values = list(variant.seeds.get(key, {}).values())
+    if not values or variant.at_best is None:
         return
     axes.plot(values, [height] * len(values), "o", color=colour, markersize=4, alpha=0.5, markeredgewidth=0)
-    axes.plot(facts["points"][facts["best"]][key][0], height, "|", color=colour, markersize=11, markeredgewidth=1.8)
+    axes.plot(variant.at_best[key].mean, height, "|", color=colour, markersize=11, markeredgewidth=1.8)

@@ -99,7 +99,7 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
         return Path(self.root) / self.name
 
     @property
-    def how(self) -> Kind:
+    def how(self) -> Kind[Any]:
         """Return how this kind of sweep is run and read."""
         return KINDS[self.kind]
 

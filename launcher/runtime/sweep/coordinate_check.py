@@ -6,7 +6,8 @@ gates describe CompleteP; that another rule fails them says how it scales, and t
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,56 @@ class CoordinateCheckConfig(BaseModel, extra="forbid", frozen=True, strict=True,
 
     curves: str
     """The axis whose labels are compared, usually the parameterization's rule."""
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Hold how one quantity goes with size at one step."""
+
+    slope: float
+    """Slope of log2(value) against log2(size), mean over seeds; NaN where a value is not finite."""
+    error: float | None
+    """Standard error over seeds; None for one seed."""
+    values: dict[int, float]
+    """Size -> mean over seeds."""
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """Hold one gate with the slope that was measured."""
+
+    quantity: str
+    step: int
+    low: float
+    high: float
+    slope: float | None
+    """None where a value is not finite."""
+    error: float | None
+    """Standard error over seeds; None for one seed."""
+    passes: bool
+
+
+@dataclass(frozen=True)
+class CurveSummary:
+    """Hold one curve of one family of sizes."""
+
+    slopes: dict[str, dict[int, Slope]]
+    """Quantity -> step -> slope."""
+    gates: list[GateResult]
+
+
+@dataclass(frozen=True)
+class CoordinateCheckSummary:
+    """Hold all curves of a coordinate check."""
+
+    base: dict[str, int]
+    """Family -> size of the base."""
+    families: dict[str, dict[str, CurveSummary]]
+    """Family -> label -> curve; without those that have fewer than two finished sizes."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
 
 
 def run(config: Config, inputs: Inputs, world: World, _stop: StopRequest) -> bool:
@@ -69,15 +120,15 @@ def check(settings: CoordinateCheckConfig | None, results: Sequence[Result]) -> 
             _at_one_rate(cells, family)
 
 
-def summarize(settings: CoordinateCheckConfig, results: Sequence[Result]) -> dict[str, Any]:
+def summarize(settings: CoordinateCheckConfig, results: Sequence[Result]) -> CoordinateCheckSummary:
     """Return for each family and curve the values and slopes of every quantity at every step, and the gates."""
-    families: dict[str, Any] = {}
+    families: dict[str, dict[str, CurveSummary]] = {}
     for family, curves in family_members(settings.curves, results).items():
         slopes = {label: _slopes(_at_one_rate(cells, family), family) for label, cells in curves.items()}
         families[family] = {
-            label: {"slopes": found, "gates": _gates(found, family)} for label, found in slopes.items() if found
+            label: CurveSummary(found, _gates(found, family)) for label, found in slopes.items() if found
         }
-    return {"base": base_size(results), "families": families}
+    return CoordinateCheckSummary(base_size(results), families)
 
 
 def _at_one_rate(cells: Sequence[Result], family: str) -> list[Result]:
@@ -97,7 +148,7 @@ def _at_one_rate(cells: Sequence[Result], family: str) -> list[Result]:
     return next(iter(several.values()), [])
 
 
-def _slopes(cells: Sequence[Result], family: str) -> dict[str, Any]:
+def _slopes(cells: Sequence[Result], family: str) -> dict[str, dict[int, Slope]]:
     """Return quantity -> step -> slope over sizes, its standard error over seeds, and the mean at each size.
 
     Empty when there are fewer than two sizes, or no seed has finished all of them.
@@ -111,61 +162,61 @@ def _slopes(cells: Sequence[Result], family: str) -> dict[str, Any]:
     if len(sizes) < 2 or not seeds:
         return {}
     first = next(iter(seeds.values()))[sizes[0]]
-    found: dict[str, Any] = {}
+    slopes: dict[str, dict[int, Slope]] = {}
     for step, record in first.items():
         for quantity in record:
             values = {seed: [at[size][step][quantity] for size in sizes] for seed, at in seeds.items()}
             fitted = [slope(sizes, row) for row in values.values()]
             if any(v > 0 for row in values.values() for v in row):  # nothing has changed at initialisation
-                found.setdefault(quantity, {})[step] = {
-                    "slope": mean(fitted),
-                    "error": standard_error(fitted),
-                    "values": {str(size): mean([row[i] for row in values.values()]) for i, size in enumerate(sizes)},
-                }
-    return found
+                slopes.setdefault(quantity, {})[int(step)] = Slope(
+                    slope=mean(fitted),
+                    error=standard_error(fitted),
+                    values={size: mean([row[i] for row in values.values()]) for i, size in enumerate(sizes)},
+                )
+    return slopes
 
 
-def _gates(slopes: dict[str, Any], family: str) -> list[dict[str, Any]]:
+def _gates(slopes: Mapping[str, Mapping[int, Slope]], family: str) -> list[GateResult]:
     """Return every gate of the family with the slope that was measured."""
     gates = []
     for gate in GATES[family]:
-        met = slopes.get(gate.quantity, {}).get(str(gate.step))
+        met = slopes.get(gate.quantity, {}).get(gate.step)
         if met is not None:
             gates.append(
-                {
-                    "quantity": gate.quantity,
-                    "step": gate.step,
-                    "low": gate.low,
-                    "high": gate.high,
-                    "slope": None if math.isnan(met["slope"]) else met["slope"],
-                    "error": met["error"],
-                    "passes": gate.holds(met["slope"]),
-                }
+                GateResult(
+                    quantity=gate.quantity,
+                    step=gate.step,
+                    low=gate.low,
+                    high=gate.high,
+                    slope=None if math.isnan(met.slope) else met.slope,
+                    error=met.error,
+                    passes=gate.holds(met.slope),
+                )
             )
     return gates
 
 
-def lines(summary: dict[str, Any]) -> Iterator[str]:
+def lines(summary: CoordinateCheckSummary) -> Iterator[str]:
     """Yield a table for each family: gates down, curves across."""
-    for family, curves in summary["families"].items():
+    for family, curves in summary.families.items():
         if not curves:
             continue
         yield f"{family + ': slope of log2(value) against log2(' + family + ')':<44} {'gate':>16}  " + "".join(
             f"{label:>18}" for label in curves
         )
-        for rows in zip(*(curve["gates"] for curve in curves.values()), strict=True):
+        for rows in zip(*(curve.gates for curve in curves.values()), strict=True):
             gate = rows[0]
-            bounds = f"[{gate['low']:g}, {gate['high']:g}]"
-            yield f"{gate['quantity']:<34} step {gate['step']:>4} {bounds:>16}  " + "".join(
+            bounds = f"[{gate.low:g}, {gate.high:g}]"
+            yield f"{gate.quantity:<34} step {gate.step:>4} {bounds:>16}  " + "".join(
                 f"{_value(row):>18}" for row in rows
             )
-        verdicts = (all(row["passes"] for row in curve["gates"]) for curve in curves.values())
+        verdicts = (all(row.passes for row in curve.gates) for curve in curves.values())
         yield f"{'':<61}  " + "".join(f"{'passes' if verdict else 'FAILS':>18}" for verdict in verdicts)
         yield ""
 
 
-def _value(row: dict[str, Any]) -> str:
-    if row["slope"] is None:
+def _value(row: GateResult) -> str:
+    if row.slope is None:
         return "blew up  x"
-    error = "" if row["error"] is None else f"±{row['error']:.2f}"
-    return f"{row['slope']:+.2f}{error} {' ' if row['passes'] else 'x'}"
+    error = "" if row.error is None else f"±{row.error:.2f}"
+    return f"{row.slope:+.2f}{error} {' ' if row.passes else 'x'}"

@@ -1,8 +1,8 @@
 """Draw a coordinate check: what is gated, against size, one panel for each quantity and one line per rule."""
 
 from pathlib import Path
-from typing import Any
 
+from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckSummary
 from plumbline.launcher.runtime.system.figures import panels, save_png
 
 PANELS = (
@@ -14,19 +14,18 @@ PANELS = (
 )
 
 
-def plot(summary: dict[str, Any], path: Path) -> None:
+def plot(summary: CoordinateCheckSummary, path: Path) -> None:
     """Draw the panels: a row for width and one for depth, values at the last recorded step, seed means, log-log."""
-    rows = {family: curves for family, curves in summary["families"].items() if curves}
+    rows = {family: curves for family, curves in summary.families.items() if curves}
     if not rows:
         return
     figure, axes = panels(len(rows), len(PANELS), (2.7, 2.7))
     for row, (family, curves) in zip(axes, rows.items(), strict=True):
         for axis, (quantity, title) in zip(row, PANELS, strict=True):
             for label, curve in curves.items():
-                steps = curve["slopes"][quantity]
-                step, found = max(steps.items(), key=lambda item: int(item[0]))
-                sizes = [int(size) for size in found["values"]]
-                axis.plot(sizes, found["values"].values(), marker="o", markersize=3, linewidth=1.2, label=label)
+                step, found = max(curve.slopes[quantity].items(), key=lambda item: item[0])
+                sizes, values = zip(*found.values.items(), strict=True)
+                axis.plot(sizes, values, marker="o", markersize=3, linewidth=1.2, label=label)
             axis.set_xscale("log", base=2)
             axis.set_yscale("log", base=2)
             axis.set_title(f"{title}, step {step}", fontsize=8)

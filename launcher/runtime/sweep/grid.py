@@ -2,39 +2,65 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from plumbline.launcher.runtime.sweep.result import Result
+from plumbline.launcher.runtime.sweep.result import Label, Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+
+
+@dataclass(frozen=True)
+class Point:
+    """Hold one point of a grid over its seeds."""
+
+    labels: dict[str, Label]
+    """Axis -> label, or value where the axis is a config key."""
+    loss: float | None
+    """Mean held-out loss, nats per token; None until all seeds have one."""
+    loss_error: float | None
+    """Standard error of the mean; None for one seed."""
+    statuses: list[str]
+    """How the runs of its seeds ended, each outcome once."""
+
+
+@dataclass(frozen=True)
+class GridSummary:
+    """Hold all points, the best first."""
+
+    points: list[Point]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as plain values."""
+        return asdict(self)
 
 
 def check(_settings: None, _results: Sequence[Result]) -> None:
     """Accept any cells."""
 
 
-def summarize(_settings: None, results: Sequence[Result]) -> dict[str, Any]:
+def summarize(_settings: None, results: Sequence[Result]) -> GridSummary:
     """Return points with mean loss and its standard error; a point counts as unfinished until all its seeds are."""
     points: dict[str, list[Result]] = {}
     for result in results:
         points.setdefault(json.dumps(result.labels), []).append(result)
-    rows = []
+    found = []
     for cells in points.values():
         losses = [cell.outcome.loss for cell in cells if cell.outcome.loss is not None]
         complete = len(losses) == len(cells)
-        rows.append(
-            {
-                "labels": cells[0].labels,
-                "loss": mean(losses) if complete else None,
-                "loss_error": standard_error(losses) if complete else None,
-                "statuses": sorted({cell.outcome.status for cell in cells}),
-            }
+        found.append(
+            Point(
+                labels=cells[0].labels,
+                loss=mean(losses) if complete else None,
+                loss_error=standard_error(losses) if complete else None,
+                statuses=sorted({cell.outcome.status for cell in cells}),
+            )
         )
-    return {"points": sorted(rows, key=lambda row: (row["loss"] is None, row["loss"] or 0.0))}
+    return GridSummary(sorted(found, key=lambda point: (point.loss is None, point.loss or 0.0)))
 
 
-def lines(summary: dict[str, Any]) -> Iterator[str]:
+def lines(summary: GridSummary) -> Iterator[str]:
     """Yield one line for each point."""
-    for row in summary["points"]:
-        error = "" if row["loss_error"] is None else f" ± {row['loss_error']:.4f}"
-        loss = ", ".join(row["statuses"]) if row["loss"] is None else f"{row['loss']:.4f}{error}"
-        yield f"{loss:<18}  {' '.join(f'{axis}={label}' for axis, label in row['labels'].items())}"
+    for point in summary.points:
+        error = "" if point.loss_error is None else f" ± {point.loss_error:.4f}"
+        loss = ", ".join(point.statuses) if point.loss is None else f"{point.loss:.4f}{error}"
+        yield f"{loss:<18}  {' '.join(f'{axis}={label}' for axis, label in point.labels.items())}"

@@ -6,7 +6,7 @@ A new kind is a module here and a line in KINDS; if it has settings, also a fiel
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from plumbline.launcher.runtime.sweep import (
     comparison,
@@ -21,26 +21,34 @@ from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.worker import Run
 from plumbline.launcher.runtime.train.loop import train
 
-Summary = dict[str, Any]
+
+class Summary(Protocol):
+    """Describe what a kind makes of results: a dataclass of its own."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the summary as plain values: what summary.json holds under the kind's name."""
+
+
+S = TypeVar("S", bound=Summary)
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(Generic[S]):
     """Say how a sweep of this kind is checked, run and read. `settings` is the block of the kind's name, or None."""
 
     check: Callable[[Any, Sequence[Result]], None]
     """(settings, results before anything ran): raises ValueError if these cells cannot be summarized."""
-    summarize: Callable[[Any, Sequence[Result]], Summary]
-    """(settings, results so far) -> what summary.json holds under the kind's name."""
-    lines: Callable[[Summary], Iterator[str]]
+    summarize: Callable[[Any, Sequence[Result]], S]
+    """(settings, results so far) -> the summary."""
+    lines: Callable[[S], Iterator[str]]
     """The summary as text."""
-    plot: Callable[[Summary, Path], None] | None = None
+    plot: Callable[[S, Path], None] | None = None
     """Draws the summary into a PNG file."""
     run: Run = train
     """What a worker does with a cell: writes result.json and returns True, or False if it was asked to stop."""
 
 
-KINDS = {
+KINDS: dict[str, Kind[Any]] = {
     "grid": Kind(grid.check, grid.summarize, grid.lines),
     "comparison": Kind(comparison.check, comparison.summarize, comparison.lines, comparison_plot.plot),
     "lr_transfer": Kind(lr_transfer.check, lr_transfer.summarize, lr_transfer.lines, lr_transfer_plot.plot),

@@ -6,7 +6,8 @@ pure function of results.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,118 @@ class LrTransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
 
     curves: str
     """The axis whose labels are compared, usually the parameterization's rule."""
+
+
+@dataclass(frozen=True)
+class LrPoint:
+    """Hold the loss at one learning rate over seeds."""
+
+    lr: float
+    loss: float | None
+    """Mean over seeds; None where one diverged or is not finished."""
+    error: float | None
+    """Standard error of the mean; None without a mean, or of one seed."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Hold where the best learning rate of a size is, in log2, and the loss there; None without any loss."""
+
+    optimum: float | None
+    """Mean over seeds of each seed's own."""
+    optimum_error: float | None
+    """Standard error of that mean."""
+    optimum_of_seed: dict[int, float]
+    edge: bool
+    """Whether the best point of some seed has no loss on one side: its true optimum may lie beyond it."""
+    optimum_of_mean: float | None
+    """Optimum of the seed-mean curve."""
+    loss: float | None
+    """Loss at the optimum of the seed-mean curve, mean over seeds."""
+    loss_error: float | None
+    resolved: bool
+    """Whether the best point of the seed-mean curve has a loss on both sides."""
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """Hold what it costs to train a size at the base's best learning rate, nats per token."""
+
+    nats: float
+    error: float | None
+    """Standard error of the paired difference."""
+
+
+@dataclass(frozen=True)
+class SizeSummary:
+    """Hold one size of one curve."""
+
+    points: list[LrPoint]
+    """In the order of their learning rates."""
+    seeds: dict[int, Curve]
+    diverged: dict[float, list[int]]
+    """Learning rate -> seeds that diverged there."""
+    best: Optimum
+    penalty: Penalty | None = None
+    """None where the optimum of base or size is not resolved, or that of the base lies outside of this size's grid."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, in which the optimum stands beside the rest."""
+        values = asdict(self)
+        optimum, penalty = values.pop("best"), values.pop("penalty")
+        return {**values, **optimum, "penalty": penalty}
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Hold how far the optimum moves from the base to the largest size, in octaves, paired by seed."""
+
+    base: int
+    largest: int
+    octaves: float
+    octaves_error: float | None
+    per_doubling: float
+    """Slope over all sizes, octaves for each doubling of the size."""
+    per_doubling_error: float | None
+    edge: bool
+    """Whether some size's optimum is at the edge of its grid."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; the two sizes are called from and to."""
+        values = asdict(self)
+        return {"from": values.pop("base"), "to": values.pop("largest"), **values}
+
+
+@dataclass(frozen=True)
+class CurveSummary:
+    """Hold all sizes of one curve of one family."""
+
+    sizes: dict[int, SizeSummary]
+    shift: Shift | None
+    """None with fewer than two sizes, or no seed that both ends have."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        sizes = {size: found.to_json() for size, found in self.sizes.items()}
+        return {"sizes": sizes, "shift": None if self.shift is None else self.shift.to_json()}
+
+
+@dataclass(frozen=True)
+class LrTransferSummary:
+    """Hold all curves of a learning-rate transfer sweep."""
+
+    base: dict[str, int]
+    """Family -> size of the base."""
+    families: dict[str, dict[str, CurveSummary]]
+    """Family -> label -> curve."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        families = {
+            family: {label: curve.to_json() for label, curve in curves.items()}
+            for family, curves in self.families.items()
+        }
+        return {"base": self.base, "families": families}
 
 
 def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
@@ -53,30 +166,30 @@ def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
             )
 
 
-def summarize(settings: LrTransferConfig, results: Sequence[Result]) -> dict[str, Any]:
+def summarize(settings: LrTransferConfig, results: Sequence[Result]) -> LrTransferSummary:
     """Return for each family and curve the optimum of each size, its shift from the base, the cost of not re-tuning."""
     base, families = base_size(results), family_members(settings.curves, results)
-    return {
-        "base": base,
-        "families": {
+    return LrTransferSummary(
+        base,
+        {
             family: {label: _curve(cells, family, base[family]) for label, cells in members.items()}
             for family, members in families.items()
         },
-    }
+    )
 
 
-def _curve(results: Sequence[Result], family: str, base: int) -> dict[str, Any]:
+def _curve(results: Sequence[Result], family: str, base: int) -> CurveSummary:
     """Return all sizes of one curve of one family."""
     sizes = {
         size: _size([result for result in results if size_of(result, family) == size])
         for size in sorted({size_of(result, family) for result in results})
     }
-    for facts in sizes.values():
-        facts["penalty"] = penalty(facts, sizes.get(base))
-    return {"sizes": {str(size): facts for size, facts in sizes.items()}, "shift": shift(sizes, base)}
+    of_base = sizes.get(base)
+    sizes = {size: replace(found, penalty=penalty(found, of_base)) for size, found in sizes.items()}
+    return CurveSummary(sizes, shift({size: found.best for size, found in sizes.items()}, base))
 
 
-def _size(results: Sequence[Result]) -> dict[str, Any]:
+def _size(results: Sequence[Result]) -> SizeSummary:
     """Return losses and optimum of one size of one curve."""
     seeds: dict[int, Curve] = {}
     diverged: dict[float, list[int]] = {}
@@ -86,44 +199,38 @@ def _size(results: Sequence[Result]) -> dict[str, Any]:
             curve[result.lr] = result.outcome.loss
         elif result.outcome.diverged:
             diverged.setdefault(result.lr, []).append(result.seed)
-    return {"points": _points(results, seeds), "seeds": seeds, "diverged": diverged, **optimum(seeds)}
+    return SizeSummary(_points(results, seeds), seeds, diverged, optimum(seeds))
 
 
-def _points(results: Sequence[Result], seeds: dict[int, Curve]) -> list[dict[str, Any]]:
+def _points(results: Sequence[Result], seeds: dict[int, Curve]) -> list[LrPoint]:
     """Return the mean loss of each learning rate; None where a seed diverged or is not finished."""
     points = []
     for lr in sorted({result.lr for result in results}):
         losses = [curve[lr] for curve in seeds.values() if lr in curve]
         whole = len(losses) == len(seeds)
         error = standard_error(losses) if whole else None
-        points.append({"lr": lr, "loss": mean(losses) if whole else None, "error": error})
+        points.append(LrPoint(lr, mean(losses) if whole else None, error))
     return points
 
 
-def optimum(seeds: dict[int, Curve]) -> dict[str, Any]:
-    """Return where the best learning rate is, in log2, and the loss there; None without any loss.
-
-    optimum, optimum_error    mean over seeds of each seed's own, and its standard error
-    edge                      the best point of some seed has no loss on one side: its true optimum may lie beyond it
-    optimum_of_mean           of the seed-mean curve; loss and loss_error are read there
-    resolved                  the best point of the seed-mean curve has a loss on both sides
-    """
+def optimum(seeds: dict[int, Curve]) -> Optimum:
+    """Return where the best learning rate is, and the loss there."""
     fits = {seed: fit(curve) for seed, curve in seeds.items() if curve}
     common = _common(seeds)
     best, mean_edge = fit(_mean_curve(common)) if all(common.values()) else (None, True)
     losses = [] if best is None else [loss_at(curve, best) for curve in common.values()]
     known = [loss for loss in losses if loss is not None]
     values = [value for value, _ in fits.values()]
-    return {
-        "optimum": mean(values) if values else None,
-        "optimum_error": standard_error(values),
-        "optimum_of_seed": {seed: value for seed, (value, _) in fits.items()},
-        "edge": any(edge for _, edge in fits.values()),
-        "optimum_of_mean": best,
-        "loss": mean(known) if known else None,
-        "loss_error": standard_error(known),
-        "resolved": not mean_edge,
-    }
+    return Optimum(
+        optimum=mean(values) if values else None,
+        optimum_error=standard_error(values),
+        optimum_of_seed={seed: value for seed, (value, _) in fits.items()},
+        edge=any(edge for _, edge in fits.values()),
+        optimum_of_mean=best,
+        loss=mean(known) if known else None,
+        loss_error=standard_error(known),
+        resolved=not mean_edge,
+    )
 
 
 def _common(seeds: dict[int, Curve]) -> dict[int, Curve]:
@@ -170,24 +277,27 @@ def loss_at(curve: Curve, x: float) -> float | None:
     )
 
 
-def penalty(size: dict[str, Any], base: dict[str, Any] | None) -> dict[str, Any] | None:
+def penalty(size: SizeSummary, base: SizeSummary | None) -> Penalty | None:
     """Return the nats lost by training a size at the base's best learning rate instead of its own.
 
     Every seed's curve is read at the same two places, the optima of the two seed-mean curves, so the mean is the
     difference on the seed-mean curve and the error that of a paired difference. None where an optimum is not resolved,
     or where the base's lies outside of this size's grid.
     """
-    if base is None or not (base["resolved"] and size["resolved"]):
+    if base is None:
         return None
-    places = (base["optimum_of_mean"], size["optimum_of_mean"])
-    pairs = [[loss_at(curve, place) for place in places] for curve in _common(size["seeds"]).values()]
+    both = [each.best for each in (base, size)]
+    places = [best.optimum_of_mean for best in both if best.resolved and best.optimum_of_mean is not None]
+    if len(places) < len(both):
+        return None
+    pairs = [[loss_at(curve, place) for place in places] for curve in _common(size.seeds).values()]
     differences = [there - here for there, here in pairs if there is not None and here is not None]
     if len(differences) < len(pairs):
         return None
-    return {"nats": mean(differences), "error": standard_error(differences)}
+    return Penalty(mean(differences), standard_error(differences))
 
 
-def shift(sizes: dict[int, dict[str, Any]], base: int) -> dict[str, Any] | None:
+def shift(sizes: Mapping[int, Optimum], base: int) -> Shift | None:
     """Return the octaves between the optima of base and largest size, and the slope per doubling over all sizes.
 
     Paired by seed: the difference and the slope are taken seed by seed, then averaged.
@@ -195,7 +305,7 @@ def shift(sizes: dict[int, dict[str, Any]], base: int) -> dict[str, Any] | None:
     largest = max(sizes, default=base)
     if base not in sizes or largest == base:
         return None
-    of_seed = {size: facts["optimum_of_seed"] for size, facts in sizes.items()}
+    of_seed = {size: best.optimum_of_seed for size, best in sizes.items()}
     both = [seed for seed in of_seed[base] if seed in of_seed[largest]]
     if not both:
         return None
@@ -205,48 +315,47 @@ def shift(sizes: dict[int, dict[str, Any]], base: int) -> dict[str, Any] | None:
         known = [(math.log2(size), of_seed[size][seed]) for size in sizes if seed in of_seed[size]]
         x, y = zip(*known, strict=True)
         slopes.append(float(np.polyfit(x, y, 1)[0]))
-    return {
-        "from": base,
-        "to": largest,
-        "octaves": mean(moved),
-        "octaves_error": standard_error(moved),
-        "per_doubling": mean(slopes),
-        "per_doubling_error": standard_error(slopes),
-        "edge": any(sizes[size]["edge"] for size in sizes),
-    }
-
-
-def lines(summary: dict[str, Any]) -> Iterator[str]:
-    """Yield the table, and one line for each curve of each family."""
-    for family, curves in summary["families"].items():
-        yield f"{family:>6} {'curve':<12} {'best lr':>10} {'log2':>15} {'loss there':>17} {'lost at base lr':>19}"
-        for label, curve in curves.items():
-            for size, facts in curve["sizes"].items():
-                yield f"{size:>6} {label:<12} {_row(facts)}"
-            if curve["shift"] is not None:
-                yield f"       {label}: {_moved(curve['shift'])}"
-        yield ""
-
-
-def _moved(shift: dict[str, Any]) -> str:
-    total, each = ((shift[key], shift[f"{key}_error"]) for key in ("octaves", "per_doubling"))
-    return (
-        f"{_with_error(*total, '+.2f')} octaves from {shift['from']} to {shift['to']}, "
-        f"{_with_error(*each, '+.2f')} per doubling"
-        + (" (unresolved: a best learning rate is the last of its grid)" if shift["edge"] else "")
+    return Shift(
+        base=base,
+        largest=largest,
+        octaves=mean(moved),
+        octaves_error=standard_error(moved),
+        per_doubling=mean(slopes),
+        per_doubling_error=standard_error(slopes),
+        edge=any(best.edge for best in sizes.values()),
     )
 
 
-def _row(facts: dict[str, Any]) -> str:
-    if facts["optimum"] is None:
-        return "no finished run"
-    loss, lost = facts["loss"], facts["penalty"]
-    notes = ["last of the grid"] * facts["edge"]
-    notes += [f"lr {lr:g} diverged (seeds {', '.join(map(str, seeds))})" for lr, seeds in facts["diverged"].items()]
+def lines(summary: LrTransferSummary) -> Iterator[str]:
+    """Yield the table, and one line for each curve of each family."""
+    for family, curves in summary.families.items():
+        yield f"{family:>6} {'curve':<12} {'best lr':>10} {'log2':>15} {'loss there':>17} {'lost at base lr':>19}"
+        for label, curve in curves.items():
+            for size, found in curve.sizes.items():
+                yield f"{size:>6} {label:<12} {_row(found)}"
+            if curve.shift is not None:
+                yield f"       {label}: {_moved(curve.shift)}"
+        yield ""
+
+
+def _moved(shift: Shift) -> str:
     return (
-        f"{2 ** facts['optimum']:>10.3g} {_with_error(facts['optimum'], facts['optimum_error'], '.2f'):>15} "
-        f"{'-' if loss is None else _with_error(loss, facts['loss_error'], '.4f'):>17} "
-        f"{'-' if lost is None else _with_error(lost['nats'], lost['error'], '.4f'):>19}"
+        f"{_with_error(shift.octaves, shift.octaves_error, '+.2f')} octaves from {shift.base} to {shift.largest}, "
+        f"{_with_error(shift.per_doubling, shift.per_doubling_error, '+.2f')} per doubling"
+        + (" (unresolved: a best learning rate is the last of its grid)" if shift.edge else "")
+    )
+
+
+def _row(size: SizeSummary) -> str:
+    best, lost = size.best, size.penalty
+    if best.optimum is None:
+        return "no finished run"
+    notes = ["last of the grid"] * best.edge
+    notes += [f"lr {lr:g} diverged (seeds {', '.join(map(str, seeds))})" for lr, seeds in size.diverged.items()]
+    return (
+        f"{2**best.optimum:>10.3g} {_with_error(best.optimum, best.optimum_error, '.2f'):>15} "
+        f"{'-' if best.loss is None else _with_error(best.loss, best.loss_error, '.4f'):>17} "
+        f"{'-' if lost is None else _with_error(lost.nats, lost.error, '.4f'):>19}"
         f"{''.join(f'  {note}' for note in notes)}"
     )
 

@@ -1,33 +1,35 @@
 """Draw a learning-rate transfer sweep: loss against learning rate, one panel for each family and curve."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.lines import Line2D
 
+from plumbline.launcher.runtime.sweep.lr_transfer import CurveSummary, LrTransferSummary, SizeSummary
 from plumbline.launcher.runtime.system.figures import panels, save_png, shades
 
 SMALL = {"fontsize": 8, "title_fontsize": 8}
 
 
-def plot(summary: dict[str, Any], path: Path) -> None:
+def plot(summary: LrTransferSummary, path: Path) -> None:
     """Draw the panels: rows width and depth, a column for each curve, a colour for each size."""
-    rows = {family: curves for family, curves in summary["families"].items() if _several(curves)}
-    rows = rows or summary["families"]
+    rows = {family: curves for family, curves in summary.families.items() if _several(curves)}
+    rows = rows or summary.families
     labels = list(next(iter(rows.values())))
     figure, axes = panels(len(rows), len(labels), (2.5, 2.4), margin=(1.2, 0.5), sharex=True, sharey="row")
     for row, (family, curves) in zip(axes, rows.items(), strict=True):
-        sizes = sorted({int(size) for curve in curves.values() for size in curve["sizes"]})
+        sizes = sorted({size for curve in curves.values() for size in curve.sizes})
         colours = shades(len(sizes))
         for axis, label in zip(row, labels, strict=True):
             for size, colour in zip(sizes, colours, strict=True):
-                facts = curves[label]["sizes"].get(str(size))
-                if facts is not None:
-                    _draw(axis, facts, colour)
+                found = curves[label].sizes.get(size)
+                if found is not None:
+                    _draw(axis, found, colour)
             axis.set_xscale("log", base=2)
             axis.grid(alpha=0.3)
             axis.set_title(f"{label}: {family}", fontsize=10)
-        low, high = _range([facts for curve in curves.values() for facts in curve["sizes"].values()])
+        low, high = _range([found for curve in curves.values() for found in curve.sizes.values()])
         row[0].set_ylim(low, high)
         row[0].set_ylabel("held-out loss (nats)")
         handles = [Line2D([], [], color=colour, marker="o", markersize=3) for colour in colours]
@@ -38,24 +40,24 @@ def plot(summary: dict[str, Any], path: Path) -> None:
     save_png(figure, path)
 
 
-def _several(curves: dict[str, Any]) -> bool:
-    return any(len(curve["sizes"]) > 1 for curve in curves.values())
+def _several(curves: Mapping[str, CurveSummary]) -> bool:
+    return any(len(curve.sizes) > 1 for curve in curves.values())
 
 
-def _draw(axis: Any, facts: dict[str, Any], colour: Any) -> None:
-    points = [point for point in facts["points"] if point["loss"] is not None]
+def _draw(axis: Any, size: SizeSummary, colour: Any) -> None:
+    points = [point for point in size.points if point.loss is not None]
     if not points:
         return
-    lrs, losses = [point["lr"] for point in points], [point["loss"] for point in points]
-    errors = [point["error"] or 0.0 for point in points]
+    lrs, losses = [point.lr for point in points], [point.loss for point in points]
+    errors = [point.error or 0.0 for point in points]
     axis.errorbar(lrs, losses, yerr=errors, color=colour, marker="o", markersize=3, linewidth=1.2)
-    if facts["optimum"] is not None:
-        axis.axvline(2 ** facts["optimum"], color=colour, linewidth=1, linestyle=":" if facts["edge"] else "--")
+    if size.best.optimum is not None:
+        axis.axvline(2**size.best.optimum, color=colour, linewidth=1, linestyle=":" if size.best.edge else "--")
 
 
-def _range(sizes: list[dict[str, Any]]) -> tuple[float, float]:
+def _range(sizes: Sequence[SizeSummary]) -> tuple[float, float]:
     """Return a range of losses that ends above every curve's minimum: those that blow up do not flatten others."""
-    curves = [[point["loss"] for point in facts["points"] if point["loss"] is not None] for facts in sizes]
+    curves = [[point.loss for point in size.points if point.loss is not None] for size in sizes]
     minima = [min(curve) for curve in curves if curve]
     if not minima:
         return 0.0, 1.0

@@ -70,7 +70,7 @@ class Result:
     lr: float
     outcome: RunOutcome = RunOutcome()
 
-    def as_line(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return an object of results.jsonl, in which the outcome stands beside the cell."""
         line = asdict(self)
         outcome: dict[str, Any] = line.pop("outcome")

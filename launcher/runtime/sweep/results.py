@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.sweep.cells import Cell, distinct
 from plumbline.launcher.runtime.sweep.config import SweepConfig
+from plumbline.launcher.runtime.sweep.kinds import Summary
 from plumbline.launcher.runtime.sweep.result import Outliers, Result, RunOutcome
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
@@ -26,6 +27,25 @@ from plumbline.launcher.runtime.system.files import read_json_lines, write_json,
 
 RESULTS, SUMMARY, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.png", "lock"
 LAST = 0.1  # share of the logged steps that train_loss averages over, at the end of the run
+
+
+@dataclass(frozen=True)
+class SweepSummary:
+    """Hold what a sweep has found so far: summary.json."""
+
+    name: str
+    kind: str
+    cells: int
+    """Number of cells; several may share a run."""
+    runs: dict[str, int]
+    """How a run ended -> number of runs."""
+    found: Summary
+    """What the sweep's kind makes of the results."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document, in which what was found stands under the kind's name."""
+        counts = {"name": self.name, "kind": self.kind, "cells": self.cells, "runs": self.runs}
+        return {**counts, self.kind: self.found.to_json()}
 
 
 def describe(cell: Cell) -> Result:
@@ -135,22 +155,22 @@ def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell]) -> None:
         )
 
 
-def write_results(sweep: SweepConfig, cells: Sequence[Cell]) -> dict[str, Any]:
+def write_results(sweep: SweepConfig, cells: Sequence[Cell]) -> SweepSummary:
     """Rebuild everything from the run folders, and return the summary."""
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with (sweep.folder / LOCK).open("w") as lock:
         # One process of a sweep at a time, or one that looked early could overwrite what a later one saw
         fcntl.flock(lock, fcntl.LOCK_EX)
         results = read_results(cells)
-        summary: dict[str, Any] = {
-            "name": sweep.name,
-            "kind": sweep.kind,
-            "cells": len(results),
-            "runs": dict(Counter({result.signature: result.outcome.status for result in results}.values())),
-            sweep.kind: sweep.how.summarize(sweep.settings, results),
-        }
-        write_json_lines(sweep.folder / RESULTS, (result.as_line() for result in results))
-        write_json(sweep.folder / SUMMARY, summary)
+        summary = SweepSummary(
+            name=sweep.name,
+            kind=sweep.kind,
+            cells=len(results),
+            runs=dict(Counter({result.signature: result.outcome.status for result in results}.values())),
+            found=sweep.how.summarize(sweep.settings, results),
+        )
+        write_json_lines(sweep.folder / RESULTS, (result.to_json() for result in results))
+        write_json(sweep.folder / SUMMARY, summary.to_json())
         if sweep.how.plot is not None:
-            sweep.how.plot(summary[sweep.kind], sweep.folder / FIGURE)
+            sweep.how.plot(summary.found, sweep.folder / FIGURE)
     return summary

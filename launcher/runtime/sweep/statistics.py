@@ -2,6 +2,20 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Estimate(NamedTuple):
+    """Hold a mean over seeds; in JSON it is a pair."""
+
+    mean: float
+    error: float | None
+    """Standard error of the mean; None for fewer than two values."""
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of values and its standard error."""
+    return Estimate(mean(values), standard_error(values))
 
 
 def mean(values: Sequence[float]) -> float:

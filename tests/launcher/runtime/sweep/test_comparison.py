@@ -1,5 +1,6 @@
 """A comparison of variants: each at its best point, complete ones only, as a table and as a figure."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,17 +36,17 @@ RESULTS = [
 
 
 def test_each_variant_is_read_at_its_best_complete_point() -> None:
-    found = summarize(SETTINGS, RESULTS)["all"]
-    assert {variant: facts["best"] for variant, facts in found.items()} == {"a": "lr=0.1", "b": "lr=0.2", "c": None}
-    assert found["a"]["points"]["lr=0.1"] == {
-        "loss": [pytest.approx(2.1), pytest.approx(0.1)],
-        "kurt": [6.0, pytest.approx(1.0)],
-        "kurt_peak": [12.0, pytest.approx(2.0)],
-        "corr": [0.5, 0.0],
-        "tokens_per_second": [100.0, 0.0],
+    found = summarize(SETTINGS, RESULTS).tables["all"]
+    assert {name: variant.best for name, variant in found.items()} == {"a": "lr=0.1", "b": "lr=0.2", "c": None}
+    assert found["a"].points["lr=0.1"] == {
+        "loss": (pytest.approx(2.1), pytest.approx(0.1)),
+        "kurt": (6.0, pytest.approx(1.0)),
+        "kurt_peak": (12.0, pytest.approx(2.0)),
+        "corr": (0.5, 0.0),
+        "tokens_per_second": (100.0, 0.0),
     }
-    assert found["a"]["points"]["lr=0.2"] is None
-    assert set(found["b"]["points"]["lr=0.2"]) == {"loss"}, "without diagnostics the loss alone"
+    assert found["a"].points["lr=0.2"] is None
+    assert set(found["b"].points["lr=0.2"] or {}) == {"loss"}, "without diagnostics the loss alone"
 
 
 def test_the_best_variant_comes_first() -> None:
@@ -54,6 +55,14 @@ def test_the_best_variant_comes_first() -> None:
     assert "1.7 ± 0.1" in text[1]
     assert "6 ± 1" in text[2]
     assert "no point is complete" in text[3]
+
+
+def test_the_document_has_the_keys_it_always_had() -> None:
+    found = summarize(SETTINGS, [cell("b", 0.1, 1, 1.5), cell("b", 0.1, 2, 2.5), cell("c", 0.1, 1, None)])
+    assert json.dumps(found.to_json()) == (
+        '{"all": {"b": {"best": "lr=0.1", "points": {"lr=0.1": {"loss": [2.0, 0.5]}}, "seeds": {"loss": {"1": 1.5, '
+        '"2": 2.5}}}, "c": {"best": null, "points": {"lr=0.1": null}, "seeds": {}}}}'
+    )
 
 
 def test_what_is_kept_apart_gets_a_table_of_its_own() -> None:
@@ -70,7 +79,10 @@ def test_what_is_kept_apart_gets_a_table_of_its_own() -> None:
     settings = ComparisonConfig(variants="block", within="task")
     check(settings, results)
     found = summarize(settings, results)
-    assert {table: variants["a"]["best"] for table, variants in found.items()} == {"sums": "lr=0.1", "maps": "lr=0.2"}
+    assert {table: variants["a"].best for table, variants in found.tables.items()} == {
+        "sums": "lr=0.1",
+        "maps": "lr=0.2",
+    }
     text = list(lines(found))
     assert [line.split()[0] for line in text] == ["sums", "loss", "a", "maps", "loss", "a"]
     assert "exact match" in text[1]
@@ -115,7 +127,7 @@ MATCHED = [
 )
 def test_what_goes_by_chooses_points_and_orders_rows(by: Merit, best: dict[str, str]) -> None:
     summary = summarize(ComparisonConfig(variants="objective", by=by), MATCHED)
-    assert [(variant, facts["best"]) for variant, facts in summary["all"].items()] == list(best.items())
+    assert [(name, variant.best) for name, variant in summary.tables["all"].items()] == list(best.items())
     assert [line.split()[0] for line in list(lines(summary))[1:]] == list(best)
 
 

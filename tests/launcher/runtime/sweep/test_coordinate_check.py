@@ -58,30 +58,42 @@ def test_a_cell_trains_on_one_batch_and_records_what_it_saw(tiny_config: Path, t
 
 def test_slopes_are_fitted_over_the_sizes_of_one_family() -> None:
     summary = summarize(SETTINGS, results())
-    assert {family: list(curves) for family, curves in summary["families"].items()} == {
+    assert {family: list(curves) for family, curves in summary.families.items()} == {
         "width": ["flat", "grows"],
         "depth": ["flat", "grows"],
     }
-    grows = {family: curves["grows"] for family, curves in summary["families"].items()}
+    grows = {family: curves["grows"] for family, curves in summary.families.items()}
     for family, expected in (("width", 1.0), ("depth", -1.0)):
-        slope = grows[family]["slopes"]["change/residual"]["10"]
-        assert slope["slope"] == pytest.approx(expected)
-        assert slope["error"] == pytest.approx(0.0, abs=1e-9)
-    assert grows["width"]["slopes"]["size/logits"]["0"]["values"] == pytest.approx(
-        {"32": 1.015, "64": 2.03, "128": 4.06}
-    )
+        slope = grows[family].slopes["change/residual"][10]
+        assert slope.slope == pytest.approx(expected)
+        assert slope.error == pytest.approx(0.0, abs=1e-9)
+    values = grows["width"].slopes["size/logits"][0].values
+    assert values == pytest.approx({32: 1.015, 64: 2.03, 128: 4.06})
 
 
 def test_every_gate_is_held_against_its_slope() -> None:
-    curves = summarize(SETTINGS, results())["families"]
+    curves = summarize(SETTINGS, results()).families
     for family, gates in GATES.items():
         for label, power in (("flat", 0.0), ("grows", 1.0 if family == "width" else -1.0)):
-            met = curves[family][label]["gates"]
-            assert [(row["quantity"], row["step"]) for row in met] == [(gate.quantity, gate.step) for gate in gates]
-            assert [row["passes"] for row in met] == [gate.low <= power <= gate.high for gate in gates]
+            met = curves[family][label].gates
+            assert [(row.quantity, row.step) for row in met] == [(gate.quantity, gate.step) for gate in gates]
+            assert [row.passes for row in met] == [gate.low <= power <= gate.high for gate in gates]
     text = "\n".join(lines(summarize(SETTINGS, results())))
     assert "+1.00±0.00 x" in text
     assert "FAILS" in text
+
+
+def test_the_document_has_the_keys_it_always_had() -> None:
+    cells = []
+    for width, value in ((32, 1.0), (64, 2.0)):
+        outcome = RunOutcome(result={"coordinates": {"10": {"size/residual": value}}})
+        cells.append(make_result({"rule": "grows"}, 1, outcome, hidden_size=width, base_hidden_size=32))
+    written = json.dumps(summarize(SETTINGS, cells).to_json())
+    assert json.dumps(json.loads(written, parse_float=lambda text: round(float(text), 9))) == (
+        '{"base": {"width": 32, "depth": 2}, "families": {"width": {"grows": {"slopes": {"size/residual": {"10": '
+        '{"slope": 1.0, "error": null, "values": {"32": 1.0, "64": 2.0}}}}, "gates": [{"quantity": "size/residual", '
+        '"step": 10, "low": -0.3, "high": 0.3, "slope": 1.0, "error": null, "passes": false}]}}, "depth": {}}}'
+    )
 
 
 def test_a_run_that_blew_up_fails_its_gates() -> None:
@@ -91,8 +103,8 @@ def test_a_run_that_blew_up_fails_its_gates() -> None:
             assert cell.outcome.result is not None
             cell.outcome.result["coordinates"]["10"]["size/residual"] = float("nan")
     summary = summarize(SETTINGS, broken)
-    gate = next(row for row in summary["families"]["width"]["grows"]["gates"] if row["quantity"] == "size/residual")
-    assert (gate["slope"], gate["passes"]) == (None, False)
+    gate = next(row for row in summary.families["width"]["grows"].gates if row.quantity == "size/residual")
+    assert (gate.slope, gate.passes) == (None, False)
     assert "blew up  x" in "\n".join(lines(summary))
 
 
@@ -103,11 +115,11 @@ def test_what_is_not_finished_is_left_out(tmp_path: Path) -> None:
         if cell.labels["rule"] == "flat"
     ]
     summary = summarize(SETTINGS, partly)
-    assert summary["families"]["width"]["flat"]["slopes"]["size/logits"]["0"]["values"]["64"] == pytest.approx(1.01)
+    assert summary.families["width"]["flat"].slopes["size/logits"][0].values[64] == pytest.approx(1.01)
     plot(summary, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes()[:4] == b"\x89PNG"
     nothing = [replace(cell, outcome=RunOutcome()) for cell in partly]
-    assert summarize(SETTINGS, nothing)["families"] == {"width": {}, "depth": {}}
+    assert summarize(SETTINGS, nothing).families == {"width": {}, "depth": {}}
     assert list(lines(summarize(SETTINGS, nothing))) == []
 
 

@@ -1,5 +1,6 @@
 """The summary of a learning-rate transfer sweep, on losses whose optimum is known."""
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -77,72 +78,118 @@ def test_noise_moves_the_optimum_by_about_its_error_bar() -> None:
     inside = 0
     for _ in range(40):
         noisy = results(lambda x, *_: parabola(x, -8.3) + float(generator.normal(0, 0.004)), seeds=5)
-        size = summarize(SETTINGS, noisy)["families"]["width"]["sp"]["sizes"]["64"]
-        assert abs(size["optimum"] + 8.3) < 0.2
-        inside += abs(size["optimum"] + 8.3) < 2.78 * size["optimum_error"]
+        size = summarize(SETTINGS, noisy).families["width"]["sp"].sizes[64]
+        assert size.best.optimum is not None
+        assert size.best.optimum_error is not None
+        assert abs(size.best.optimum + 8.3) < 0.2
+        inside += abs(size.best.optimum + 8.3) < 2.78 * size.best.optimum_error
     assert inside >= 34
 
 
 def test_the_shift_is_from_the_base_to_the_largest_size_paired_by_seed() -> None:
     """The optimum halves with each doubling of width and stays with depth; each seed has an offset of its own."""
     moving = results(lambda x, width, _, seed: parabola(x, -7.0 - math.log2(width / 64) + 0.2 * seed))
-    families = summarize(SETTINGS, moving)["families"]
-    shift = families["width"]["sp"]["shift"]
-    assert (shift["from"], shift["to"], shift["edge"]) == (64, 256, False)
-    assert shift["octaves"] == pytest.approx(-2.0, abs=1e-6)
-    assert shift["octaves_error"] == pytest.approx(0.0, abs=1e-6), "the offset of a seed is in both sizes"
-    assert shift["per_doubling"] == pytest.approx(-1.0, abs=1e-6)
-    assert families["depth"]["sp"]["shift"]["octaves"] == pytest.approx(0.0, abs=1e-6)
-    of_seeds = families["width"]["sp"]["sizes"]["64"]
-    assert of_seeds["optimum"] == pytest.approx(-6.6, abs=1e-6)
-    assert of_seeds["optimum_error"] == pytest.approx(0.2 / math.sqrt(3), abs=1e-6)
+    families = summarize(SETTINGS, moving).families
+    shift, of_depth = (families[family]["sp"].shift for family in ("width", "depth"))
+    assert shift is not None
+    assert (shift.base, shift.largest, shift.edge) == (64, 256, False)
+    assert shift.octaves == pytest.approx(-2.0, abs=1e-6)
+    assert shift.octaves_error == pytest.approx(0.0, abs=1e-6), "the offset of a seed is in both sizes"
+    assert shift.per_doubling == pytest.approx(-1.0, abs=1e-6)
+    assert of_depth is not None
+    assert of_depth.octaves == pytest.approx(0.0, abs=1e-6)
+    best = families["width"]["sp"].sizes[64].best
+    assert best.optimum == pytest.approx(-6.6, abs=1e-6)
+    assert best.optimum_error == pytest.approx(0.2 / math.sqrt(3), abs=1e-6)
 
 
 def test_the_families_share_the_base_and_nothing_else() -> None:
-    families = summarize(SETTINGS, results(lambda x, *_: parabola(x, -8.0)))["families"]
-    assert list(families["width"]["sp"]["sizes"]) == ["64", "128", "256"]
-    assert list(families["depth"]["sp"]["sizes"]) == ["2", "8"]
+    families = summarize(SETTINGS, results(lambda x, *_: parabola(x, -8.0))).families
+    assert list(families["width"]["sp"].sizes) == [64, 128, 256]
+    assert list(families["depth"]["sp"].sizes) == [2, 8]
 
 
 def test_the_penalty_is_what_the_bases_learning_rate_costs() -> None:
     """Two octaves off a parabola of curvature 0.05 is 0.2 nats; the seeds differ in curvature, so there is an error."""
     moving = results(lambda x, width, _, seed: parabola(x, -7.0 - math.log2(width / 64), 0.05 * (1 + 0.1 * (seed - 2))))
-    sizes = summarize(SETTINGS, moving)["families"]["width"]["sp"]["sizes"]
-    assert sizes["64"]["penalty"] == {"nats": pytest.approx(0.0, abs=1e-9), "error": pytest.approx(0.0, abs=1e-9)}
-    assert sizes["256"]["penalty"]["nats"] == pytest.approx(0.2, abs=1e-6)
-    assert sizes["256"]["penalty"]["error"] == pytest.approx(0.02 / math.sqrt(3), abs=1e-6)
-    assert sizes["256"]["loss"] == pytest.approx(3.0, abs=1e-6)
+    sizes = summarize(SETTINGS, moving).families["width"]["sp"].sizes
+    here, there = sizes[64].penalty, sizes[256].penalty
+    assert here is not None
+    assert there is not None
+    assert here.nats == pytest.approx(0.0, abs=1e-9)
+    assert here.error == pytest.approx(0.0, abs=1e-9)
+    assert there.nats == pytest.approx(0.2, abs=1e-6)
+    assert there.error == pytest.approx(0.02 / math.sqrt(3), abs=1e-6)
+    assert sizes[256].best.loss == pytest.approx(3.0, abs=1e-6)
 
 
 def test_a_diverged_seed_takes_its_learning_rate_out_of_the_mean_and_is_named() -> None:
     unstable = results(lambda x, width, _, seed: None if width == 256 and seed == 2 and x > -6.5 else parabola(x, -8.0))
-    size = summarize(SETTINGS, unstable)["families"]["width"]["sp"]["sizes"]["256"]
-    losses = {point["lr"]: point["loss"] for point in size["points"]}
+    size = summarize(SETTINGS, unstable).families["width"]["sp"].sizes[256]
+    losses = {point.lr: point.loss for point in size.points}
     assert losses[2.0**-6] is None
     assert losses[2.0**-5] is None
     assert losses[2.0**-7] == pytest.approx(3.05)
-    assert size["diverged"] == {2.0**-6: [2], 2.0**-5: [2]}
-    assert (size["optimum"], size["edge"]) == (pytest.approx(-8.0), False)
+    assert size.diverged == {2.0**-6: [2], 2.0**-5: [2]}
+    assert size.best.optimum == pytest.approx(-8.0)
+    assert not size.best.edge
 
 
 def test_an_optimum_beside_divergence_is_unresolved() -> None:
     """The best learning rate is the largest that trains: there is a shift, but no penalty to compute."""
     unstable = results(lambda x, width, *_: None if width == 256 and x > -9.5 else parabola(x, -8.0))
-    curve = summarize(SETTINGS, unstable)["families"]["width"]["sp"]
-    size = curve["sizes"]["256"]
-    assert (size["optimum"], size["edge"], size["resolved"], size["penalty"]) == (-10.0, True, False, None)
-    assert curve["shift"]["edge"]
-    assert curve["sizes"]["128"]["penalty"] is not None
+    curve = summarize(SETTINGS, unstable).families["width"]["sp"]
+    size = curve.sizes[256]
+    assert (size.best.optimum, size.best.edge, size.best.resolved, size.penalty) == (-10.0, True, False, None)
+    assert curve.shift is not None
+    assert curve.shift.edge
+    assert curve.sizes[128].penalty is not None
 
 
 def test_one_seed_has_no_error_and_no_results_no_optimum() -> None:
-    one = summarize(SETTINGS, results(lambda x, *_: parabola(x, -8.0), seeds=1))["families"]["width"]["sp"]
-    assert (one["sizes"]["64"]["optimum_error"], one["shift"]["octaves_error"]) == (None, None)
+    one = summarize(SETTINGS, results(lambda x, *_: parabola(x, -8.0), seeds=1)).families["width"]["sp"]
+    assert one.shift is not None
+    assert (one.sizes[64].best.optimum_error, one.shift.octaves_error) == (None, None)
     pending = [replace(result, outcome=RunOutcome()) for result in results(lambda x, *_: parabola(x, -8.0))]
     none = summarize(SETTINGS, pending)
-    assert none["families"]["width"]["sp"]["sizes"]["64"]["optimum"] is None
-    assert none["families"]["width"]["sp"]["shift"] is None
+    assert none.families["width"]["sp"].sizes[64].best.optimum is None
+    assert none.families["width"]["sp"].shift is None
     assert "no finished run" in "\n".join(lines(none))
+
+
+def test_the_document_has_the_keys_it_always_had() -> None:
+    """The optimum is at 0.5 for width 64 and at 0.25 for width 128, which diverges at 1.0."""
+    cells = []
+    for width, best in ((64, -1.0), (128, -2.0)):
+        for lr in (0.125, 0.25, 0.5, 1.0):
+            loss = None if (width, lr) == (128, 1.0) else parabola(math.log2(lr), best, curvature=1.0)
+            outcome = RunOutcome("finished", loss=loss) if loss else RunOutcome("diverged", diverged=True)
+            cells.append(make_result({"rule": "sp"}, 1, outcome, lr=lr, hidden_size=width))
+    written = json.dumps(summarize(SETTINGS, cells).to_json())
+    rounded = json.dumps(json.loads(written, parse_float=lambda text: round(float(text), 9) + 0.0))
+    assert rounded == DOCUMENT.replace("BASE", OF_64).replace("OTHER", OF_128)
+
+
+# As it was written before summaries were dataclasses
+DOCUMENT = (
+    '{"base": {"width": 64, "depth": 2}, "families": {"width": {"sp": {"sizes": {"64": BASE, "128": OTHER}, '
+    '"shift": {"from": 64, "to": 128, "octaves": -1.0, "octaves_error": null, "per_doubling": -1.0, '
+    '"per_doubling_error": null, "edge": false}}}, "depth": {"sp": {"sizes": {"2": BASE}, "shift": null}}}}'
+)
+OF_64 = (
+    '{"points": [{"lr": 0.125, "loss": 7.0, "error": null}, {"lr": 0.25, "loss": 4.0, "error": null}, '
+    '{"lr": 0.5, "loss": 3.0, "error": null}, {"lr": 1.0, "loss": 4.0, "error": null}], "seeds": {"1": {"0.125": 7.0, '
+    '"0.25": 4.0, "0.5": 3.0, "1.0": 4.0}}, "diverged": {}, "optimum": -1.0, "optimum_error": null, '
+    '"optimum_of_seed": {"1": -1.0}, "edge": false, "optimum_of_mean": -1.0, "loss": 3.0, "loss_error": null, '
+    '"resolved": true, "penalty": {"nats": 0.0, "error": null}}'
+)
+OF_128 = (
+    '{"points": [{"lr": 0.125, "loss": 4.0, "error": null}, {"lr": 0.25, "loss": 3.0, "error": null}, '
+    '{"lr": 0.5, "loss": 4.0, "error": null}, {"lr": 1.0, "loss": null, "error": null}], "seeds": {"1": {"0.125": 4.0, '
+    '"0.25": 3.0, "0.5": 4.0}}, "diverged": {"1.0": [1]}, "optimum": -2.0, "optimum_error": null, '
+    '"optimum_of_seed": {"1": -2.0}, "edge": false, "optimum_of_mean": -2.0, "loss": 3.0, "loss_error": null, '
+    '"resolved": true, "penalty": {"nats": 1.0, "error": null}}'
+)
 
 
 def test_the_table_says_what_the_summary_holds() -> None:

@@ -40,7 +40,14 @@ def test_outcomes_are_read_from_the_run_folders(tiny_config: Path, tmp_path: Pat
     assert (second.status, second.diverged, second.loss, second.tokens) == ("diverged", True, None, 100)
     assert (third.status, third.diverged, third.tokens) == ("pending", False, None)
 
-    assert write_results(plan.sweep, plan.cells)["runs"] == {"finished": 1, "diverged": 1, "pending": 1}
+    assert write_results(plan.sweep, plan.cells).runs == {"finished": 1, "diverged": 1, "pending": 1}
+    assert " ".join((plan.sweep.folder / "summary.json").read_text().split()) == (
+        '{ "name": "s", "kind": "grid", "cells": 3, "runs": { "finished": 1, "diverged": 1, "pending": 1 }, '
+        '"grid": { "points": [ { "labels": { "optimizer.lr": 0.1 }, "loss": 3.0, "loss_error": null, '
+        '"statuses": [ "finished" ] }, { "labels": { "optimizer.lr": 0.2 }, "loss": null, "loss_error": null, '
+        '"statuses": [ "diverged" ] }, { "labels": { "optimizer.lr": 0.3 }, "loss": null, "loss_error": null, '
+        '"statuses": [ "pending" ] } ] } }'
+    ), "as it was written before summaries were dataclasses"
     rows = [json.loads(line) for line in (plan.sweep.folder / "results.jsonl").read_text().splitlines()]
     assert [(row["labels"], row["lr"], row["loss"]) for row in rows] == [
         ({"optimizer.lr": lr}, lr, loss) for lr, loss in ((0.1, 3.0), (0.2, None), (0.3, None))
