@@ -61,6 +61,7 @@ from plumbline.launcher.runtime.laws.document import open_law
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model
 from plumbline.launcher.runtime.quantize.report import REPORT, TITLE, write_report
+from plumbline.launcher.runtime.quantize.row import TextSettings
 from plumbline.launcher.runtime.quantize.rows import LAYERS, ROW_START, ROWS, RowFile, Text, measure_missing
 from plumbline.launcher.runtime.quantize.save import save_quantized
 from plumbline.model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
@@ -88,7 +89,7 @@ def main() -> None:
         measure_missing(model, wanted, open_text(arguments, source, model), rows, arguments.recipes)
     report = write_report(rows.rows, arguments.output, law)
     if arguments.json:
-        cli.print_json(rows.rows)
+        cli.print_json([row.to_json() for row in rows.rows])
     else:
         print(report.read_text(encoding="utf-8"), end="")
         print(f"\n{report}, {len(rows.rows)} rows in {arguments.output}")
@@ -133,17 +134,16 @@ def open_text(arguments: argparse.Namespace, source: SampleSource, model: Loaded
     calibration = list(calibration_batches(source, length, arguments.calibration_sequences))
     return Text(
         source=source,
-        sequence_length=length,
         batches=lambda: ValidationBatches(source.held_out, length, arguments.batch_size, arguments.max_batches),
         calibration=calibration,
-        settings={
-            "data": str(source),
-            "data_fingerprint": source.fingerprint,
-            "sequence_length": length,
-            "batch_size": arguments.batch_size,  # scales of whole tensors are of a batch
-            "max_batches": arguments.max_batches,
-            "calibration_sequences": sum(len(batch) for batch in calibration),
-        },
+        settings=TextSettings(
+            data=str(source),
+            data_fingerprint=source.fingerprint,
+            sequence_length=length,
+            batch_size=arguments.batch_size,
+            max_batches=arguments.max_batches,
+            calibration_sequences=sum(len(batch) for batch in calibration),
+        ),
     )
 
 

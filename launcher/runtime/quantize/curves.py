@@ -10,22 +10,25 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from matplotlib.axes import Axes
 from scipy import stats
 
+from plumbline.launcher.runtime.quantize.row import Row
 from plumbline.launcher.runtime.system.figures import panels, save_png
 
-Row = dict[str, Any]
-Lines = dict[str, list[tuple[float, float]]]
+Pairs = list[tuple[float, float]]
+Lines = dict[str, Pairs]
+Outlier = Literal["kurtosis", "mmr"]
 
 
-def draw_curves(rows: Sequence[Row], floor: float, path: Path) -> None:
+def draw_curves(rows: Sequence[Row], predictions: Pairs, floor: float, path: Path) -> None:
     """Write the figure.
 
     Args:
         rows: of rows.jsonl.
+        predictions: (predicted delta, delta) of each row that a law says something of.
         floor: deltas below are noise, nats per token.
         path: PNG file.
     """
@@ -34,17 +37,18 @@ def draw_curves(rows: Sequence[Row], floor: float, path: Path) -> None:
     _lines(grid[0, 1], by_tokens(rows), floor, "training tokens per parameter")
     grid[0, 1].set_xscale("log")
     _outliers(grid[1, 0], rows)
-    _predicted(grid[1, 1], rows, floor)
+    _predicted(grid[1, 1], predictions, floor)
     save_png(figure, path)
 
 
 def by_bits(rows: Sequence[Row]) -> Lines:
     """Return the way of rounding, and which model -> (bits, delta), of recipes that round weights alone."""
-    several = len({row["model"] for row in rows}) > 1
+    several = len({row.checkpoint.model for row in rows}) > 1
     lines: Lines = defaultdict(list)
-    for row in filter(rounds_weights_alone, rows):
-        way = _way(row["recipe"])
-        lines[f"{way}, {_short(row)}" if several else way].append((row["post_bits"], row["delta"]))
+    for row in rows:
+        bits, way = row.bits.of_weights_alone, _way(row.recipe)
+        if bits is not None:
+            lines[f"{way}, {_short(row)}" if several else way].append((bits, row.damage.delta))
     return _sorted(lines, least=2)
 
 
@@ -52,18 +56,19 @@ def by_tokens(rows: Sequence[Row]) -> Lines:
     """Return recipe -> (training tokens per parameter, delta), of recipes with several checkpoints."""
     lines: Lines = defaultdict(list)
     for row in rows:
-        if row["tokens_per_parameter"] is not None:
-            lines[row["recipe"]].append((row["tokens_per_parameter"], row["delta"]))
+        if row.checkpoint.tokens_per_parameter is not None:
+            lines[row.recipe].append((row.checkpoint.tokens_per_parameter, row.damage.delta))
     return _sorted(lines, least=2)
 
 
-def outlier_pairs(rows: Sequence[Row], quantity: str) -> list[tuple[float, float]]:
-    """Return (quantity of the inputs, delta) of each recipe that rounds activations."""
-    return [
-        (row[quantity], row["delta"])
-        for row in rows
-        if row["post_activation_bits"] is not None and row[quantity] is not None
-    ]
+def outlier_pairs(rows: Sequence[Row], quantity: Outlier) -> Pairs:
+    """Return (the largest of a layer's input, delta) of each recipe that rounds activations."""
+    pairs = []
+    for row in rows:
+        largest = row.rounding.kurtosis_largest if quantity == "kurtosis" else row.rounding.mmr_largest
+        if row.bits.post_activation_bits is not None and largest is not None:
+            pairs.append((largest, row.damage.delta))
+    return pairs
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
@@ -72,18 +77,13 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float:
     return float(stats.spearmanr(*sides).statistic) if all(len(set(side)) > 1 for side in sides) else math.nan
 
 
-def rounds_weights_alone(row: Row) -> bool:
-    """Return whether a recipe leaves inputs, keys and values as they are."""
-    return row["post_bits"] is not None and row["post_activation_bits"] is None and row["post_kv_bits"] is None
-
-
 def _way(recipe: str) -> str:
     """Return a recipe's name without its bits: rtn-w4-g128 -> rtn-w-g128."""
     return "-".join("w" if part[0] == "w" and part[1:].isdigit() else part for part in recipe.split("-"))
 
 
 def _short(row: Row) -> str:
-    parts = Path(row["model"]).parts
+    parts = Path(row.checkpoint.model).parts
     return "/".join(part for part in parts[-3:] if part not in ("runs", "checkpoints"))
 
 
@@ -106,14 +106,14 @@ def _lines(axes: Axes, lines: Lines, floor: float, label: str) -> None:
 
 def _outliers(axes: Axes, rows: Sequence[Row]) -> None:
     found = False
-    for quantity, marker in (("kurtosis_largest", "o"), ("mmr_largest", "^")):
+    markers: dict[Outlier, str] = {"kurtosis": "o", "mmr": "^"}
+    for quantity, marker in markers.items():
         pairs = outlier_pairs(rows, quantity)
         if len(pairs) < 3:
             continue
         found = True
         x, y = zip(*pairs, strict=True)
-        name = quantity.partition("_")[0]
-        axes.plot(x, y, marker, markersize=4, alpha=0.7, label=f"{name}, Spearman {spearman(pairs):+.2f}")
+        axes.plot(x, y, marker, markersize=4, alpha=0.7, label=f"{quantity}, Spearman {spearman(pairs):+.2f}")
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=1e-4)
     axes.set_xlabel("largest of a layer's input")
@@ -122,8 +122,7 @@ def _outliers(axes: Axes, rows: Sequence[Row]) -> None:
     _legend_or_note(axes, found, "fewer than three rows round activations")
 
 
-def _predicted(axes: Axes, rows: Sequence[Row], floor: float) -> None:
-    pairs = [(row["predicted_delta"], row["delta"]) for row in rows if row["predicted_delta"] is not None]
+def _predicted(axes: Axes, pairs: Pairs, floor: float) -> None:
     if pairs:
         x, y = zip(*pairs, strict=True)
         axes.plot(x, y, "o", markersize=4, alpha=0.7, label=f"{len(pairs)} rows")

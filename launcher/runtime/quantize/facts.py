@@ -1,54 +1,77 @@
 """Collect what a law of precision needs to know of a checkpoint: size, data, learning rate, training precision."""
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import plan_run
-from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.launcher.runtime.optim.schedule import Schedule
 from plumbline.launcher.runtime.run.folder import read_result
 from plumbline.model.quantization.post_training.calibration import decoder_blocks
 
+Phase = Literal["warm-up", "peak", "decay"]
 GRIDS = ("_scale", "_zero_point", "_shape")  # what a quantized folder has beside its weights
 
 
-def checkpoint_facts(model: LoadedModel) -> dict[str, Any]:
-    """Return the columns of a row that do not depend on the recipe; None where a Hugging Face folder does not say.
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """Hold what does not depend on the recipe; None where a Hugging Face folder does not say."""
 
-    parameters          N: without embedding and head
-    tokens              D, seen in training
-    tokens_per_parameter  D / N
-    lr_phase, lr_factor   warm-up, peak or decay; the last update's rate over the peak
-    weight_bits, activation_bits, kv_bits   in training, 16 for what was not rounded
-    """
+    model: str
+    """Folder of the weights."""
+    run: str
+    """What a sweep calls the same weights, if a run ended with them; else the folder."""
+    average: str | None
+    """Which average the weights are, in words; None for the weights of one step."""
+    step: int | None
+    parameters: int
+    """N: without embedding and head."""
+    tokens: int | None
+    """D, seen in training."""
+    tokens_per_parameter: float | None
+    """D / N."""
+    lr: float | None = None
+    """Peak learning rate."""
+    lr_phase: Phase | None = None
+    lr_factor: float | None = None
+    """Learning rate of the last update, over the peak."""
+    weight_bits: int | None = None
+    """Bits of the weights in training, as `activation_bits` and `kv_bits` of theirs; 16: not rounded."""
+    activation_bits: int | None = None
+    kv_bits: int | None = None
+
+
+def checkpoint_facts(model: LoadedModel) -> CheckpointFacts:
+    """Return what is known of a model: of its run, or from its weights alone."""
     config = model.config
     if config is not None:
         parameters = totals(plan_run(config).rows).non_embedding
     else:
         named = decoder_blocks(model.module)[1].named_parameters()
         parameters = sum(parameter.numel() for name, parameter in named if not name.endswith(GRIDS))
-    facts: dict[str, Any] = {
-        "model": str(model.source),
-        "run": _run(model),
-        "average": model.average,
-        "step": model.step,
-        "parameters": parameters,
-        "tokens": model.tokens,
-        "tokens_per_parameter": model.tokens / parameters if model.tokens is not None else None,
-        "lr": None,
-        "lr_phase": None,
-        "lr_factor": None,
-        "weight_bits": None,
-        "activation_bits": None,
-        "kv_bits": None,
-    }
-    if config is not None and model.tokens is not None and model.step is not None:
-        facts |= {
-            "lr": config.optimizer.lr,
-            **_learning_rate(config, model.step, model.tokens),
-            **config.precision.training_bits,
-        }
-    return facts
+    facts = CheckpointFacts(
+        model=str(model.source),
+        run=_run(model),
+        average=model.average,
+        step=model.step,
+        parameters=parameters,
+        tokens=model.tokens,
+        tokens_per_parameter=model.tokens / parameters if model.tokens is not None else None,
+    )
+    if config is None or model.tokens is None or model.step is None:
+        return facts
+    schedule, bits = plan_run(config).schedule, config.precision.training_bits
+    last = schedule.plan.tokens_before(max(0, model.step - 1))  # consumed when the last update was made
+    return replace(
+        facts,
+        lr=config.optimizer.lr,
+        lr_phase=_phase(schedule, model.tokens),
+        lr_factor=schedule.factor(last),
+        weight_bits=bits["weight_bits"],
+        activation_bits=bits["activation_bits"],
+        kv_bits=bits["kv_bits"],
+    )
 
 
 def _run(model: LoadedModel) -> str:
@@ -59,14 +82,8 @@ def _run(model: LoadedModel) -> str:
     return (str(folder) if ended else str(model.source)) + (f", {model.average}" if model.average else "")
 
 
-def _learning_rate(config: Config, step: int, tokens: int) -> dict[str, Any]:
-    """Return where on its schedule a run is after `step` steps."""
-    schedule = plan_run(config).schedule
-    last = schedule.plan.tokens_before(max(0, step - 1))  # consumed when the last update was made
+def _phase(schedule: Schedule, tokens: int) -> Phase:
+    """Return where on its schedule a run is after so many tokens."""
     if tokens <= schedule.warmup_end:
-        phase = "warm-up"
-    elif tokens <= schedule.decay_start:
-        phase = "peak"
-    else:
-        phase = "decay"
-    return {"lr_phase": phase, "lr_factor": schedule.factor(last)}
+        return "warm-up"
+    return "peak" if tokens <= schedule.decay_start else "decay"

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.quantize.curves import draw_curves, outlier_pairs, rounds_weights_alone, spearman
+from plumbline.launcher.runtime.quantize.curves import Outlier, draw_curves, outlier_pairs, spearman
+from plumbline.launcher.runtime.quantize.row import Row
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.model.scaling_laws.law import Law
 from plumbline.model.scaling_laws.points import points
 
 REPORT, CURVES = "report.md", "curves.png"
 TITLE = "# What quantization costs"
-ALIKE = ("model", "average", "data", "sequence_length", "batch_size", "max_batches", "calibration_sequences")
-Row = dict[str, Any]
+OUTLIERS: tuple[Outlier, ...] = ("kurtosis", "mmr")
 
 
 def write_report(rows: Sequence[Row], folder: Path, law: Law | None = None) -> Path:
@@ -23,20 +23,24 @@ def write_report(rows: Sequence[Row], folder: Path, law: Law | None = None) -> P
         folder: where the report goes.
         law: one that knows post_bits; it predicts the deltas of recipes that round weights alone.
     """
-    rows = [{**row, "predicted_delta": None if law is None else predicted_delta(law, row)} for row in rows]
-    floor = max((row["noise_floor"] for row in rows), default=0.0)
-    draw_curves(rows, floor, folder / CURVES)
+    predicted = [None if law is None else predicted_delta(law, row) for row in rows]
+    pairs = [(delta, row.damage.delta) for delta, row in zip(predicted, rows, strict=True) if delta is not None]
+    floor = max((row.noise_floor for row in rows), default=0.0)
+    draw_curves(rows, pairs, floor, folder / CURVES)
     write_whole(folder / REPORT, "\n".join(_lines(rows)) + "\n")
     return folder / REPORT
 
 
 def predicted_delta(law: Law, row: Row) -> float | None:
     """Return the nats that the law says rounding adds; None where it has nothing to say."""
-    at = [row[key] for key in ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits", "post_bits")]
-    if None in at or not rounds_weights_alone(row):
+    about = row.checkpoint
+    training = (about.weight_bits, about.activation_bits, about.kv_bits)
+    at = [about.parameters, about.tokens, *training, row.bits.of_weights_alone]
+    known = [number for number in at if number is not None]
+    if len(known) < len(at):
         return None
     try:
-        return float(law.post_delta(points(*at)))
+        return float(law.post_delta(points(*known)))
     except ValueError:  # a constant that was not fitted, or bits beyond the form's reach
         return None
 
@@ -45,13 +49,14 @@ def _lines(rows: Sequence[Row]) -> list[str]:
     lines = [TITLE, ""]
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(row[key] for key in ALIKE), []).append(row)
+        groups.setdefault(_what(row), []).append(row)
     for own in groups.values():
-        average = f", {own[0]['average']}" if own[0]["average"] else ""
-        lines += [f"## {own[0]['model']}{average}", "", *_about(own[0]), "", *table(own), ""]
+        about = own[0].checkpoint
+        average = f", {about.average}" if about.average else ""
+        lines += [f"## {about.model}{average}", "", *_about(own[0]), "", *table(own), ""]
     lines += ["Deltas in brackets are smaller than the noise floor.", ""]
-    for name in ("kurtosis", "mmr"):
-        pairs = outlier_pairs(rows, f"{name}_largest")
+    for name in OUTLIERS:
+        pairs = outlier_pairs(rows, name)
         if len(pairs) >= 3:
             lines.append(
                 f"Where activations are rounded, the largest {name} of a layer's input goes with the loss added: "
@@ -60,18 +65,26 @@ def _lines(rows: Sequence[Row]) -> list[str]:
     return [*lines, "", f"![curves]({CURVES})"]
 
 
+def _what(row: Row) -> tuple[Any, ...]:
+    """Return what rows of one table have in common: the model, and the text as its user named it."""
+    text = row.text
+    settings = text.data, text.sequence_length, text.batch_size, text.max_batches, text.calibration_sequences
+    return row.checkpoint.model, row.checkpoint.average, *settings
+
+
 def _about(row: Row) -> list[str]:
     """Return what is the same for all rows of a model."""
+    about, text, damage = row.checkpoint, row.text, row.damage
     facts = [
-        f"loss {row['base_loss']:.4f} nats per token on {row['predicted_tokens']:,} tokens of {row['data']} in "
-        f"{row['sequences']:,} sequences of {row['sequence_length']}",
-        f"{row['parameters']:,} parameters in blocks",
+        f"loss {damage.base_loss:.4f} nats per token on {damage.predicted_tokens:,} tokens of {text.data} in "
+        f"{damage.sequences:,} sequences of {text.sequence_length}",
+        f"{about.parameters:,} parameters in blocks",
     ]
-    if row["tokens"] is not None:
-        facts.append(f"{row['tokens']:,} tokens of training, {row['tokens_per_parameter']:.1f} for each parameter")
-    if row["lr_phase"] is not None:
-        facts.append(f"learning rate: {row['lr_phase']}, {row['lr_factor']:.3g} of the peak {row['lr']:g}")
-    facts.append(f"noise floor {row['noise_floor']:.1e}: what bf16 arithmetic changes")
+    if about.tokens is not None:
+        facts.append(f"{about.tokens:,} tokens of training, {about.tokens_per_parameter:.1f} for each parameter")
+    if about.lr_phase is not None:
+        facts.append(f"learning rate: {about.lr_phase}, {about.lr_factor:.3g} of the peak {about.lr:g}")
+    facts.append(f"noise floor {row.noise_floor:.1e}: what bf16 arithmetic changes")
     return [f"- {fact}" for fact in facts]
 
 
@@ -79,17 +92,18 @@ def table(rows: Sequence[Row]) -> list[str]:
     """Return the rows of one model as Markdown, the least damage first."""
     header = ("recipe", "bits stored", "loss added", "95 %", "KL", "same token", "worst layer (dB)", "seconds")
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for row in sorted(rows, key=lambda row: row["delta"]):
-        delta, (low, high) = f"{row['delta']:+.4f}", row["delta_interval"]
+    for row in sorted(rows, key=lambda row: row.damage.delta):
+        damage, rounding = row.damage, row.rounding
+        delta, (low, high) = f"{damage.delta:+.4f}", damage.delta_interval
         cells = (
-            row["recipe"],
-            "" if row["stored_bits"] is None else f"{row['stored_bits']:.2f}",
-            f"({delta})" if abs(row["delta"]) < row["noise_floor"] else delta,
+            row.recipe,
+            "" if rounding.stored_bits is None else f"{rounding.stored_bits:.2f}",
+            f"({delta})" if abs(damage.delta) < row.noise_floor else delta,
             f"{low:+.4f} to {high:+.4f}",
-            f"{row['kl']:.2g}",
-            f"{row['agreement']:.1%}",
-            "" if row["sqnr_least"] is None else f"{row['sqnr_least']:.1f}",
-            f"{row['seconds']:.1f}",
+            f"{damage.kl:.2g}",
+            f"{damage.agreement:.1%}",
+            "" if rounding.sqnr_least is None else f"{rounding.sqnr_least:.1f}",
+            f"{rounding.seconds:.1f}",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -21,8 +21,9 @@ from plumbline.data.streams import SampleSource
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.damage import compare, damage
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
+from plumbline.launcher.runtime.quantize.row import PostBits, Rounding, Row, TextSettings
 from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines
+from plumbline.launcher.runtime.system.files import finite, read_json_lines, write_json_lines
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
 from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.report import LayerReport
@@ -37,53 +38,62 @@ class Text:
     """Hold the text that models are scored and calibrated on."""
 
     source: SampleSource
-    sequence_length: int
     batches: Batches
     """Batches of the held-out split, the same at each call."""
     calibration: Sequence[Tensor]
     """Token ids [B, T] of the training split."""
-    settings: Mapping[str, Any]
+    settings: TextSettings
     """Settings that a row's numbers depend on beside model and recipe."""
 
 
-def measure(model: LoadedModel, recipe: Recipe, text: Text) -> tuple[dict[str, Any], list[LayerReport]]:
+def measure(
+    key: str, model: LoadedModel, recipe: Recipe, text: Text, noise_floor: float
+) -> tuple[Row, list[LayerReport]]:
     """Return the row of one recipe, and its layers."""
     started = time.monotonic()
     quantized = replace(model, module=deepcopy(model.module))
     layers = quantize_model(quantized.module, recipe, text.calibration)
     seconds = time.monotonic() - started
     found = damage(compare(model, quantized, text.batches()), text.source.held_out)
-    weights = sum(math.prod(report.shape) for report in layers)
-    outliers = {
-        "kurtosis": [layer.input_kurtosis_channels for layer in layers if layer.input_kurtosis_channels is not None],
-        "mmr": [layer.input_mmr for layer in layers if layer.input_mmr is not None],
-    }
-    row = {
-        **checkpoint_facts(model),
-        **text.settings,
-        "recipe": recipe.name,
-        "post": recipe.model_dump(exclude_none=True),
-        **precision_after(recipe),
-        **asdict(found),
-        "stored_bits": sum(layer.stored_bits * math.prod(layer.shape) for layer in layers) / weights
-        if layers
-        else None,
-        "seconds": round(seconds, 3),
-        "sqnr_least": min((layer.output_sqnr for layer in layers if layer.output_sqnr is not None), default=None),
-        **{f"{name}_mean": sum(values) / len(values) if values else None for name, values in outliers.items()},
-        **{f"{name}_largest": max(values, default=None) for name, values in outliers.items()},
-    }
+    row = Row(
+        key=key,
+        checkpoint=checkpoint_facts(model),
+        text=text.settings,
+        recipe=recipe.name,
+        post=recipe.model_dump(exclude_none=True),
+        bits=bits_after(recipe),
+        damage=found,
+        rounding=summarize(layers, seconds),
+        noise_floor=noise_floor,
+    )
     return row, layers
 
 
-def precision_after(recipe: Recipe) -> dict[str, Any]:
-    """Return the bits after training: `post_bits` of the weights, and of what else is rounded; None: not rounded."""
+def bits_after(recipe: Recipe) -> PostBits:
+    """Return the bits of what a recipe rounds."""
     weights, inputs, keys, values = recipe.weights, recipe.activations, recipe.keys, recipe.values
-    return {
-        "post_bits": None if weights is None else weights.numbers.bits,
-        "post_activation_bits": None if inputs is None else inputs.numbers.bits,
-        "post_kv_bits": min((each.numbers.bits for each in (keys, values) if each is not None), default=None),
-    }
+    return PostBits(
+        post_bits=None if weights is None else weights.numbers.bits,
+        post_activation_bits=None if inputs is None else inputs.numbers.bits,
+        post_kv_bits=min((each.numbers.bits for each in (keys, values) if each is not None), default=None),
+    )
+
+
+def summarize(layers: Sequence[LayerReport], seconds: float) -> Rounding:
+    """Return what all layers together report, of a rounding that took so many seconds."""
+    weights = [math.prod(layer.shape) for layer in layers]
+    stored = sum(layer.stored_bits * count for layer, count in zip(layers, weights, strict=True))
+    kurtoses = [layer.input_kurtosis_channels for layer in layers if layer.input_kurtosis_channels is not None]
+    ratios = [layer.input_mmr for layer in layers if layer.input_mmr is not None]
+    return Rounding(
+        stored_bits=stored / sum(weights) if layers else None,
+        seconds=round(seconds, 3),
+        sqnr_least=min((layer.output_sqnr for layer in layers if layer.output_sqnr is not None), default=None),
+        kurtosis_mean=sum(kurtoses) / len(kurtoses) if kurtoses else None,
+        mmr_mean=sum(ratios) / len(ratios) if ratios else None,
+        kurtosis_largest=max(kurtoses, default=None),
+        mmr_largest=max(ratios, default=None),
+    )
 
 
 def noise_floor(model: LoadedModel, text: Text) -> float:
@@ -100,7 +110,7 @@ def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:
         "step": model.step,
         "average": model.average,
         "recipe": recipe.model_dump(),
-        "text": dict(text.settings),
+        "text": asdict(text.settings),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -114,42 +124,48 @@ class RowFile:
     """Keep rows.jsonl and layers.jsonl of one folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what is there; a line that a crash cut off is dropped."""
+        """Read what is there; a line that a crash cut off is dropped.
+
+        Raises:
+            ValueError: a line is no row; names the file and the line. No file has changed then.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self.rows = _read(folder / ROWS)
-        known = {row["key"] for row in self.rows}
-        layers = [layer for layer in _read(folder / LAYERS) if layer["key"] in known]
-        for name, items in ((ROWS, self.rows), (LAYERS, layers)):
+        lines = _read(folder / ROWS)
+        self.rows = [_row(f"{folder / ROWS}, line {number}", item) for number, item in lines]
+        known = {row.key for row in self.rows}
+        layers = [(number, layer) for number, layer in _read(folder / LAYERS) if layer["key"] in known]
+        for name, items in ((ROWS, lines), (LAYERS, layers)):
             if (folder / name).is_file():
-                write_json_lines(folder / name, items)
+                write_json_lines(folder / name, (item for _, item in items))  # keys that we do not know included
 
     def __contains__(self, key: str) -> bool:
-        return any(row["key"] == key for row in self.rows)
+        return any(row.key == key for row in self.rows)
 
-    def add(self, key: str, row: Mapping[str, Any], layers: Sequence[LayerReport]) -> dict[str, Any]:
+    def add(self, row: Row, layers: Sequence[LayerReport]) -> None:
         """Write a row; its layers first, so that a row is there only when all of it is."""
-        with (self.folder / LAYERS).open("a", encoding="utf-8") as file:
-            about = {"key": key, "model": row["model"], "recipe": row["recipe"]}
-            file.writelines(_line({**about, **asdict(layer)}) for layer in layers)
-        whole = {"key": key, **row}
-        with (self.folder / ROWS).open("a", encoding="utf-8") as file:
-            file.write(_line(whole))
-        self.rows.append(whole)
-        return whole
+        about = {"key": row.key, "model": row.checkpoint.model, "recipe": row.recipe}
+        _append(self.folder / LAYERS, [finite({**about, **asdict(layer)}) for layer in layers])
+        _append(self.folder / ROWS, [row.to_json()])
+        self.rows.append(row)
 
 
-def _line(item: Mapping[str, Any]) -> str:
-    """Return one line of JSON, which has no infinity."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in item.items()
-    }
-    return json.dumps(finite) + "\n"
+def _append(path: Path, items: Iterable[Mapping[str, Any]]) -> None:
+    """Add objects to a file in JSON Lines."""
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(item) + "\n" for item in items)
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a file in JSON Lines; none if there is no such file."""
-    return [item for _, item in read_json_lines(path)] if path.is_file() else []
+def _row(place: str, item: Mapping[str, Any]) -> Row:
+    try:
+        return Row.from_json(item)
+    except KeyError as error:
+        raise ValueError(f"{place}: no key {error}, so this is no row of quantize.py; give another --output") from error
+
+
+def _read(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return number and object of each line of a file in JSON Lines; nothing if there is no such file."""
+    return list(read_json_lines(path)) if path.is_file() else []
 
 
 def measure_missing(
@@ -175,8 +191,7 @@ def measure_missing(
     bar = tqdm(missing.items(), desc=str(model.source), unit="recipe", disable=None)
     for key, recipe in bar:
         bar.set_postfix_str(recipe.name)
-        row, layers = measure(model, recipe, text)
-        rows.add(key, {**row, "noise_floor": floor}, layers)
+        rows.add(*measure(key, model, recipe, text, floor))
 
 
 def _fits(model: LoadedModel, recipe: Recipe, text: Text, asked: Sequence[str]) -> bool:

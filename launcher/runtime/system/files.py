@@ -6,10 +6,13 @@ Folders are published by `data.workspace`.
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from plumbline.data.workspace import sync
+
+T = TypeVar("T")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -60,3 +63,12 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_keys(kind: type[T], item: Mapping[str, Any]) -> T:
+    """Return a dataclass whose fields are found by name among the keys of an object; other keys are passed over.
+
+    Raises:
+        KeyError: the object lacks the key of a field.
+    """
+    return kind(**{field.name: item[field.name] for field in fields(kind)})  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +17,12 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.curves import by_bits, by_tokens, draw_curves, outlier_pairs, spearman
 from plumbline.launcher.runtime.quantize.damage import SequenceSums, compare, damage
 from plumbline.launcher.runtime.quantize.report import predicted_delta, table, write_report
+from plumbline.launcher.runtime.quantize.row import Row
 from plumbline.launcher.runtime.quantize.rows import LAYERS, ROWS, RowFile
 from plumbline.model.quantization.post_training.report import LayerReport
 from plumbline.model.scaling_laws.published import published
 
 VOCABULARY = 11
-BF16: dict[str, Any] = {"weight_bits": 16, "activation_bits": 16, "kv_bits": 16}
 LAYER = LayerReport("layers.0.up", (4, 8), 4.5, 0.1, math.inf, 2.0, 3.0, 9.0, 1.5)
 
 
@@ -133,54 +133,106 @@ def test_no_tokens_are_no_result() -> None:
         damage(SequenceSums(*torch.zeros(5, 3, dtype=torch.float64)), Text())  # type: ignore[arg-type]
 
 
-def row(recipe: str = "rtn-w4", delta: float = 0.1, **changes: Any) -> dict[str, Any]:
-    return {
-        "model": "runs/a/checkpoints/step_1",
-        "average": None,
-        "sequence_length": 32,
-        "batch_size": 8,
-        "max_batches": None,
-        "calibration_sequences": 0,
-        "recipe": recipe,
-        "post_bits": 4,
-        "post_activation_bits": None,
-        "post_kv_bits": None,
-        "delta": delta,
-        "delta_interval": (delta - 0.01, delta + 0.01),
-        "noise_floor": 0.001,
-        "base_loss": 2.0,
-        "predicted_tokens": 1000,
-        "sequences": 10,
-        "data": "text",
-        "parameters": 500,
-        "tokens": 1000,
-        "tokens_per_parameter": 2.0,
-        "lr": 0.01,
-        "lr_phase": "decay",
-        "lr_factor": 0.1,
-        "stored_bits": 4.25,
-        "kl": 0.01,
-        "agreement": 0.9,
-        "seconds": 1.0,
-        "sqnr_least": 20.0,
-        "kurtosis_largest": 3.0,
-        "mmr_largest": 9.0,
-        **changes,
-    }
+def row(recipe: str = "rtn-w4", delta: float = 0.1, **changes: Any) -> Row:
+    """Return a row with other values where they are given, by their keys in rows.jsonl."""
+    return Row.from_json(
+        {
+            "key": "0123456789abcdef",
+            "model": "runs/a/checkpoints/step_1",
+            "run": "runs/a",
+            "average": None,
+            "step": 1,
+            "parameters": 500,
+            "tokens": 1000,
+            "tokens_per_parameter": 2.0,
+            "lr": 0.01,
+            "lr_phase": "decay",
+            "lr_factor": 0.1,
+            "weight_bits": 16,
+            "activation_bits": 16,
+            "kv_bits": 16,
+            "data": "text",
+            "data_fingerprint": "fedcba",
+            "sequence_length": 32,
+            "batch_size": 8,
+            "max_batches": None,
+            "calibration_sequences": 0,
+            "recipe": recipe,
+            "post": {"name": recipe},
+            "post_bits": 4,
+            "post_activation_bits": None,
+            "post_kv_bits": None,
+            "base_loss": 2.0,
+            "loss": 2.0 + delta,
+            "delta": delta,
+            "delta_interval": [delta - 0.01, delta + 0.01],
+            "perplexity": 8.0,
+            "bits_per_byte": None,
+            "kl": 0.01,
+            "agreement": 0.9,
+            "predicted_tokens": 1000,
+            "sequences": 10,
+            "stored_bits": 4.25,
+            "seconds": 1.0,
+            "sqnr_least": 20.0,
+            "kurtosis_mean": 2.5,
+            "mmr_mean": 6.0,
+            "kurtosis_largest": 3.0,
+            "mmr_largest": 9.0,
+            "noise_floor": 0.001,
+            **changes,
+        }
+    )
+
+
+# As it was written before rows were dataclasses
+LINE = (
+    '{"key": "0123456789abcdef", "model": "runs/a", "run": "runs/a", "average": null, "step": 20, "parameters": 500, '
+    '"tokens": 1000, "tokens_per_parameter": 2.0, "lr": 0.01, "lr_phase": "decay", "lr_factor": 0.1, "weight_bits": '
+    '16, "activation_bits": 16, "kv_bits": 16, "data": "text", "data_fingerprint": "fedcba", "sequence_length": 32, '
+    '"batch_size": 8, "max_batches": 3, "calibration_sequences": 8, "recipe": "rtn-w4", "post": {"name": "rtn-w4", '
+    '"weights": {"format": "int4"}}, "post_bits": 4, "post_activation_bits": null, "post_kv_bits": null, "base_loss": '
+    '2.0, "loss": 2.1, "delta": 0.1, "delta_interval": [0.09, 0.11], "perplexity": 8.0, "bits_per_byte": 1.5, "kl": '
+    '0.01, "agreement": 0.9, "predicted_tokens": 1000, "sequences": 10, "stored_bits": 4.25, "seconds": 1.0, '
+    '"sqnr_least": 20.0, "kurtosis_mean": 2.5, "mmr_mean": null, "kurtosis_largest": 3.0, "mmr_largest": null, '
+    '"noise_floor": 0.001}'
+)
+
+
+def test_a_row_is_read_and_written_as_ever() -> None:
+    found = Row.from_json(json.loads(LINE))
+    assert json.dumps(found.to_json()) == LINE
+    assert found.checkpoint.lr_phase == "decay"
+    assert found.damage.delta_interval == (0.09, 0.11)
+    noiseless = replace(found, rounding=replace(found.rounding, sqnr_least=math.inf))
+    assert noiseless.to_json()["sqnr_least"] is None, "JSON has no infinity"
+
+
+def test_rows_of_others_stay_as_they_are(tmp_path: Path) -> None:
+    """A key that we do not know is kept; a line without one that we need is named, and nothing is written."""
+    line = LINE[:-1] + ', "mine": [1]}\n'
+    (tmp_path / ROWS).write_text(line)
+    assert [each.recipe for each in RowFile(tmp_path).rows] == ["rtn-w4"]
+    assert (tmp_path / ROWS).read_text() == line
+    broken = line + line.replace('"kl"', '"k"')
+    (tmp_path / ROWS).write_text(broken)
+    with pytest.raises(ValueError, match=r"rows.jsonl, line 2: no key 'kl', so this is no row of quantize.py"):
+        RowFile(tmp_path)
+    assert (tmp_path / ROWS).read_text() == broken
 
 
 def test_rows_last_and_torn_ones_are_dropped(tmp_path: Path) -> None:
     rows = RowFile(tmp_path)
-    rows.add("one", row(), [LAYER])
-    rows.add("two", row("rtn-w3"), [LAYER, LAYER])
+    rows.add(row(key="one"), [LAYER])
+    rows.add(row("rtn-w3", key="two"), [LAYER, LAYER])
     whole = (tmp_path / ROWS).read_text()
     (tmp_path / ROWS).write_text(whole[: len(whole) - 20])  # as a crash leaves it
     again = RowFile(tmp_path)
     assert "one" in again
     assert "two" not in again, "to be measured again"
     assert [json.loads(line)["key"] for line in (tmp_path / LAYERS).read_text().splitlines()] == ["one"]
-    again.add("two", row("rtn-w3"), [LAYER])
-    assert [each["recipe"] for each in RowFile(tmp_path).rows] == ["rtn-w4", "rtn-w3"]
+    again.add(row("rtn-w3", key="two"), [LAYER])
+    assert [each.recipe for each in RowFile(tmp_path).rows] == ["rtn-w4", "rtn-w3"]
     layer = json.loads((tmp_path / LAYERS).read_text().splitlines()[0])
     assert layer["output_sqnr"] is None, "JSON has no infinity"
     assert {key: layer[key] for key in ("name", "input_mmr")} == {"name": "layers.0.up", "input_mmr": 9.0}
@@ -199,7 +251,7 @@ def test_curves_compare_like_with_like() -> None:
     assert by_bits(rows) == {"rtn-w-g32, a/step_1": [(3, 0.3), (4, 0.1)]}
     assert by_bits(rows[:-1]) == {"rtn-w-g32": [(3, 0.3), (4, 0.1)]}
     assert by_tokens(rows) == {"gptq-w4": [(1.0, 0.02), (2.0, 0.05)]}
-    assert outlier_pairs(rows, "mmr_largest") == [(9.0, 0.4)]
+    assert outlier_pairs(rows, "mmr") == [(9.0, 0.4)]
     assert spearman([(1, 2), (2, 5), (9, 7)]) == pytest.approx(1.0)
     assert spearman([(1, 7), (2, 5), (9, 2)]) == pytest.approx(-1.0)
     assert math.isnan(spearman([(1, 7), (1, 5)]))
@@ -233,11 +285,11 @@ def test_a_report_needs_no_more_than_one_row(tmp_path: Path) -> None:
 
 def test_a_law_predicts_what_rounding_weights_alone_costs() -> None:
     law = published("kumar2411").law
-    found = predicted_delta(law, row(parameters=30_000_000, tokens=26_000_000_000, post_bits=4, **BF16))
+    found = predicted_delta(law, row(parameters=30_000_000, tokens=26_000_000_000, post_bits=4))
     assert found == pytest.approx(0.108, abs=0.001), "30M parameters, 26B tokens, 4 bits"
-    assert predicted_delta(law, row(post_activation_bits=8, **BF16)) is None
-    assert predicted_delta(law, row(tokens=None, **BF16)) is None
-    assert predicted_delta(law, row(**{**BF16, "weight_bits": 6})) is None, "C_w was not published"
+    assert predicted_delta(law, row(post_activation_bits=8)) is None
+    assert predicted_delta(law, row(tokens=None)) is None
+    assert predicted_delta(law, row(weight_bits=6)) is None, "C_w was not published"
 
 
 def test_curves_of_every_kind_are_drawn(tmp_path: Path) -> None:
@@ -252,6 +304,6 @@ def test_curves_of_every_kind_are_drawn(tmp_path: Path) -> None:
         for bits, delta in ((2, 0.5), (3, 0.2), (4, -0.01))
         for other in (None, 8)
     ]
-    draw_curves([{**each, "predicted_delta": 0.1} for each in rows], 0.001, tmp_path / "all.png")
-    draw_curves([], 0.001, tmp_path / "none.png")
+    draw_curves(rows, [(0.1, each.damage.delta) for each in rows], 0.001, tmp_path / "all.png")
+    draw_curves([], [], 0.001, tmp_path / "none.png")
     assert (tmp_path / "all.png").stat().st_size > (tmp_path / "none.png").stat().st_size > 10_000

@@ -114,10 +114,11 @@ def test_facts_say_where_on_its_schedule_a_checkpoint_stands(trained: Path) -> N
     """20 steps, warm-up to 2, decay from 12."""
     cpu = torch.device("cpu")
     facts = [checkpoint_facts(load_model(step, cpu)) for step in sorted((trained / "checkpoints").glob("step_*"))]
-    assert [(each["step"], each["lr_phase"]) for each in facts] == [(10, "peak"), (20, "decay")]
-    assert facts[0]["lr_factor"] == 1.0
-    assert 0 < facts[1]["lr_factor"] < 0.5
-    assert [facts[1][key] for key in ("weight_bits", "activation_bits", "kv_bits")] == [16, 16, 16]
+    assert [(each.step, each.lr_phase) for each in facts] == [(10, "peak"), (20, "decay")]
+    assert facts[0].lr_factor == 1.0
+    assert facts[1].lr_factor is not None
+    assert 0 < facts[1].lr_factor < 0.5
+    assert (facts[1].weight_bits, facts[1].activation_bits, facts[1].kv_bits) == (16, 16, 16)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,115 @@
+"""Hold what one recipe does to one checkpoint: a line of rows.jsonl."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from plumbline.launcher.runtime.quantize.damage import Damage
+from plumbline.launcher.runtime.quantize.facts import CheckpointFacts
+from plumbline.launcher.runtime.system.files import finite, from_keys
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """Say what text a row's numbers are measured on, and how it is cut."""
+
+    data: str
+    data_fingerprint: str
+    sequence_length: int
+    """Tokens per window."""
+    batch_size: int
+    """Windows per forward pass; scales of whole tensors are of a batch."""
+    max_batches: int | None
+    """None: the whole held-out split is scored."""
+    calibration_sequences: int
+
+
+@dataclass(frozen=True)
+class PostBits:
+    """Hold the bits after training; None for what is not rounded."""
+
+    post_bits: int | None
+    """Bits of the weights."""
+    post_activation_bits: int | None
+    """Bits of the inputs of layers."""
+    post_kv_bits: int | None
+    """Bits of keys or values, whichever are fewer."""
+
+    @property
+    def of_weights_alone(self) -> int | None:
+        """Return the bits of the weights where inputs, keys and values are left as they are; None elsewhere."""
+        return self.post_bits if self.post_activation_bits is None and self.post_kv_bits is None else None
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """Hold what rounding took, and what its layers reported; None where no layer reported it."""
+
+    stored_bits: float | None
+    """Bits for each rounded weight, its share of scales and zero points included."""
+    seconds: float
+    """Seconds that calibration and rounding took."""
+    sqnr_least: float | None
+    """Signal to noise of the output of the worst layer, dB."""
+    kurtosis_mean: float | None
+    """Kurtosis of a layer's input by channels, mean over layers; see `LayerReport.input_kurtosis_channels`."""
+    mmr_mean: float | None
+    """Max-median ratio of a layer's input, mean over layers."""
+    kurtosis_largest: float | None
+    mmr_largest: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold one line of rows.jsonl."""
+
+    key: str
+    """Another model, recipe or text makes another; see `rows.row_key`."""
+    checkpoint: CheckpointFacts
+    text: TextSettings
+    recipe: str
+    """Name of the recipe."""
+    post: dict[str, Any]
+    """The recipe in full."""
+    bits: PostBits
+    damage: Damage
+    rounding: Rounding
+    noise_floor: float
+    """Nats per token that bf16 arithmetic changes; differences below say nothing."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an object of rows.jsonl, in which all values stand side by side; null for what is not finite."""
+        values: dict[str, Any] = finite(
+            {
+                "key": self.key,
+                **asdict(self.checkpoint),
+                **asdict(self.text),
+                "recipe": self.recipe,
+                "post": self.post,
+                **asdict(self.bits),
+                **asdict(self.damage),
+                **asdict(self.rounding),
+                "noise_floor": self.noise_floor,
+            }
+        )
+        return values
+
+    @classmethod
+    def from_json(cls, item: Mapping[str, Any]) -> "Row":
+        """Return the row of an object of rows.jsonl.
+
+        Raises:
+            KeyError: the object lacks a key.
+        """
+        low, high = item["delta_interval"]
+        return cls(
+            key=item["key"],
+            checkpoint=from_keys(CheckpointFacts, item),
+            text=from_keys(TextSettings, item),
+            recipe=item["recipe"],
+            post=item["post"],
+            bits=from_keys(PostBits, item),
+            damage=from_keys(Damage, {**item, "delta_interval": (low, high)}),
+            rounding=from_keys(Rounding, item),
+            noise_floor=item["noise_floor"],
+        )
