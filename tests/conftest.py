@@ -134,7 +134,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """Processes that were started and may still run."""
+    """Hold processes that were started and may still run."""
 
     processes: tuple["subprocess.Popen[bytes] | Forked", ...]
     logs: Path
@@ -170,7 +170,7 @@ class Job:
         )
 
     def kill(self) -> None:
-        """SIGKILL to all of them and to what they started."""
+        """Send SIGKILL to all of them and to what they started."""
         for process in self.processes:
             if process.poll() is None:
                 for child in psutil.Process(process.pid).children(recursive=True):
@@ -180,7 +180,7 @@ class Job:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Ours without what another launcher may have left in it; one thread for each rank."""
+    """Return our environment without what another launcher may have left in it; one thread for each rank."""
     ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SLURM", "DS_", "TORCHELASTIC")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     path = f"{BIN}{os.pathsep}{kept.get('PATH', '')}"

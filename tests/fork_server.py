@@ -146,7 +146,7 @@ class Forked:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 

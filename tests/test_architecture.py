@@ -34,6 +34,8 @@ NO_VERBS = {
     "some", "such", "that", "the", "their", "there", "these", "this", "those", "to", "tokens", "two", "values",
     "weights", "what", "when", "where", "whether", "which", "who", "why", "with",
 }  # fmt: skip
+NO_IMPERATIVE = re.compile(r"(?<!s)s$|tion$|(?<!Br)ing$")
+MODULE = "the module"
 
 
 def module_name(path: Path) -> str:
@@ -182,25 +184,29 @@ def test_every_module_says_what_it_is_for() -> None:
     assert not silent
 
 
+def begins_with_a_verb(text: str) -> bool:
+    """Return whether a docstring begins with an imperative, as far as its first word tells."""
+    first = re.match(r"[A-Z][a-z]+\b", text)  # neither a formula nor an acronym
+    return first is not None and first[0].lower() not in NO_VERBS and not NO_IMPERATIVE.search(first[0])
+
+
 def fragments(source: str) -> list[str]:
-    """Return the functions and classes whose docstring does not begin with a verb, as far as its first word tells."""
+    """Return the functions and classes, and MODULE, whose docstring does not begin with a verb."""
     named = [
-        (node.name, ast.get_docstring(node))
+        (MODULE if isinstance(node, ast.Module) else node.name, ast.get_docstring(node))
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+        if isinstance(node, (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
     ]
-    return [
-        name for name, text in named if text and (text.split()[0].lower() in NO_VERBS or not re.match("[A-Z]", text))
-    ]
+    return [name for name, text in named if text and not begins_with_a_verb(text)]
 
 
 def test_docstrings_begin_with_a_verb() -> None:
-    """Ruff holds this for functions (D401), but neither for classes nor for properties. Tests state what holds."""
+    """Ruff holds this for functions (D401), but not for modules, classes and properties. Tests state what holds."""
     wrong = [
         f"{path.relative_to(REPOSITORY)}: {name}"
         for path in MODULES
         for name in fragments(path.read_text(encoding="utf-8"))
-        if not name.startswith("test_")
+        if not name.startswith("test_") and (name != MODULE or room_of(module_name(path)) != "tests")
     ]
     assert not wrong
 
@@ -214,11 +220,16 @@ def test_docstrings_begin_with_a_verb() -> None:
         ("What a sweep found.", False),
         ("[B, T, V]: what is predicted.", False),
         ("log2 of the learning rate.", False),
+        ("GPTQ: columns are rounded one after the other.", False),
+        ("Optimizers, schedules and averages.", False),
+        ("Calibration: what the layers see.", False),
+        ("Decoding with thoughts.", False),
     ],
 )
 def test_a_docstring_that_begins_otherwise_is_found(text: str, good: bool) -> None:
     for head in ("def f():", "class f:", "class C:\n  @property\n  def f(self):"):
         assert fragments(f'{head}\n    """{text}"""') == ([] if good else ["f"])
+    assert fragments(f'"""{text}"""\n\nX = 1') == ([] if good else [MODULE])
 
 
 def test_every_package_is_installed() -> None:

@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def answers(law: object) -> dict[str, float]:
-    """Constants, and curves where the constants are degenerate."""
+    """Return constants, and curves where the constants are degenerate."""
     if not isinstance(law, PrecisionLaw):
         raise TypeError(f"{law!r}")
     curve = {f"f_kv({bits})": float(law.fraction("kv", np.array([float(bits)]))[0]) for bits in (4, 5, 6)}

@@ -110,7 +110,7 @@ def interval(values: Sequence[float], shown: Callable[[float], float] = float) -
 
 
 def read(path: Path) -> list[Row]:
-    """Objects of a file of JSON Lines."""
+    """Read the objects of a file of JSON Lines."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

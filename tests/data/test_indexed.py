@@ -30,7 +30,7 @@ def read_like_megatron(prefix: Path) -> list[list[int]]:
 
 
 def write_like_megatron(prefix: Path, documents: list[list[list[int]]], code: int = 8, letter: str = "H") -> None:
-    """Documents of several sequences each, as Megatron-LM's preprocessing writes split sentences."""
+    """Write documents of several sequences each, as Megatron-LM's preprocessing writes split sentences."""
     sequences = [sequence for document in documents for sequence in document]
     data = [struct.pack(f"<{len(sequence)}{letter}", *sequence) for sequence in sequences]
     Path(f"{prefix}.bin").write_bytes(b"".join(data))

@@ -99,7 +99,7 @@ PlainLoop = Callable[..., Reference]
 
 @pytest.fixture(scope="session")
 def plain_loop() -> PlainLoop:
-    """Training in plain PyTorch, one process, one batch a step: (config, optimizers, loss) -> Reference.
+    """Train in plain PyTorch, one process, one batch a step: (config, optimizers, loss) -> Reference.
 
     The optimizers' groups carry the lr_multiplier of their rows, and the loop sets lr.
     """

@@ -69,7 +69,7 @@ def state(step: int, inputs: Inputs) -> TrainState:
 def original(
     engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Checkpoints of steps 1, 2 and 3."""
+    """Make checkpoints of steps 1, 2 and 3."""
     root = tmp_path_factory.mktemp("original") / "checkpoints"
     for step in range(3):
         engine.train_step(inputs.train.micro_batches(step), step, 1e-3)

@@ -62,7 +62,7 @@ SCALED: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Products this small are faster on one thread, above all on a busy machine."""
+    """Use one thread: products this small are faster so, above all on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

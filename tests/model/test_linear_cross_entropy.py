@@ -110,7 +110,7 @@ def test_autocast_computes_in_bf16_and_returns_fp32(gradients: bool) -> None:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Elements of the largest tensor that any operation returned."""
+    """Record how many elements the largest tensor has that any operation returned."""
 
     elements = 0
 

@@ -42,7 +42,7 @@ sys.exit(0 if ending == "stop-once" else int(ending))
 
 @dataclass(frozen=True)
 class Probe:
-    """Submits probe jobs and reads what they wrote."""
+    """Submit probe jobs and read what they wrote."""
 
     cluster: Cluster
     folder: Path

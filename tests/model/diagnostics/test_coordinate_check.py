@@ -130,7 +130,7 @@ def test_alpha_one_half_keeps_the_stream_but_moves_its_weights_less_with_depth()
 
 
 def scaled(**powers: tuple[str, float, float]) -> Wrong:
-    """Rows in which `field` of every row of `role` is multiplied by m_N^a * m_L^b."""
+    """Return rows in which `field` of every row of `role` is multiplied by m_N^a * m_L^b."""
 
     def change(row: ParameterRow, m_n: float, m_l: float) -> ParameterRow:
         if row.role not in powers:

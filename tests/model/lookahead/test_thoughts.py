@@ -201,7 +201,7 @@ def test_the_text_pass_is_the_plain_model(make_model: MakeModel) -> None:
 def committed(
     model: CausalLM, thinker: Thinker, tokens: Tensor, anchors: Tensor, valid: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """States of the second text pass [B, T, D], and of all slots [B, K, tau, D]."""
+    """Return states of the second text pass [B, T, D], and of all slots [B, K, tau, D]."""
     valid = torch.ones_like(anchors, dtype=torch.bool) if valid is None else valid
     text, chosen = text_of(model), Anchors(anchors, valid)
     states, memory = run_text(model.model, tokens, text)

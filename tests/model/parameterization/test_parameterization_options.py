@@ -29,7 +29,7 @@ def table(
 
 
 def reference(width: float, depth: float, alpha: float) -> dict[str, tuple[float, float, float, float]]:
-    """CompleteP's Table 1 written down a second time, in powers: role -> std, lr, weight decay, eps."""
+    """Write CompleteP's Table 1 a second time, in powers: role -> std, lr, weight decay, eps."""
     block_eps = width**-1 * depth**-alpha
     return {
         "embed_tokens": (1, 1, 1, width**-1),

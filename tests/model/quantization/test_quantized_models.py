@@ -33,7 +33,7 @@ SHARED = ["rtn-w4", "gptq-w3", "awq-w4-g8", "w8a8-static", "w8a8-token-smooth0.5
 
 @pytest.fixture(scope="module")
 def exported(make_model: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[CausalLM, nn.Module]]:
-    """Ours, and what opens from its export, by the class."""
+    """Return our model, and what opens from its export, by the class."""
     pairs = {}
     for name, shape in SHAPES.items():
         folder = tmp_path_factory.mktemp(name)

@@ -26,13 +26,13 @@ def measure(law: Law, at: Points, noise: float = 0.0, seed: int = 0, runs: NDArr
 
 
 def every(*columns: list[float]) -> list[Floats]:
-    """Columns of all combinations."""
+    """Return columns of all combinations."""
     return [axis.ravel() for axis in np.meshgrid(*columns, indexing="ij")]
 
 
 @pytest.fixture(scope="module")
 def noisy() -> list[PrecisionLaw]:
-    """Fits to the paper's grid under five draws of 0.5 % noise."""
+    """Fit to the paper's grid under five draws of 0.5 % noise."""
     at, _ = kumar_grid()
     laws = [fit(PrecisionLaw, measure(KUMAR, at, 0.005, seed)).law for seed in range(5)]
     assert all(isinstance(law, PrecisionLaw) for law in laws)

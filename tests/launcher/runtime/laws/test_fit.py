@@ -27,7 +27,7 @@ ROW = {"parameters": 30e6, "tokens": 1e9, "weight_bits": 16, "activation_bits": 
 
 
 def synthetic() -> list[dict[str, Any]]:
-    """Checkpoints of three sizes, weights trained at several widths, the bf16 ones rounded; 0.1 % of noise."""
+    """Return checkpoints of three sizes, weights trained at several widths, bf16 ones rounded; 0.1 % of noise."""
     generator = np.random.default_rng(0)
     rows = []
     for size in (30_000_000, 100_000_000, 220_000_000):
@@ -42,7 +42,7 @@ def synthetic() -> list[dict[str, Any]]:
 
 
 def write(file: Path, rows: list[Any]) -> Path:
-    """JSON Lines."""
+    """Write JSON Lines."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return file

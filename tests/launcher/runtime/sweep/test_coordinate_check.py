@@ -34,7 +34,7 @@ def result(rule: str, width: int, depth: int, seed: int, power: float, lr: float
 
 
 def results() -> list[Result]:
-    """Widths at one rate, depths at another: the base occurs at both."""
+    """Vary widths at one rate, depths at another: the base occurs at both."""
     found = []
     for rule, power in (("flat", 0.0), ("grows", 1.0)):
         for seed in (1, 2):

@@ -137,7 +137,7 @@ def test_a_saved_plan_is_the_plan(plan: Plan, tmp_path: Path) -> None:
 
 
 def one_axis_at_a_time(axes: dict[str, Any]) -> list[dict[str, Any]]:
-    """Grids in which one axis takes all of its values and the others their first: every value is read, few products."""
+    """Return grids in which one axis takes all of its values and the others their first: all are read, few products."""
     first = {
         name: dict(list(values.items())[:1]) if isinstance(values, dict) else values[:1]
         for name, values in axes.items()
