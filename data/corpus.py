@@ -191,7 +191,7 @@ def open_corpus(path: str | Path) -> Corpus:
         indexed = open_indexed(prefix)
         fingerprint = _fingerprint({"idx": file_facts(Path(f"{prefix}.idx")).xxh3_64})
         return Corpus(prefix.name, prefix, fingerprint, {"train": Split("train", indexed, None)})
-    known = ", ".join(sorted(str(found.parent) for found in path.parent.glob(f"*/{MANIFEST}"))) or "none"
+    known = ", ".join(sorted(str(manifest.parent) for manifest in path.parent.glob(f"*/{MANIFEST}"))) or "none"
     raise ValueError(
         f"{path}: no corpus here (no {path / MANIFEST}, no {prefix}.idx); corpora beside it: {known}. "
         f"Make one with: python launcher/prepare.py --source PATH --tokenizer train-bpe:8192 --output {path}"
@@ -204,9 +204,9 @@ def _open_folder(path: Path) -> Corpus:
         file = path / name
         actual = file.stat().st_size if file.is_file() else None
         if actual != record.size:
-            found = "is missing" if actual is None else f"has {actual} bytes"
+            state = "is missing" if actual is None else f"has {actual} bytes"
             raise ValueError(
-                f"{file}: {found}, {MANIFEST} expects {record.size} bytes; copy the corpus again, "
+                f"{file}: {state}, {MANIFEST} expects {record.size} bytes; copy the corpus again, "
                 "or prepare it again with --overwrite"
             )
     splits = {}

@@ -101,15 +101,15 @@ def is_near(share: float, fraction: float) -> bool:
     return fraction / TOLERANCE <= share <= fraction * TOLERANCE
 
 
-def split(documents: Iterable[str], found: Survey, fraction: float, seed: int) -> Iterator[Document]:
+def split(documents: Iterable[str], surveyed: Survey, fraction: float, seed: int) -> Iterator[Document]:
     """Mark each document as held out or not; cut the large ones in two where the survey says so."""
     for text in documents:
         data = text.encode()
-        if len(data) > found.cut_above:
+        if len(data) > surveyed.cut_above:
             for part, held_out in zip(cut(text, fraction), (False, True), strict=True):
                 yield Document(part, len(part.encode()), held_out)
         else:
-            yield Document(text, len(data), place(data, seed) < found.threshold)
+            yield Document(text, len(data), place(data, seed) < surveyed.threshold)
 
 
 def cut(text: str, fraction: float) -> tuple[str, str]:

@@ -120,10 +120,10 @@ def prepare(request: Request, log: Log) -> Result:
 
     with new_folder(request.output, CORPUS) as folder:
         skipped: Counter[str] = Counter()
-        found = _survey(request, skipped, log)
-        log(_describe(found, skipped))
-        _build_tokenizer(request, found, folder / "tokenizer", log)
-        manifest = _encode(request, found, folder, identity, skipped, log)
+        surveyed = _survey(request, skipped, log)
+        log(_describe(surveyed, skipped))
+        _build_tokenizer(request, surveyed, folder / "tokenizer", log)
+        manifest = _encode(request, surveyed, folder, identity, skipped, log)
         _warn_of_share(request, manifest, "give more text, or another --validation-fraction", log)
         (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
     return Result(request.output, manifest, time.monotonic() - started)
@@ -158,11 +158,11 @@ def _counted(documents: Iterable[str], progress: Progress) -> Iterator[str]:
         progress.update(len(text))
 
 
-def _describe(found: Survey, skipped: Counter[str]) -> str:
+def _describe(surveyed: Survey, skipped: Counter[str]) -> str:
     left_out = "".join(f", {count:,} left out ({reason})" for reason, count in sorted(skipped.items()))
-    whole = found.documents == 1 or found.cut_above == math.inf
-    cut = "" if whole else f"; the end of each of more than {found.cut_above:,.0f} bytes is held out"
-    return f"source: {found.documents:,} documents, {found.source_bytes / 1e6:,.1f} MB of text{left_out}{cut}"
+    whole = surveyed.documents == 1 or surveyed.cut_above == math.inf
+    cut = "" if whole else f"; the end of each of more than {surveyed.cut_above:,.0f} bytes is held out"
+    return f"source: {surveyed.documents:,} documents, {surveyed.source_bytes / 1e6:,.1f} MB of text{left_out}{cut}"
 
 
 def _warn_of_share(request: Request, manifest: Manifest, remedy: str, log: Log) -> None:
@@ -176,30 +176,30 @@ def _warn_of_share(request: Request, manifest: Manifest, remedy: str, log: Log) 
         )
 
 
-def _build_tokenizer(request: Request, found: Survey, folder: Path, log: Log) -> None:
+def _build_tokenizer(request: Request, surveyed: Survey, folder: Path, log: Log) -> None:
     size = trained_size(request.tokenizer)
     if size:
-        text = sum(map(len, found.sample))
-        log(f"tokenizer: training {request.tokenizer} on {len(found.sample):,} documents, {text / 1e6:,.1f} MB")
-    build_tokenizer(request.tokenizer, found.sample, folder)
+        text = sum(map(len, surveyed.sample))
+        log(f"tokenizer: training {request.tokenizer} on {len(surveyed.sample):,} documents, {text / 1e6:,.1f} MB")
+    build_tokenizer(request.tokenizer, surveyed.sample, folder)
     actual = Encoder(folder, request.tokenizer).vocab_size
     if size and actual < size:
         log(f"tokenizer: the text supports {actual:,} tokens only, fewer than the {size:,} asked for")
 
 
 def _encode(
-    request: Request, found: Survey, folder: Path, identity: dict[str, Any], skipped: Counter[str], log: Log
+    request: Request, surveyed: Survey, folder: Path, identity: dict[str, Any], skipped: Counter[str], log: Log
 ) -> Manifest:
     """Write the token files of both splits, and say what they are."""
     encoder = Encoder(folder / "tokenizer", request.tokenizer)
-    _check_space(request, found, encoder.dtype.itemsize, folder)
+    _check_space(request, surveyed, encoder.dtype.itemsize, folder)
     source_bytes = dict.fromkeys(SPLITS, 0)
     documents = dict.fromkeys(SPLITS, 0)
     counts: dict[str, Int64s] = {name: np.zeros(encoder.vocab_size, np.int64) for name in SPLITS}
 
-    texts = split(request.sources.documents(Counter()), found, request.validation_fraction, request.seed)
+    texts = split(request.sources.documents(Counter()), surveyed, request.validation_fraction, request.seed)
     with ExitStack() as stack:
-        progress = stack.enter_context(closing(Progress("tokenizing", found.source_bytes, log)))
+        progress = stack.enter_context(closing(Progress("tokenizing", surveyed.source_bytes, log)))
         writers = {name: stack.enter_context(IndexedWriter(folder / name, encoder.dtype)) for name in SPLITS}
         for part in encode_documents(texts, folder / "tokenizer", request.tokenizer, request.workers):
             name = SPLITS[part.held_out]
@@ -208,7 +208,7 @@ def _encode(
             source_bytes[name] += part.source_bytes
             documents[name] += len(part.lengths)
             progress.update(part.source_bytes)
-    if sum(source_bytes.values()) != found.source_bytes:
+    if sum(source_bytes.values()) != surveyed.source_bytes:
         raise ValueError("the source changed while it was being read; run the same command again when it is at rest")
 
     files = {file: facts for writer in writers.values() for file, facts in writer.files.items()}
@@ -233,10 +233,10 @@ def _encode(
     )
 
 
-def _check_space(request: Request, found: Survey, token_bytes: int, folder: Path) -> None:
+def _check_space(request: Request, surveyed: Survey, token_bytes: int, folder: Path) -> None:
     """Refuse early what cannot fit: exact for bytes, and four bytes of text per token, which is usual, for the rest."""
     text_per_token = 1 if request.tokenizer == "byte" else 4
-    needed = found.source_bytes // text_per_token * token_bytes + found.documents * (token_bytes + 20)
+    needed = surveyed.source_bytes // text_per_token * token_bytes + surveyed.documents * (token_bytes + 20)
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise OSError(

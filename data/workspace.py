@@ -42,8 +42,8 @@ def check_replaceable(output: Path, kind: FolderKind) -> None:
     Raises:
         ValueError: names the path, what is there, and what to do.
     """
-    if not is_free(output) and (found := _foreign(output, kind)):
-        raise ValueError(f"--output {output}: {found}; nothing was replaced: choose another name, or move this away")
+    if not is_free(output) and (obstacle := _foreign(output, kind)):
+        raise ValueError(f"--output {output}: {obstacle}; nothing was replaced: choose another name, or move this away")
 
 
 def _foreign(output: Path, kind: FolderKind) -> str | None:

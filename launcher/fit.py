@@ -60,13 +60,13 @@ def main() -> None:
     cli.say(f"{len(rows.measured.at)} points from {len(rows.files)} file(s); form {arguments.form}: {form.TITLE}")
     if rows.left_out:
         cli.say("left out: " + ", ".join(f"{count} {reason}" for reason, count in rows.left_out.items()))
-    found = fit(form, rows.measured, arguments.hold_out, arguments.seed)
-    draws = found.bootstrap(arguments.bootstrap, arguments.seed)
+    fitted = fit(form, rows.measured, arguments.hold_out, arguments.seed)
+    draws = fitted.bootstrap(arguments.bootstrap, arguments.seed)
     resampled = list(tqdm(draws, total=arguments.bootstrap, unit="fit", desc="bootstrap", disable=None))
-    facts = describe(rows, found, resampled, arguments.hold_out)
+    facts = describe(rows, fitted, resampled, arguments.hold_out)
     arguments.output.mkdir(parents=True, exist_ok=True)
     write_json(arguments.output / LAW, finite(facts))
-    figures = plot_fit(found, facts["curves"], arguments.output)
+    figures = plot_fit(fitted, facts["curves"], arguments.output)
     if arguments.json:
         cli.print_json(finite(facts))
         return

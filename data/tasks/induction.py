@@ -42,10 +42,10 @@ class InductionConfig(DrawnTaskConfig):
     def draw(self, draws: Draws) -> Example:
         """Draw one random example."""
         tokens = FIRST_SYMBOL + draws.integers(self.length, self.symbols)
-        found = after_last_occurrence(tokens)
+        following = after_last_occurrence(tokens)
         places = np.arange(self.length)
         for _ in range(self.hops):
-            places = np.where(places >= 0, found[places], -1)
+            places = np.where(places >= 0, following[places], -1)
         return Example(tokens, np.where(places >= 0, tokens[places], IGNORED))
 
     def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
@@ -56,8 +56,8 @@ class InductionConfig(DrawnTaskConfig):
 def after_last_occurrence(tokens: Int64s) -> Int64s:
     """Return, for each place [n], the place after the last earlier occurrence of its token; -1 where there is none."""
     after: dict[int, int] = {}
-    found = []
+    following = []
     for place, token in enumerate(tokens.tolist()):
-        found.append(after.get(token, -1))
+        following.append(after.get(token, -1))
         after[token] = place + 1
-    return np.array(found, np.int64)
+    return np.array(following, np.int64)

@@ -212,10 +212,10 @@ def ancestors(edges: Int64s, node: int) -> set[int]:
     parents: dict[int, list[int]] = {}
     for parent, child in edges.tolist():
         parents.setdefault(child, []).append(parent)
-    found, waiting = {node}, [node]
+    reached, waiting = {node}, [node]
     while waiting:
         for parent in parents.get(waiting.pop(), []):
-            if parent not in found:
-                found.add(parent)
+            if parent not in reached:
+                reached.add(parent)
                 waiting.append(parent)
-    return found
+    return reached

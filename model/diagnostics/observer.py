@@ -56,11 +56,11 @@ class Observation:
 
     def record(self) -> Statistics:
         """Return the statistics by their keys, sorted."""
-        found: Statistics = {}
+        record: Statistics = {}
         for (kind, rest), sums in self.sums.items():
             measured = STATISTICS[kind]({name: value.cpu() for name, value in sums.items()})
-            found |= {_key(kind, name, rest): value for name, value in measured.items()}
-        return dict(sorted(found.items()))
+            record |= {_key(kind, name, rest): value for name, value in measured.items()}
+        return dict(sorted(record.items()))
 
 
 def _is_maximum(name: str) -> bool:

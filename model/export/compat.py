@@ -85,8 +85,8 @@ def _build(config: ModelConfig, folded: Weights) -> Export:
     # norms; those of queries and keys do not notice if what they read shrinks with it
     shrink = math.sqrt(config.hidden_size / width) if config.final_norm else 1.0
     stock = {}
-    for name, found in folded.items():
-        weight = found * shrink if ".q_proj." in name or ".k_proj." in name else found
+    for name, tensor in folded.items():
+        weight = tensor * shrink if ".q_proj." in name or ".k_proj." in name else tensor
         if ".self_attn.o_proj." in name:
             stock[name] = _rows(weight, new)
         elif name.endswith("_proj.weight") or name == "lm_head.weight":

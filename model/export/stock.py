@@ -187,10 +187,10 @@ class StockClass(Target):
         if self.equal_heads:
             wanted["num_key_value_heads"] = (heads,)
         for key, values in wanted.items():
-            found = getattr(config, key)
-            if values is not None and found not in values:
+            actual = getattr(config, key)
+            if values is not None and actual not in values:
                 expected = " or ".join(str(value) for value in values)
-                return f"has model.{key} = {expected}; this model has {found}"
+                return f"has model.{key} = {expected}; this model has {actual}"
         return None
 
 

@@ -23,15 +23,15 @@ def refusal(precision: PrecisionConfig, device: torch.device) -> str | None:
         return f"precision.float8 = {precision.float8} needs torchao, which is missing: pip install -e '.[float8]'"
     if precision.float8_emulated:
         return None
-    found = "a CPU"
+    actual = "a CPU"
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) >= CAPABILITY:
             return None
-        found = f"{torch.cuda.get_device_name(device)} with {major}.{minor}"
+        actual = f"{torch.cuda.get_device_name(device)} with {major}.{minor}"
     return (
         f"precision.float8 = {precision.float8} needs a GPU of capability {CAPABILITY[0]}.{CAPABILITY[1]} or more, and "
-        f"this is {found}: leave it out, or set precision.float8_emulated=true to try the configuration, slowly"
+        f"this is {actual}: leave it out, or set precision.float8_emulated=true to try the configuration, slowly"
     )
 
 

@@ -101,7 +101,7 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     def __str__(self) -> str:
         """Describe the rounding in one line: weights int4 (channel), kv_cache int8 (tensor)."""
         sites = {site: getattr(self, site) for site in ("weights", "activations", "kv_cache")}
-        words = [f"{site} {found}" for site, found in sites.items() if found is not None]
+        words = [f"{site} {quantizer}" for site, quantizer in sites.items() if quantizer is not None]
         if self.float8 is not None:
             words.append(f"float8 products ({self.float8}{', emulated' if self.float8_emulated else ''})")
         return ", ".join(words) or "nothing rounded"

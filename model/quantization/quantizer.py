@@ -173,10 +173,10 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         view, dims = self.blocked(x, site)
         if limits is not None:
             return self.grid_between(limits, limits.largest)
-        found = self._reach(view, dims)
+        reach = self._reach(view, dims)
         if self.range != "mse":
-            return self.grid_between(found, found.largest)
-        return self.search(view, found, lambda missed: missed.square().sum(dims, keepdim=True), SHRINKS)
+            return self.grid_between(reach, reach.largest)
+        return self.search(view, reach, lambda missed: missed.square().sum(dims, keepdim=True), SHRINKS)
 
     def search(self, view: Tensor, limits: Limits, error: Callable[[Tensor], Tensor], shares: Sequence[float]) -> Grid:
         """Return, for each block, the grid of least error among those that hold a share of its limits.
@@ -191,9 +191,9 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         least = error(best.round(view) - view)
         for share in shares:
             grid = self.grid_between(limits.shrunk(share), limits.largest)
-            found = error(grid.round(view) - view)
-            better = found < least
-            least = torch.where(better, found, least)
+            errors = error(grid.round(view) - view)
+            better = errors < least
+            least = torch.where(better, errors, least)
             scale = torch.where(better, grid.scale, best.scale)
             zero = None if best.zero is None or grid.zero is None else torch.where(better, grid.zero, best.zero)
             best = Grid(self.numbers, scale, zero)

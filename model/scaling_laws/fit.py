@@ -110,5 +110,5 @@ def score(predicted: Floats, measured: Floats) -> Score:
 def bands(laws: Sequence[Law]) -> dict[str, tuple[float, float]]:
     """Return the middle 95 % of each constant over bootstrapped laws; constants that never move have none."""
     columns = {name: [law.constants[name] for law in laws] for name in laws[0].constants} if laws else {}
-    found = {name: np.percentile(values, BAND) for name, values in columns.items() if len(set(values)) > 1}
-    return {name: (float(low), float(high)) for name, (low, high) in found.items()}
+    percentiles = {name: np.percentile(values, BAND) for name, values in columns.items() if len(set(values)) > 1}
+    return {name: (float(low), float(high)) for name, (low, high) in percentiles.items()}

@@ -43,10 +43,10 @@ def cautions(problem: Problem, solution: Solution) -> list[str]:
 
 def _bounds(problem: Problem, solution: Solution) -> list[str]:
     notes = []
-    for name, value, found in zip(problem.ranges, solution.place, problem.ranges.values(), strict=False):
-        near = 1e-3 * (found.high - found.low)
-        if min(value - found.low, found.high - value) < near:
-            bound = found.low if value - found.low < near else found.high
+    for name, value, interval in zip(problem.ranges, solution.place, problem.ranges.values(), strict=False):
+        near = 1e-3 * (interval.high - interval.low)
+        if min(value - interval.low, interval.high - value) < near:
+            bound = interval.low if value - interval.low < near else interval.high
             index = name.removeprefix("zero_")
             label = name if index == name else f"gamma_{index} x n_{index}"
             notes.append(f"{label} ended at the bound of its search, {bound:g}")

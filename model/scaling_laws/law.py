@@ -103,8 +103,8 @@ class Law:
     @property
     def constants(self) -> dict[str, float]:
         """Return the constants that are known, by name."""
-        found = {field.name: float(getattr(self, field.name)) for field in fields(self)}
-        return {name: value for name, value in found.items() if not np.isnan(value)}
+        values = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return {name: value for name, value in values.items() if not np.isnan(value)}
 
     @classmethod
     def search(cls, at: Points) -> dict[str, Range]:  # noqa: ARG003 these two do not depend on the points
@@ -117,9 +117,9 @@ class Law:
         return {"alpha": exponent} if cls.TIED else {"alpha": exponent, "beta": exponent}
 
     @classmethod
-    def build(cls, found: Mapping[str, float]) -> "Law":
+    def build(cls, constants: Mapping[str, float]) -> "Law":
         """Build a law from what `search` asked for and constants of `LINEAR`."""
-        return cls(**({"beta": found["alpha"]} if cls.TIED else {}), **found)
+        return cls(**({"beta": constants["alpha"]} if cls.TIED else {}), **constants)
 
     @classmethod
     def cautions(cls, at: Points) -> list[str]:

@@ -33,8 +33,8 @@ class Measured:
         rounded = np.isfinite(self.at.post_bits)
         scorings = self.runs if self.scorings is None else self.scorings
         plain = {scoring: index for index, scoring in enumerate(scorings) if not rounded[index]}
-        found = [plain.get(scoring, -1) if r else -1 for scoring, r in zip(scorings, rounded, strict=True)]
-        return np.array(found, np.intp)
+        indices = [plain.get(scoring, -1) if r else -1 for scoring, r in zip(scorings, rounded, strict=True)]
+        return np.array(indices, np.intp)
 
     def post_deltas(self) -> tuple["Measured", Floats]:
         """Return the points quantized after training whose checkpoint was measured, and how much more they lose."""

@@ -79,13 +79,13 @@ class PrecisionLaw(Law):
                     f"fit one to runs with several {TRAINING[index]}"
                 )
             return np.ones(bits.shape)
-        found: Floats = 1 - np.exp(-bits / gamma + offset)
+        fraction: Floats = 1 - np.exp(-bits / gamma + offset)
         if narrowest <= gamma * offset:
             raise ValueError(
                 f"{TRAINING[index]} = {narrowest:g}: f_{index} is not positive at or below gamma_{index} x n_{index} = "
                 f"{gamma * offset:.3g} bits, where the law says nothing; take more bits"
             )
-        return found
+        return fraction
 
     def at_bits(self, parameters: ArrayLike, tokens: ArrayLike, bits: ArrayLike) -> Points:
         """Return models trained with `bits` for each x in `indices`, and in bf16 elsewhere."""
@@ -144,7 +144,7 @@ class PrecisionLaw(Law):
 
         An f is searched as gamma_x and its zero gamma_x n_x, which stays below all widths.
         """
-        found = super().search(at)
+        ranges = super().search(at)
         rounded = np.isfinite(at.post_bits)
         for index, column in TRAINING.items():
             widths = np.unique(getattr(at, column))
@@ -154,26 +154,26 @@ class PrecisionLaw(Law):
                     f"add runs at {BF16:g} bits"
                 )
             if len(widths) > 1:
-                found[f"gamma_{index}"] = Range(0.05, 20.0, 0.5, 4.0)
+                ranges[f"gamma_{index}"] = Range(0.05, 20.0, 0.5, 4.0)
             if len(widths) > 2:
                 highest = float(widths[0]) - MARGIN
-                found[f"zero_{index}"] = Range(-20.0, highest, min(0.0, highest - 1), highest - 0.3)
+                ranges[f"zero_{index}"] = Range(-20.0, highest, min(0.0, highest - 1), highest - 0.3)
         if rounded.any():
             exponent = Range(0.0, 2.0, 0.1, 0.8)
-            found |= {"gamma_D": exponent, "gamma_N": exponent, "gamma_post": Range(0.05, 20.0, 0.3, 3.0)}
+            ranges |= {"gamma_D": exponent, "gamma_N": exponent, "gamma_post": Range(0.05, 20.0, 0.3, 3.0)}
         for index, column in TRAINING.items():
             width = getattr(at, column)
             if (rounded & (width < BF16) & (width > at.post_bits)).any():
-                found[f"C_{index}"] = Range(1e-3, 20.0, 0.1, 2.0)
-        return found
+                ranges[f"C_{index}"] = Range(1e-3, 20.0, 0.1, 2.0)
+        return ranges
 
     @classmethod
-    def build(cls, found: Mapping[str, float]) -> Law:
+    def build(cls, constants: Mapping[str, float]) -> Law:
         """Build a law, with n_x from the zero; b stays 0, since C_T exp(b) is one number, which a fit calls C_T."""
-        values = {name: value for name, value in found.items() if not name.startswith("zero_")}
+        values = {name: value for name, value in constants.items() if not name.startswith("zero_")}
         for index in TRAINING:
-            if f"zero_{index}" in found:
-                values[f"n_{index}"] = found[f"zero_{index}"] / found[f"gamma_{index}"]
+            if f"zero_{index}" in constants:
+                values[f"n_{index}"] = constants[f"zero_{index}"] / constants[f"gamma_{index}"]
         return super().build(values)
 
     @classmethod

@@ -44,7 +44,7 @@ class Problem:
         self.form, self.at, self.loss, self.ranges = form, measured.at, measured.loss, ranges
         self._checkpoints = measured.checkpoints()
         self._paired = self._checkpoints >= 0
-        low, high = np.array([(found.low, found.high) for found in self.ranges.values()]).T
+        low, high = np.array([(interval.low, interval.high) for interval in self.ranges.values()]).T
         self.low, self.high = low, high
         # A form without what its last term is about has columns of zeros
         self.active = tuple(
@@ -53,10 +53,11 @@ class Problem:
 
     def solve(self, starts: int = STARTS, seed: int = 0) -> Solution:
         """Return the best solution of several starts."""
-        found = sorted((self._project(start) for start in self._starts(starts, seed)), key=lambda pair: pair[0])
+        candidates = sorted((self._project(start) for start in self._starts(starts, seed)), key=lambda pair: pair[0])
         everywhere = np.arange(len(self.at))
         return min(
-            (self.polish(place, everywhere) for _, place in found[:POLISHED]), key=lambda solution: solution.objective
+            (self.polish(place, everywhere) for _, place in candidates[:POLISHED]),
+            key=lambda solution: solution.objective,
         )
 
     def polish(self, place: Floats, rows: NDArray[np.intp]) -> Solution:
@@ -117,8 +118,8 @@ class Problem:
         """Return the linear constants, by non-negative least squares on relative errors."""
         rows = np.stack([self._from_checkpoint(column / self.loss) for column in columns], axis=1)
         rotation, triangle = np.linalg.qr(rows)
-        found: Floats = nnls(triangle, self._from_checkpoint(np.ones(len(self.loss))) @ rotation)[0]
-        return found
+        constants: Floats = nnls(triangle, self._from_checkpoint(np.ones(len(self.loss))) @ rotation)[0]
+        return constants
 
     def _from_checkpoint(self, values: Floats) -> Floats:
         """Subtract from the values of points quantized after training those of their checkpoints; keep the others."""
@@ -151,11 +152,11 @@ class Problem:
         return self.form.build({**dict(zip(self.ranges, map(float, values), strict=True)), **linear})
 
     def _middle(self) -> Floats:
-        return np.array([(found.start_low + found.start_high) / 2 for found in self.ranges.values()])
+        return np.array([(interval.start_low + interval.start_high) / 2 for interval in self.ranges.values()])
 
     def _starts(self, count: int, seed: int) -> Sequence[Floats]:
         """Return the middle of the intervals, and a Latin hypercube over them."""
-        low, high = np.array([(found.start_low, found.start_high) for found in self.ranges.values()]).T
+        low, high = np.array([(interval.start_low, interval.start_high) for interval in self.ranges.values()]).T
         if count == 1:
             return [self._middle()]
         draws = qmc.LatinHypercube(len(low), rng=np.random.default_rng(seed)).random(count - 1)

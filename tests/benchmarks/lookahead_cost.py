@@ -85,7 +85,7 @@ def measure(arguments: argparse.Namespace, objectives: dict[str, ObjectiveConfig
         "positions": places,
         "sample_index": torch.arange(arguments.batch, device=device),
     }
-    found: dict[str, list[float]] = {name: [] for name in models}
+    seconds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(arguments.rounds + 1):  # the first warms up
         for name, model in models.items():
             model.zero_grad()
@@ -95,8 +95,8 @@ def measure(arguments: argparse.Namespace, objectives: dict[str, ObjectiveConfig
                 losses = model.losses(batch, 0)
             losses.terms.sum().backward()
             synchronize(device)
-            found[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times[1:]) for name, times in found.items()}
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
 
 
 def make(shape: ModelConfig, objective: ObjectiveConfig) -> TrainedLM:

@@ -190,7 +190,7 @@ def free_port() -> int:
 
 def tensor_digests(folder: Path) -> dict[str, str]:
     """Return kind of file/name of tensor -> SHA-256 of its type, shape and bytes, of all safetensors in a folder."""
-    found = {}
+    digests = {}
     for file in sorted(folder.glob("*.safetensors")):
         content = file.read_bytes()
         start = 8 + int.from_bytes(content[:8], "little")
@@ -198,8 +198,8 @@ def tensor_digests(folder: Path) -> dict[str, str]:
             if name != "__metadata__":
                 first, end = (start + offset for offset in entry["data_offsets"])
                 tensor = f"{entry['dtype']}{entry['shape']}".encode() + content[first:end]
-                found[f"{file.stem.partition('-')[0]}/{name}"] = hashlib.sha256(tensor).hexdigest()
-    return found
+                digests[f"{file.stem.partition('-')[0]}/{name}"] = hashlib.sha256(tensor).hexdigest()
+    return digests
 
 
 def file_digests(folder: Path) -> dict[str, str]:
@@ -349,16 +349,16 @@ def main() -> int:
     equal = 0
     with checked_out(commit) as root:
         there = Side(root, cache / commit[:12], commit)
-        for number, (name, found) in enumerate(compare_all(names, there, here, arguments.jobs)):
+        for number, (name, outcome) in enumerate(compare_all(names, there, here, arguments.jobs)):
             place = f"{number:>2}/{len(names)} {name}"
-            if isinstance(found, ReferenceRunError):
+            if isinstance(outcome, ReferenceRunError):
                 failed.append(name)
-                print(f"{place}: failed: {found}", flush=True)
+                print(f"{place}: failed: {outcome}", flush=True)
                 continue
-            equal += found.equal
-            differences += found.differences[:SHOWN]
-            counts = f"{found.equal} equal, {len(found.differences)} different"
-            print("; ".join([f"{place}: {counts}", *found.one_sided]), flush=True)
+            equal += outcome.equal
+            differences += outcome.differences[:SHOWN]
+            counts = f"{outcome.equal} equal, {len(outcome.differences)} different"
+            print("; ".join([f"{place}: {counts}", *outcome.one_sided]), flush=True)
     if differences:
         print(f"\nThe first {SHOWN} differences of each run:\n{table(differences)}")
     if failed:

@@ -100,7 +100,7 @@ class HarnessModel(TemplateLM):
         pairs = [(context or [self.prefix_token_id], continuation) for _, context, continuation in requests]
         # Longest first: rows of a batch are alike, and what does not fit into memory shows at once
         order = sorted(range(len(pairs)), key=lambda number: -sum(map(len, pairs[number])))
-        found: dict[int, tuple[float, bool]] = {}
+        scores: dict[int, tuple[float, bool]] = {}
         for start in tqdm(range(0, len(order), self.batch_size), unit="batch", disable=disable_tqdm or None):
             numbers = order[start : start + self.batch_size]
             batch = [pairs[number] for number in numbers]
@@ -111,8 +111,8 @@ class HarnessModel(TemplateLM):
                 predicted = log_probs[len(row) - len(continuation) : len(row)]
                 labels = torch.tensor(continuation, dtype=torch.int64, device=predicted.device)
                 nats = predicted.gather(1, labels[:, None]).double().sum().item()
-                found[number] = (nats, bool((predicted.argmax(-1) == labels).all()))
-        return [found[number] for number in range(len(pairs))]
+                scores[number] = (nats, bool((predicted.argmax(-1) == labels).all()))
+        return [scores[number] for number in range(len(pairs))]
 
     def _log_probs(self, rows: Sequence[list[int]]) -> Tensor:
         """Return log-probabilities [B, T, V] after each token. No token sees the padding, on the right."""
@@ -151,7 +151,7 @@ class HarnessModel(TemplateLM):
         for token in self.model.continuation(prompt, new_tokens, temperature=0.0, stop_at=self.eot_token_id):
             tokens.append(token)
             text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-            found = [text.index(string) for string in until if string and string in text]
-            if found:
-                return text[: min(found)]
+            ends = [text.index(string) for string in until if string and string in text]
+            if ends:
+                return text[: min(ends)]
         return text

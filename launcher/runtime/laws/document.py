@@ -62,23 +62,23 @@ def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
     """Return what follows from the constants at the largest compute of the points: C = (6/16) N D P, P the weights'."""
     law, at = fit.law, fit.train.at
     flops = float((6 / 16 * at.parameters * at.tokens * at.weight_bits).max())
-    found: dict[str, Any] = {"flops": flops}
+    derived: dict[str, Any] = {"flops": flops}
     splits = law.A > 0 and law.B > 0
     if splits:
-        found["at_16_bits"] = asdict(allocate(law, flops))
+        derived["at_16_bits"] = asdict(allocate(law, flops))
     if not isinstance(law, PrecisionLaw):
-        return found
-    best = found["optimal_bits"] = _or_none(optimal_precision, law)
+        return derived
+    best = derived["optimal_bits"] = _or_none(optimal_precision, law)
     if best is not None and splits:
-        found["at_optimal_bits"] = asdict(allocate_with_precision(law, flops))
+        derived["at_optimal_bits"] = asdict(allocate_with_precision(law, flops))
         others = [_or_none(optimal_precision, other) for other in resampled if isinstance(other, PrecisionLaw)]
         known = [bits for bits in others if bits is not None]
-        found["optimal_bits_band"] = list(np.percentile(known, BAND)) if known else None
+        derived["optimal_bits_band"] = list(np.percentile(known, BAND)) if known else None
     if "C_T" in law.constants:
         size = float(at.parameters.max())
         critical = {str(bits): critical_tokens(law, size, bits) / size for bits in POST_BITS}
-        found["critical_tokens_per_parameter"] = {"parameters": size, "post_bits": critical}
-    return found
+        derived["critical_tokens_per_parameter"] = {"parameters": size, "post_bits": critical}
+    return derived
 
 
 def _or_none(question: Callable[[PrecisionLaw], float], law: PrecisionLaw) -> float | None:
@@ -93,14 +93,14 @@ def curves(fit: Fit, resampled: Sequence[Law]) -> dict[str, dict[str, list[float
     """Return f_x(P) from the narrowest width of the points to 16 bits, with the band of the resampled laws."""
     if not isinstance(fit.law, PrecisionLaw):
         return {}
-    found = {}
+    curves = {}
     for index in fit.law.indices:
         bits = np.linspace(getattr(fit.train.at, TRAINING[index]).min(), 16.0, CURVE_POINTS)
         lines = [law.fraction(index, bits) for law in resampled if isinstance(law, PrecisionLaw)]
         band: Floats = np.percentile(lines, BAND, axis=0) if lines else np.empty((0, 0))
-        found[index] = {"bits": bits.tolist(), "f": fit.law.fraction(index, bits).tolist()}
-        found[index] |= {name: edge.tolist() for name, edge in zip(("low", "high"), band, strict=False)}
-    return found
+        curves[index] = {"bits": bits.tolist(), "f": fit.law.fraction(index, bits).tolist()}
+        curves[index] |= {name: edge.tolist() for name, edge in zip(("low", "high"), band, strict=False)}
+    return curves
 
 
 def open_law(name: str) -> SourcedLaw:

@@ -38,12 +38,12 @@ def solved_and_failed(history: History) -> Section | None:
     except ValueError as error:
         print(f"warning: no pictures of examples: {error}", file=sys.stderr)
         return None
-    found = list(answered(model, TaskSource(task).held_out, data.sequence_length))
-    solved, failed = ([example for example in found if example.solved is wanted] for wanted in (True, False))
+    examples = list(answered(model, TaskSource(task).held_out, data.sequence_length))
+    solved, failed = ([example for example in examples if example.solved is wanted] for wanted in (True, False))
     thoughts = ", with thoughts" if model.thinks else ""
     text = (
-        f"Step {model.step}: {len(solved)} of {len(found)} held-out examples of {task.name} are solved{thoughts}. Each "
-        f"token of an answer is predicted from the true ones before it. {pictures.LEGENDS[task.name]}"
+        f"Step {model.step}: {len(solved)} of {len(examples)} held-out examples of {task.name} are solved{thoughts}. "
+        f"Each token of an answer is predicted from the true ones before it. {pictures.LEGENDS[task.name]}"
     )
     return Section("Examples", text, pictures.draw(task, [solved[:SHOWN], failed[:SHOWN]]))
 

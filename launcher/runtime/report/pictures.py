@@ -80,13 +80,13 @@ def star(axes: Axes, task: StarGraphConfig, example: Answered) -> None:
 def sudoku(axes: Axes, task: SudokuConfig, example: Answered) -> None:
     """Draw the grid with the predicted digits; what is given stands on grey."""
     size = task.size
-    given, true, found = map(task.grid_of, (example.tokens[: size**2], example.answer, example.predicted))
+    given, true, predicted = map(task.grid_of, (example.tokens[: size**2], example.answer, example.predicted))
     for row, column in np.ndindex(size, size):
-        wrong = found[row, column] != true[row, column]
+        wrong = predicted[row, column] != true[row, column]
         colour = WRONG if wrong else "black" if given[row, column] else RIGHT
         if given[row, column]:
             axes.add_patch(Rectangle((column, row), 1, 1, color="#eeeeee", zorder=0))
-        digit = str(found[row, column] or "-")
+        digit = str(predicted[row, column] or "-")
         axes.text(column + 0.5, row + 0.5, digit, color=colour, ha="center", va="center", fontsize=72 / size)
     box = round(size**0.5)
     for line in range(size + 1):
@@ -156,9 +156,9 @@ def _layers(edges: list[list[int]]) -> dict[int, Place]:
 
 def _way(axes: Axes, places: Mapping[int, Place], example: Answered) -> None:
     """Draw the true way as a broad band, and from each of its nodes a line to the next one by the model."""
-    true, found = example.answer.tolist(), example.predicted.tolist()
+    true, predicted = example.answer.tolist(), example.predicted.tolist()
     _lines(axes, list(pairwise(true)), places, color=TRUE, linewidth=7, solid_capstyle="round")
-    for before, expected, node in zip([true[0], *true], true, found, strict=False):
+    for before, expected, node in zip([true[0], *true], true, predicted, strict=False):
         if node not in places:
             axes.plot(*places[expected], "x", color=WRONG, zorder=5)
             continue
@@ -181,8 +181,8 @@ def _nodes(axes: Axes, places: Mapping[int, Place], colours: Mapping[int, str]) 
 
 def _list(axes: Axes, example: Answered) -> None:
     if len(example.answer) <= LISTED:
-        true, found = (" ".join(map(str, tokens)) for tokens in (example.answer, example.predicted))
-        axes.set_xlabel(f"true {true}\npredicted {found}", fontsize=7)
+        true, predicted = (" ".join(map(str, tokens)) for tokens in (example.answer, example.predicted))
+        axes.set_xlabel(f"true {true}\npredicted {predicted}", fontsize=7)
 
 
 DRAW: dict[str, Callable[[Axes, Any, Answered], None]] = {

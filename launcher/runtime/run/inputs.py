@@ -64,9 +64,9 @@ def check_agreement(config: Config, inputs: Inputs, world: World) -> None:
     Raises:
         ConfigError: names the first rank that differs from rank 0, and in what.
     """
-    found = disagreement(gather_objects((config, inputs.fingerprints), world))
-    if found is not None:
-        raise ConfigError(found)
+    difference = disagreement(gather_objects((config, inputs.fingerprints), world))
+    if difference is not None:
+        raise ConfigError(difference)
 
 
 def disagreement(views: Sequence[View]) -> str | None:

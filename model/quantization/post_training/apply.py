@@ -127,8 +127,8 @@ def _round_group(
     quantizers = {name: recipe.input_quantizer(name) for name in group}
     limits: dict[str, Limits] = {}
     if recipe.static and text is not None:
-        found = text.limits(first, scale, {each for each in quantizers.values() if each is not None})
-        limits = {name: found[quantizer] for name, quantizer in quantizers.items() if quantizer is not None}
+        by_quantizer = text.limits(first, scale, {each for each in quantizers.values() if each is not None})
+        limits = {name: by_quantizer[quantizer] for name, quantizer in quantizers.items() if quantizer is not None}
 
     rounded = {}
     for name, layer in group.items():

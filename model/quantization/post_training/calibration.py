@@ -96,19 +96,19 @@ class CalibrationText:
         """
         block = self.blocks[self.number]
         linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
-        found: list[tuple[Tensor, dict[str, nn.Linear]]] = []
+        groups: list[tuple[Tensor, dict[str, nn.Linear]]] = []
 
         def note(name: str, layer: nn.Linear, x: Tensor) -> None:
-            group = next((group for other, group in found if other is x), None)
+            group = next((group for other, group in groups if other is x), None)
             if group is None:
-                found.append((x, {name: layer}))
+                groups.append((x, {name: layer}))
             else:
                 group[name] = layer
 
         self._run({layer: partial(note, name, layer) for name, layer in linears.items()}, self.samples[:1])
-        if idle := linears.keys() - {name for _, group in found for name in group}:
+        if idle := linears.keys() - {name for _, group in groups for name in group}:
             raise ValueError(f"block {self.number}: {', '.join(sorted(idle))} does not run on the calibration text")
-        return [group for _, group in found]
+        return [group for _, group in groups]
 
     def sums(self, layer: nn.Linear, with_products: bool) -> InputSums:
         """Return the sums over the inputs of a layer of the block."""
@@ -120,16 +120,16 @@ class CalibrationText:
         self, layer: nn.Linear, scale: Tensor | None, quantizers: Iterable[Quantizer]
     ) -> dict[Quantizer, Limits]:
         """Return static limits of a layer's input, divided by scale, for each quantizer: extremes over the samples."""
-        found: dict[Quantizer, Limits] = {}
+        limits: dict[Quantizer, Limits] = {}
 
         def add(x: Tensor) -> None:
             x = x if scale is None else x / scale.to(x.dtype)
             for quantizer in quantizers:
                 new = quantizer.limits(x, "activations")
-                found[quantizer] = found[quantizer].widened(new) if quantizer in found else new
+                limits[quantizer] = limits[quantizer].widened(new) if quantizer in limits else new
 
         self._run({layer: add}, self.samples)
-        return found
+        return limits
 
     def run_block(self) -> None:
         """Take the text through the block, as it is now."""
@@ -160,14 +160,14 @@ class CalibrationText:
 
     def _arguments(self, sample: Tensor) -> list[Arguments]:
         """Return what each block is called with for a sample; the model runs until the last one would."""
-        found: list[Arguments] = []
+        calls: list[Arguments] = []
 
         def catch(_: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             named = dict(named)
             hidden, *rest = arguments if arguments else (named.pop("hidden_states"),)
             # Hidden states of later blocks are not those of rounded ones: only the first are of use
-            found.append((hidden if not found else hidden[:0], tuple(rest), named))
-            if len(found) == len(self.blocks):
+            calls.append((hidden if not calls else hidden[:0], tuple(rest), named))
+            if len(calls) == len(self.blocks):
                 raise _AllCaught
 
         handles = [block.register_forward_pre_hook(catch, with_kwargs=True) for block in self.blocks]
@@ -182,7 +182,7 @@ class CalibrationText:
         finally:
             for handle in handles:
                 handle.remove()
-        return found
+        return calls
 
 
 class _AllCaught(Exception):  # noqa: N818 - not an error

@@ -37,10 +37,10 @@ def check_rotation(model: nn.Module) -> None:
     """
     if isinstance(model, CausalLM):
         for key, allowed in ALLOWED.items():
-            found = getattr(model.config, key)
-            if found not in allowed:
+            actual = getattr(model.config, key)
+            if actual not in allowed:
                 fitting = " or ".join(str(value) for value in allowed)
-                raise ValueError(f"no rotation folds into model.{key} = {found}: it has to be {fitting}")
+                raise ValueError(f"no rotation folds into model.{key} = {actual}: it has to be {fitting}")
     elif type(model).__name__ not in STOCK:
         raise ValueError(f"no rotation is known for {type(model).__name__}: only for CausalLM, {', '.join(STOCK)}")
 

@@ -157,9 +157,9 @@ def named_recipe(name: str) -> Recipe:
             continue
         options = [word for word in stem[match.end() :].split("-") if word]
         try:
-            found = settings(match.groupdict(), options)
+            fields = settings(match.groupdict(), options)
             if not options:
-                return Recipe(name=name, rotate=stem != name, **found)
+                return Recipe(name=name, rotate=stem != name, **fields)
         except ValidationError as error:
             first = error.errors()[0]
             place = "".join(f"{part} " for part in first["loc"])
@@ -175,16 +175,16 @@ def recipes(wanted: Sequence[str | Mapping[str, Any]]) -> tuple[Recipe, ...]:
     Raises:
         ValueError: there is no such recipe, its settings contradict each other, or two recipes share a name.
     """
-    found: dict[str, Recipe] = {}
+    by_name: dict[str, Recipe] = {}
     for each in wanted:
         if isinstance(each, str):
             several = [named_recipe(name) for name in SETS.get(each, (each,))]
         else:
             several = [Recipe.model_validate(each)]
         for recipe in several:
-            if found.setdefault(recipe.name, recipe) != recipe:
+            if by_name.setdefault(recipe.name, recipe) != recipe:
                 raise ValueError(f"two recipes have the name {recipe.name}: rename one")
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
 def _flag(options: list[str], word: str) -> bool:
@@ -216,19 +216,19 @@ def _symmetry(options: list[str]) -> dict[str, Any]:
     return {"symmetric": not asymmetric, "full_range": not asymmetric}
 
 
-def _weights_only(found: dict[str, str], options: list[str]) -> dict[str, Any]:
+def _weights_only(parts: dict[str, str], options: list[str]) -> dict[str, Any]:
     granularity = _grouped(options) or {"granularity": "tensor" if _flag(options, "tensor") else "channel"}
     quantizer = Quantizer(
-        format=f"int{found['bits']}",
+        format=f"int{parts['bits']}",
         **_symmetry(options),
         range="mse" if _flag(options, "mse") else "absmax",
         scales="fp16",
         **granularity,
     )
-    return {"method": found["method"], "weights": quantizer, "act_order": _flag(options, "actorder")}
+    return {"method": parts["method"], "weights": quantizer, "act_order": _flag(options, "actorder")}
 
 
-def _weights_and_inputs(found: dict[str, str], options: list[str]) -> dict[str, Any]:
+def _weights_and_inputs(parts: dict[str, str], options: list[str]) -> dict[str, Any]:
     groups = _grouped(options)
     static = not groups and _flag(options, "static")
     dynamic = not groups and not static and _flag(options, "dynamic")
@@ -242,33 +242,33 @@ def _weights_and_inputs(found: dict[str, str], options: list[str]) -> dict[str, 
     down, smooth = _number(options, "down"), _number(options, "smooth")
     exceptions = {} if down is None else dict.fromkeys(DOWN_PROJECTIONS, Quantizer(format=f"int{down}", **inputs))
     coarse = {"granularity": "tensor", "range": "mse"} if _flag(options, "wtensor") else {"granularity": "channel"}
-    weights = Quantizer(format=f"int{found['bits']}", full_range=True, scales="fp16", **(groups or coarse))
+    weights = Quantizer(format=f"int{parts['bits']}", full_range=True, scales="fp16", **(groups or coarse))
     return {
         "weights": weights,
-        "activations": Quantizer(format=f"int{found['input_bits']}", **inputs),
+        "activations": Quantizer(format=f"int{parts['input_bits']}", **inputs),
         "static": static,
         "inputs": exceptions,
         "smooth": None if smooth is None else float(smooth),
     }
 
 
-def _float(found: dict[str, str], options: list[str]) -> dict[str, Any]:
+def _float(parts: dict[str, str], options: list[str]) -> dict[str, Any]:
     rows = _flag(options, "row")
-    weights = Quantizer(format=found["format"], granularity="channel" if rows else "tensor")
+    weights = Quantizer(format=parts["format"], granularity="channel" if rows else "tensor")
     return {
         "weights": weights,
-        "activations": Quantizer(format=found["format"], granularity="token" if rows else "tensor"),
+        "activations": Quantizer(format=parts["format"], granularity="token" if rows else "tensor"),
     }
 
 
-def _blocks(found: dict[str, str], options: list[str]) -> dict[str, Any]:
-    quantizer = BLOCK_FORMATS[found["format"]]
+def _blocks(parts: dict[str, str], options: list[str]) -> dict[str, Any]:
+    quantizer = BLOCK_FORMATS[parts["format"]]
     return {"weights": quantizer, "activations": None if _flag(options, "w") else quantizer}
 
 
-def _cache(found: dict[str, str], options: list[str]) -> dict[str, Any]:
+def _cache(parts: dict[str, str], options: list[str]) -> dict[str, Any]:
     kinds = next((CACHE_KINDS[word] for word in CACHE_KINDS if _flag(options, word)), ("tensor", "tensor"))
-    shared: dict[str, Any] = {"format": f"int{found['bits']}", **_symmetry(options)}
+    shared: dict[str, Any] = {"format": f"int{parts['bits']}", **_symmetry(options)}
     return {site: Quantizer(granularity=kind, **shared) for site, kind in zip(("keys", "values"), kinds, strict=True)}
 
 
