@@ -18,6 +18,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from plumbline.launcher.runtime.system.collectives import AllRanksError
+
 CHUNK = 2**24  # elements exchanged at a time; bounds the memory that it takes
 
 
@@ -50,10 +52,15 @@ class MovingAverage:
     def in_place(self) -> Iterator[None]:
         """Put the average in the place of the engine's weights, to evaluate or to gather it. Collective, as is leaving.
 
-        After an exception inside, the weights do not come back: that takes all ranks, and perhaps only one has failed.
+        The weights come back at the end and after an AllRanksError. They do not after any other exception: that takes
+        all ranks, and perhaps only one has failed.
         """
         self._exchange()
-        yield
+        try:
+            yield
+        except AllRanksError:
+            self._exchange()
+            raise
         self._exchange()
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -8,6 +8,14 @@ import torch.distributed as dist
 from plumbline.launcher.runtime.system.world import World
 
 
+class AllRanksError(Exception):
+    """Be raised by all ranks in the same place or by none, so that collective calls are allowed while it passes.
+
+    Of any other exception, code that cleans up has to assume that one rank alone raises it: a collective call would
+    then wait for ranks that never come.
+    """
+
+
 def any_rank(flag: bool, world: World) -> bool:
     """Return whether the flag is up on any rank, by which all ranks agree on a step. Collective."""
     value = torch.tensor([int(flag)], dtype=torch.int32, device=world.device)

@@ -1,17 +1,15 @@
 """Score the model in training on what is held out: as it is, with thoughts, with int8 arithmetic, by its average."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
 
 from plumbline.launcher.runtime.engine.interface import Batch, Engine
-from plumbline.launcher.runtime.optim.moving_average import MovingAverage
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
-from plumbline.launcher.runtime.system.collectives import any_rank, sum_over_ranks
+from plumbline.launcher.runtime.system.collectives import AllRanksError, any_rank, sum_over_ranks
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.model.quantization.layers import quantized_linears
 from plumbline.model.quantization.quantizer import Quantizer
@@ -20,7 +18,7 @@ INT8 = Quantizer(format="int8")
 INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too
 
 
-class StoppedError(Exception):
+class StoppedError(AllRanksError):
     """Say that a rank was asked to stop during an evaluation, which every rank then leaves at the same batch."""
 
 
@@ -59,23 +57,11 @@ class Evaluation:
             if self.engine.config.metrics.diagnostics_interval is not None and self.engine.config.precision.is_plain:
                 record[f"eval/{name}/w8a8_delta"] = self._int8_delta(name)
         if self.engine.ema is not None:
-            with self._in_place(self.engine.ema):
+            with self.engine.ema.in_place():
                 for name in self.inputs.validation:
                     loss = record[f"eval/{name}/ema_loss"] = self._score(name).loss
                     say(f"held-out loss of {name} {loss:.4f}, moving average")
         return record
-
-    @contextmanager
-    def _in_place(self, average: MovingAverage) -> Iterator[None]:
-        """Put the average in the place of the weights, which come back after a stop, too: all ranks stop together."""
-        stopped: StoppedError | None = None
-        with average.in_place():
-            try:
-                yield
-            except StoppedError as error:
-                stopped = error
-        if stopped is not None:
-            raise stopped
 
     def _int8_delta(self, name: str) -> float:
         """Return what int8 weights and activations in the blocks add to the loss, nats per token."""
