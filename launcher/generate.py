@@ -58,7 +58,7 @@ def main() -> None:
         with_objective=think is not None,
     )
     if think is not None:
-        _ = model.lookahead  # raises now, before anything is printed, if the model cannot think
+        _ = model.decoding  # raises now, before anything is printed, if the model cannot think
     if model.tokenizer_path is None:
         raise ValueError(
             f"{model.source}: has no tokenizer, so text cannot be turned into tokens; a model of a task is scored by "

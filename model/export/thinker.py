@@ -16,7 +16,7 @@ import torch
 from plumbline.model.config import ModelConfig
 from plumbline.model.export.fold import Weights
 from plumbline.model.export.targets import TARGETS, resolved
-from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
+from plumbline.model.objectives.objective import Decoding
 from plumbline.model.parameterization.multipliers import Multipliers
 
 CODE = Path(__file__).with_name("native") / "lookahead.py"
@@ -24,7 +24,7 @@ FILE = "lookahead.safetensors"
 
 
 def export_thinker(
-    target: str, config: ModelConfig, multipliers: Multipliers, look: LatentLookaheadConfig, weights: Weights
+    target: str, config: ModelConfig, multipliers: Multipliers, decoding: Decoding, weights: Weights
 ) -> tuple[dict[str, Any], Weights]:
     """Return settings and fp32 tensors that the code reads.
 
@@ -32,7 +32,7 @@ def export_thinker(
         target: as for `to_hugging_face`.
         config: the decoder's shape.
         multipliers: what its forward pass applies.
-        look: how it was trained to think.
+        decoding: how it was trained to think.
         weights: fp32 weights by name, those of the objective included.
     """
     home = TARGETS[resolved(target, config)]
@@ -43,9 +43,13 @@ def export_thinker(
         thinker["waiting"] = (weights["objective.thinker.waiting"] + role) * embedding
     if config.embedding_projection:
         thinker["projection"] = weights["model.output_projection.weight"]
-    settings = {
-        **look.model_dump(include={"horizon", "growth", "within", "commit"}),
-        "passes": look.thoughts.passes,
+    thoughts = decoding.thinker.settings
+    settings: dict[str, Any] = {
+        "horizon": thoughts.horizon,
+        "growth": thoughts.growth,
+        "within": "bidirectional" if thoughts.bidirectional else "causal",
+        "commit": "thoughts" if decoding.commits else "none",
+        "passes": thoughts.passes,
         "window": config.sliding_window,
         "norm_eps": None,
     }

@@ -27,7 +27,7 @@ from plumbline.model.lookahead.anchors import (
 )
 from plumbline.model.lookahead.masks import text_of
 from plumbline.model.lookahead.thoughts import Masks, Thinker, ThoughtSettings, run_text, run_text_with_thoughts, speak
-from plumbline.model.objectives.objective import Batch, Losses, Objective, ObjectiveSettings, Work
+from plumbline.model.objectives.objective import Batch, Decoding, Losses, Objective, ObjectiveSettings, Work
 from plumbline.model.parameterization.multipliers import Multipliers
 
 LOGITS_AT_ONCE = 2**24  # elements; bounds the memory for the entropies of anchor_policy entropy
@@ -141,6 +141,11 @@ class LatentLookahead(Objective):
         each = tuple(f"lookahead/loss_{number}" for number in range(1, config.horizon + 1))
         self.reports = (*each, "lookahead/gain")
         self.thinker = Thinker(config.thoughts, model.hidden_size)
+
+    @property
+    def decoding(self) -> Decoding:
+        """Return how text is decoded with its thoughts."""
+        return Decoding(self.thinker, self.config.text_sees_thoughts)
 
     def targets(self, batch: Batch) -> Tensor:
         """Count valid labels of the text, and those of all slots."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from plumbline.model.attention import ATTENTIONS, attention_kind
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
+from plumbline.model.lookahead.thoughts import Thinker
 from plumbline.model.parameterization.multipliers import Multipliers
 
 Batch = Mapping[str, Any]  # data.windows.Batch on a device: tensors by name
@@ -41,6 +42,16 @@ class Losses(NamedTuple):
     """Summed cross-entropy of the next token in nats, a scalar to report."""
     reports: Tensor
     """Sums and counts of the reports, [reports, 2]."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Say how text is decoded with the thoughts of an objective."""
+
+    thinker: Thinker
+    """Makes the thoughts."""
+    commits: bool
+    """Whether text after a thought sees it."""
 
 
 class ObjectiveSettings(
@@ -116,7 +127,12 @@ class Objective(nn.Module):
     thinks: bool = False
     """Whether there is another way to predict than that of the plain model: `thinking_states`."""
     undecodable: str = "decoding with thoughts is for runs with objective.name: latent_lookahead; leave --think out"
-    """Why text is not decoded with its thoughts, where it is not."""
+    """Why text is not decoded with its thoughts, where `decoding` is None."""
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """Return how text is decoded with its thoughts, here and by the code of an export; None where it is not."""
+        return None
 
     def on_step(self, model: CausalLM, step: int) -> None:
         """Set what changes with training in the model, before the first forward pass of a step.

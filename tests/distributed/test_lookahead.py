@@ -135,7 +135,7 @@ def test_an_unknown_way_to_think_is_refused(think: str) -> None:
 def test_a_plain_model_cannot_think(runs: Callable[[str], Run]) -> None:
     model = load_model(runs("multi_token_1").folder, torch.device("cpu"), with_objective=True)
     with pytest.raises(ValueError, match="decoding with thoughts is for runs with"):
-        assert model.lookahead
+        assert model.decoding
 
 
 def test_thoughts_without_a_target_are_refused_before_the_first_step(run_pretrain: Pretrain, tiny_config: Path) -> None:
@@ -153,7 +153,7 @@ def test_silent_thoughts_are_scored_alone(
     """Decoding them is refused, and an export says that its plain model was not trained."""
     run, folder = runs("pause_1").folder, tmp_path / "export"
     with pytest.raises(ValueError, match="the thoughts of pause are in evaluations alone"):
-        assert load_model(run, torch.device("cpu"), with_objective=True).lookahead
+        assert load_model(run, torch.device("cpu"), with_objective=True).decoding
     monkeypatch.setattr(sys, "argv", ["export.py", "--model", str(run), "--output", str(folder)])
     plumbline.launcher.export.main()
     assert "warning: trained to predict with thoughts" in capsys.readouterr().out

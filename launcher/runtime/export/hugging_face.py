@@ -23,7 +23,6 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.export import native, thinker
 from plumbline.model.export.stock import Headroom
 from plumbline.model.export.targets import TARGETS, resolved, to_hugging_face
-from plumbline.model.objectives.latent_lookahead import LatentLookahead
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.quantization.layers import rounded_weights
 from plumbline.model.quantization.precision import PrecisionConfig
@@ -72,11 +71,11 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
             for file in TARGETS[target].code:
                 shutil.copy(file, staging)
             report = replace(verify_plain(ours, staging, output, architecture, own_code), headroom=room)
-            look = ours.objective if isinstance(ours, TrainedLM) else None
-            if isinstance(look, LatentLookahead):
-                settings, tensors = thinker.export_thinker(target, ours.config, ours.multipliers, look.config, weights)
+            decoding = ours.objective.decoding if isinstance(ours, TrainedLM) else None
+            if decoding is not None:
+                settings, tensors = thinker.export_thinker(target, ours.config, ours.multipliers, decoding, weights)
                 _write_thinker(settings, tensors, staging)
-                report = replace(report, lookahead=verify_thinker(ours, look, staging, own_code))
+                report = replace(report, lookahead=verify_thinker(ours, decoding, staging, own_code))
         if model.config.objective.text_sees_thoughts:
             report = replace(report, only_with_thoughts=str(model.config.objective))
         (staging / "README.md").write_text(model_card(model, report), encoding="utf-8")

@@ -13,7 +13,7 @@ from plumbline.model.attention.context import LayerCache
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker
 from plumbline.model.lookahead.generation import Trigger, generate_thinking, think
-from plumbline.model.objectives.latent_lookahead import LatentLookahead
+from plumbline.model.objectives.objective import Decoding
 
 RELATIVE_TOLERANCE = 1e-5  # of fp32 logits: max |difference| / max |logit|
 GREEDY_TOKENS = 32
@@ -67,7 +67,7 @@ def verify_plain(ours: CausalLM, staging: Path, output: Path, architecture: str,
 
 
 @torch.no_grad()
-def verify_thinker(ours: CausalLM, look: LatentLookahead, folder: Path, own_code: bool) -> LookaheadReport:
+def verify_thinker(ours: CausalLM, decoding: Decoding, folder: Path, own_code: bool) -> LookaheadReport:
     """Think with the folder's own code, as a user would; what differs is taken out of the folder again.
 
     Compared are the logits of one thought's slots, then greedy tokens, with a thought at each `THINK_EVERY`-th.
@@ -81,14 +81,14 @@ def verify_thinker(ours: CausalLM, look: LatentLookahead, folder: Path, own_code
 
     prompt, steps = _check_prompt(ours)
     cache = cast(list[LayerCache], ours.new_cache(1, prompt.size(1)))
-    slots, _ = think(ours, look.thinker, ours.model(prompt, cache=[*cache])[:, -1:], cache)
+    slots, _ = think(ours, decoding.thinker, ours.model(prompt, cache=[*cache])[:, -1:], cache)
     text = code.Stream(theirs.model, theirs.settings.window)
     expected = ours.lm_head(slots[0], None, 0.0)
     found = theirs.logits(theirs.think(text, text.read(prompt, 0)[:, -1:]))
     relative_error = float((expected - found).abs().max() / expected.abs().max())
 
-    trigger, commits = Trigger("every", THINK_EVERY), look.config.text_sees_thoughts
-    stream = generate_thinking(ours, look.thinker, commits, prompt, steps, trigger, temperature=0.0)
+    trigger, commits = Trigger("every", THINK_EVERY), decoding.commits
+    stream = generate_thinking(ours, decoding.thinker, commits, prompt, steps, trigger, temperature=0.0)
     said = theirs.continuation(prompt, steps, f"every:{THINK_EVERY}")
     equal = _equal_at_start((int(token) for token in stream), said)
     left_out = None

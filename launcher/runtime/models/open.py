@@ -26,8 +26,7 @@ from plumbline.model.export import thinker
 from plumbline.model.export.native import MODEL_TYPE
 from plumbline.model.generation import generate
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
-from plumbline.model.objectives.latent_lookahead import LatentLookahead
-from plumbline.model.objectives.objective import Objective, TrainedLM
+from plumbline.model.objectives.objective import Decoding, Objective, TrainedLM
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -120,11 +119,11 @@ class LoadedModel:
         return self.module
 
     @property
-    def lookahead(self) -> LatentLookahead:
-        """Return the objective that thinks.
+    def decoding(self) -> Decoding:
+        """Return how text is decoded with thoughts.
 
         Raises:
-            ValueError: the model was trained without latent lookahead, or is an exported folder.
+            ValueError: the model was not trained for it, or is an exported folder.
         """
         if self.config is None and (self.source / thinker.FILE).is_file():
             raise ValueError(
@@ -132,10 +131,11 @@ class LoadedModel:
                 "give --model the run to think here"
             )
         objective = self.module.objective if isinstance(self.module, TrainedLM) else None
-        if not isinstance(objective, LatentLookahead):
+        decoding = None if objective is None else objective.decoding
+        if decoding is None:
             reason = Objective.undecodable if objective is None else objective.undecodable
             raise ValueError(f"{self.source}: {reason}")
-        return objective
+        return decoding
 
     def continuation(
         self,
@@ -166,9 +166,9 @@ class LoadedModel:
             generator = torch.Generator(self.device).manual_seed(seed)
             options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
             if isinstance(think, Drafts):
-                stream = generate_verified(self.module, self.lookahead.thinker, tokens, max_new_tokens, think)
+                stream = generate_verified(self.module, self.decoding.thinker, tokens, max_new_tokens, think)
             elif think is not None:
-                thinker, commits = self.lookahead.thinker, self.lookahead.config.text_sees_thoughts
+                thinker, commits = self.decoding.thinker, self.decoding.commits
                 options["generator"] = generator
                 stream = generate_thinking(self.module, thinker, commits, tokens, max_new_tokens, think, **options)
             else:

@@ -253,7 +253,7 @@ def test_our_generate_says_where_the_code_is(
 ) -> None:
     export(loaded(make_thinking(), tmp_path), tmp_path / "out", "auto")
     with pytest.raises(ValueError, match=r"thinks with its own lookahead\.py"):
-        assert load_model(tmp_path / "out", torch.device("cpu")).lookahead
+        assert load_model(tmp_path / "out", torch.device("cpu")).decoding
     arguments = ["--model", str(tmp_path / "out"), "--think", "every:2"]
     monkeypatch.setattr(sys, "argv", ["generate.py", *arguments])
     with pytest.raises(ValueError, match=r"thinks with its own lookahead\.py"):
