@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
+from plumbline.launcher.runtime.optim.horizon import HorizonConfig
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
 from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, ScheduleConfig
 from plumbline.model.attention import ATTENTIONS
@@ -39,8 +40,8 @@ def own_files() -> dict[str, Path]:
         kinds += [(name, settings) for name in get_args(settings.model_fields["name"].annotation)]
     kinds += [(name, method.round) for name, method in METHODS.items()]
     kinds += [(name, ScheduleConfig) for name in COOLDOWNS]
-    rules = get_args(ParameterizationConfig.model_fields["rule"].annotation)
-    kinds += [(name, ParameterizationConfig) for name in rules]
+    for section in (ParameterizationConfig, HorizonConfig):
+        kinds += [(name, section) for name in get_args(section.model_fields["rule"].annotation) if name != "none"]
     return {name: Path(inspect.getfile(kind)).resolve() for name, kind in kinds}
 
 

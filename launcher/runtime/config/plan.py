@@ -76,7 +76,7 @@ def describe_settings(config: Config, plan: RunPlan) -> str:
     """Say which values the optimizer has at the base size, and which were given where the horizon changed them."""
     used, given = plan.settings, config.optimizer
     values = f"lr {used.lr:g}, weight decay {used.weight_decay:g}, eps {used.eps:g}, betas {_pair(used.betas)}"
-    if config.horizon.rule == "none" and config.horizon.tau is None:
+    if config.horizon.is_plain:
         return values
     tau = "" if config.horizon.tau is None else f", tau {config.horizon.tau:g}"
     return (

@@ -44,6 +44,11 @@ class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     base_tokens_per_parameter: PositiveFloat | None = None
     """Tokens per parameter at which tau was tuned. Needed when tau_exponent is not 0."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the optimizer's settings are used as they are."""
+        return self.rule == "none" and self.tau is None
+
     @model_validator(mode="after")
     def _check(self) -> "HorizonConfig":
         if self.rule != "none":
