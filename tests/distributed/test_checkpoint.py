@@ -196,7 +196,7 @@ def test_leftover_staging_folders_are_ignored_and_cleaned(
     root: Path, engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World
 ) -> None:
     for step in (3, 4, 9):
-        shutil.copytree(root / "step_00000002", root / f".step_{step:08d}.staging")
+        shutil.copytree(root / "step_00000002", root / f".step_{step:08d}.0123abcd.staging")
     assert resume.find(root, world) == root / "step_00000003"
     save(engine, config, state(4, inputs), root, world)
     assert sorted(path.name for path in root.iterdir()) == [

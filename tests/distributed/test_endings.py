@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from plumbline.launcher.runtime.checkpoint import commit, save
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
@@ -48,19 +49,26 @@ def test_a_run_that_ends_broken_is_not_complete(
     assert [name for name in run.checkpoints if name != "latest"] == saved
 
 
-def block_save(config: Config, step: int) -> Path:
-    """Put a file where the save of `step` wants its staging folder."""
-    obstacle = config.run.folder / "checkpoints" / f".step_{step:08d}.staging"
-    obstacle.parent.mkdir(parents=True, exist_ok=True)
-    obstacle.touch()
-    return obstacle
+def block_save(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Let the save of `step` find no place for its staging folder."""
+
+    def make_room(staging: Path) -> None:
+        if staging.name.startswith(f".step_{step:08d}."):
+            raise OSError("no place")
+        commit.make_room(staging)
+
+    monkeypatch.setattr(save, "make_room", make_room)
 
 
 def test_a_failed_save_is_a_warning_until_the_next(
-    tiny_config: Path, tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]
+    tiny_config: Path,
+    tmp_path: Path,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = configure(tiny_config, tmp_path, "checkpoint.keep_last=9")
-    block_save(config, 2)
+    block_save(monkeypatch, 2)
     assert attempt(config, world)
     assert "warning: step 2: " in capsys.readouterr().err
     run = Run(config.run.folder)
@@ -69,12 +77,14 @@ def test_a_failed_save_is_a_warning_until_the_next(
     assert (run.folder / "result.json").exists()
 
 
-def test_a_run_whose_last_save_failed_is_not_complete(tiny_config: Path, tmp_path: Path, world: World) -> None:
+def test_a_run_whose_last_save_failed_is_not_complete(
+    tiny_config: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = configure(tiny_config, tmp_path)
-    obstacle = block_save(config, 6)
+    block_save(monkeypatch, 6)
     with pytest.raises(CheckpointError, match=r"checkpoint not written .* start the same command again"):
         attempt(config, world)
     assert not (config.run.folder / "result.json").exists()
-    obstacle.unlink()
+    monkeypatch.undo()
     assert attempt(config, world), "it goes on from step 4"
     assert list(Run(config.run.folder).column("loss")) == [1, 2, 3, 4, 5, 6]

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -30,11 +31,16 @@ from plumbline.launcher.runtime.checkpoint.store import (
 )
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
+from plumbline.launcher.runtime.system.files import write_whole
 
 
 def staging_folder(root: Path, step: int) -> Path:
-    """Return the folder in which the checkpoint after `step` steps is written."""
-    return root / f".{step_folder(root, step).name}.staging"
+    """Return a new name for the folder in which the checkpoint after `step` steps is written; one rank chooses it.
+
+    The lock of a run ends with its rank 0. Another rank of an earlier attempt may live on, even write, and must not
+    write into a folder of this one.
+    """
+    return root / f".{step_folder(root, step).name}.{uuid.uuid4().hex[:8]}.staging"
 
 
 def make_room(staging: Path) -> None:
@@ -78,9 +84,7 @@ def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFac
         _remove(final)
     staging.rename(final)
     sync(root)
-    pointer = root / f".{POINTER}.staging"
-    pointer.write_text(final.name + "\n", encoding="utf-8")
-    pointer.replace(root / POINTER)
+    write_whole(root / POINTER, final.name + "\n")
     prune(root, step, keep)
     return final
 

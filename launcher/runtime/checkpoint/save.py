@@ -40,7 +40,7 @@ def commit(snapshot: Snapshot, root: Path, keep: CheckpointConfig, world: World)
         CheckpointError: a rank could not write (no space left, no permission); the earlier checkpoints are untouched.
     """
     step = snapshot.facts["step"]
-    staging = staging_folder(root, step)
+    staging: Path = gather_objects(staging_folder(root, step), world)[0]
 
     def publish_all() -> None:
         files = {name: facts for share in written for name, facts in share.items()}
@@ -69,7 +69,8 @@ def _on_all(action: Callable[[], Result], staging: Path, world: World) -> list[R
         if world.is_main:
             shutil.rmtree(staging, ignore_errors=True)
         named = "; ".join(f"rank {rank}: {message}" for rank, message in enumerate(errors) if message)
-        free = shutil.disk_usage(staging.parent).free / 2**30
+        folder = next(parent for parent in staging.parents if parent.is_dir())
+        free = shutil.disk_usage(folder).free / 2**30
         raise CheckpointError(
             f"{staging.parent}: checkpoint not written ({named}); {free:.2f} GiB are free there. "
             "Earlier checkpoints are whole: free some space there"

@@ -5,6 +5,7 @@ Folders are published by `data.workspace`.
 
 import json
 import math
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -17,10 +18,14 @@ T = TypeVar("T")
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file that is there whole or not at all, whoever is killed meanwhile. Text is written as UTF-8."""
-    staging = path.with_name(f".{path.name}.staging")
-    staging.write_bytes(content.encode() if isinstance(content, str) else content)
-    sync(staging)
-    staging.replace(path)
+    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.staging")  # several may write the file at once
+    try:
+        staging.write_bytes(content.encode() if isinstance(content, str) else content)
+        sync(staging)
+        staging.replace(path)
+    except OSError:
+        staging.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

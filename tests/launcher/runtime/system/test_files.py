@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from plumbline.launcher.runtime.system import files
 from plumbline.launcher.runtime.system.files import finite, read_json_lines, write_json_lines, write_whole
 
 
@@ -64,3 +65,24 @@ def test_a_file_is_replaced_by_a_new_one(tmp_path: Path) -> None:
         assert reader.read() == "old"
     assert file.read_text() == "new"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_two_writers_of_a_file_do_not_disturb_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One writes it all while the other is about to give its own the final name."""
+    file = tmp_path / "page.html"
+
+    def write_meanwhile(_: Path) -> None:
+        monkeypatch.undo()
+        write_whole(file, "meanwhile")
+
+    monkeypatch.setattr(files, "sync", write_meanwhile)
+    write_whole(file, "last")
+    assert file.read_text() == "last"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "page.html").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path / "page.html", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
