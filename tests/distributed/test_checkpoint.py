@@ -118,6 +118,13 @@ def test_others_may_read_what_the_umask_lets_them(original: Path) -> None:
     assert [path.name for path in files if path.stat().st_mode & allowed != allowed] == []
 
 
+def test_scripts_may_be_run_and_nothing_else(original: Path) -> None:
+    files = [path for path in (original / "step_00000003").rglob("*") if path.is_file()]
+    modes = {path.name: path.stat().st_mode for path in files}
+    assert sorted(name for name, mode in modes.items() if mode & 0o111) == ["zero_to_fp32.py", "zero_to_torch.py"]
+    assert modes["zero_to_fp32.py"] & 0o111 == (modes["state.json"] & 0o444) >> 2, "by whoever may read it"
+
+
 def test_newest_whole_checkpoint_is_found_and_pointed_at(root: Path, world: World) -> None:
     assert resume.find(root, world) == root / "step_00000003"
     assert (root / "latest").read_text() == "step_00000003\n"

@@ -3,9 +3,11 @@
 Every rank writes its files into one hidden staging folder; then one of them publishes the folder.
 """
 
+import contextlib
 import json
 import os
 import shutil
+import stat
 import sys
 import uuid
 from collections.abc import Mapping
@@ -124,11 +126,16 @@ def _remove(folder: Path) -> None:
 
 
 def _write_file(path: Path, content: Any) -> FileFacts:
-    """Write a text, a TensorFile, or an object by torch.save to disk; return its size and checksum."""
+    """Write a text, a TensorFile, or an object by torch.save to disk; return its size and checksum.
+
+    A text that is a script may be run by whoever may read it, as in the checkpoints that DeepSpeed writes itself.
+    """
     with path.open("wb") as file:
         sink = _HashedFile(file)
         if isinstance(content, str):
             sink.write(content.encode())
+            if content.startswith("#!"):
+                _make_executable(file)
         elif isinstance(content, TensorFile):
             content.write(sink)
         else:
@@ -136,6 +143,13 @@ def _write_file(path: Path, content: Any) -> FileFacts:
         file.flush()
         os.fsync(file.fileno())  # some file systems notice only here that they are full
     return sink.facts
+
+
+def _make_executable(file: BinaryIO) -> None:
+    """Let whoever may read a file run it."""
+    mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    with contextlib.suppress(PermissionError):  # a file system without permissions
+        os.fchmod(file.fileno(), mode | (mode & 0o444) >> 2)
 
 
 def _save_object(content: Any, sink: "_HashedFile") -> None:
