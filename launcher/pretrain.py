@@ -44,11 +44,12 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models import from_stock as initial_weights
-from plumbline.launcher.runtime.run.folder import check_complete, read_result
+from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError, run_lock
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.cli import UNUSABLE
+from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import train
@@ -68,15 +69,15 @@ def main() -> int:
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints, world)
         initial_weights.check(config)
-        result = read_result(config)
-        if result is not None:
-            check_complete(config)
-            if world.is_main:
-                print(f"{config.run.folder} is complete: step {result['step']}, nothing to do")
+        alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
+        if alone and is_finished(config, world):
             return 0
         if world.is_main:
             print("\n".join(describe(config, plan, inputs, world)), flush=True)
         startup.start(world, config.deepspeed.timeout_minutes)
+        if not alone and is_finished(config, world):
+            startup.stop()
+            return 0
     except (ValueError, OSError) as error:
         return fail(error, UNUSABLE)
     try:
@@ -92,6 +93,14 @@ def main() -> int:
         reason = "because its launcher is gone" if STOP.is_orphaned else "on request"
         print(f"{folder} is complete" if complete else f"stopped {reason}; the same command resumes {folder}")
     return 0 if complete else REQUEUE
+
+
+def is_finished(config: Config, world: World) -> bool:
+    """Say whether the run is complete. Collective: rank 0 looks, others may see an older folder over the network."""
+    step = from_main(lambda: finished_step(config), world)
+    if step is not None and world.is_main:
+        print(f"{config.run.folder} is complete: step {step}, nothing to do")
+    return step is not None
 
 
 def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Iterator[str]:

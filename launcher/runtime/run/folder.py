@@ -43,15 +43,19 @@ def read_result(config: Config) -> dict[str, Any] | None:
     return result if result["step"] == plan_run(config).total_steps else None
 
 
-def check_complete(config: Config) -> None:
-    """Refuse to call a run complete that was trained under other values: what is asked for has not been done.
+def finished_step(config: Config) -> int | None:
+    """Return the last step of a run that is complete, None of one that is not.
 
     Raises:
-        ConfigError: names each difference.
+        ConfigError: it was trained under other values, so that what is asked for has not been done; names each.
     """
+    result = read_result(config)
+    if result is None:
+        return None
     folder = config.run.folder
     if lines := differences(load_config(folder / "config.yaml", []), config, TRAINED):
         raise ConfigError(
             f"{folder} is complete, and was trained with other values; give this run another run.name, or undo:\n  "
             + "\n  ".join(lines)
         )
+    return int(result["step"])

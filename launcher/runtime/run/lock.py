@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.world import World
 
 LOCK = "lock"
@@ -38,15 +38,7 @@ def run_lock(folder: Path, world: World) -> Iterator[None]:
         OSError: the folder cannot be written.
     """
     with ExitStack() as stack:
-        problem: Exception | None = None
-        if world.is_main:
-            try:
-                stack.enter_context(hold(folder, LEASE_SECONDS))
-            except (RunLockedError, OSError) as error:
-                problem = error
-        problem = gather_objects(problem, world)[0]
-        if problem is not None:
-            raise problem
+        from_main(lambda: stack.enter_context(hold(folder, LEASE_SECONDS)), world)
         yield
 
 

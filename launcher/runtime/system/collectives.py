@@ -1,11 +1,14 @@
 """Let ranks agree by small collectives."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from plumbline.launcher.runtime.system.world import World
+
+Result = TypeVar("Result")
 
 
 class AllRanksError(Exception):
@@ -34,3 +37,26 @@ def gather_objects(value: Any, world: World) -> list[Any]:
     gathered: list[Any] = [None] * world.size
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def from_main(action: Callable[[], Result], world: World) -> Result:
+    """Return on all ranks what `action` returns on rank 0, where alone it is called. Collective.
+
+    A world of one rank needs no process group for it.
+
+    Raises:
+        ValueError: on all ranks, what `action` raised.
+        OSError: likewise.
+    """
+    if world.size == 1:
+        return action()
+    mine: tuple[Any, Exception | None] = None, None
+    if world.is_main:
+        try:
+            mine = action(), None
+        except (ValueError, OSError) as error:
+            mine = None, error
+    result, problem = gather_objects(mine, world)[0]
+    if problem is not None:
+        raise problem
+    return result  # type: ignore[no-any-return]

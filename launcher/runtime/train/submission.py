@@ -15,7 +15,7 @@ from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whol
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.run.folder import check_complete, read_result
+from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.slurm import Request, next_number, write_script
 from plumbline.launcher.runtime.system.world import World
@@ -37,8 +37,7 @@ def check(config: Config, request: Request) -> None:
     plan_run(config)
     inputs = open_inputs(config, world)
     branch.check(config, inputs.fingerprints, world)
-    if read_result(config) is not None:
-        check_complete(config)
+    finished_step(config)  # refuses a complete run of other values
     newest = newest_whole(checkpoints(config.run.folder / "checkpoints"), problems)
     if newest is not None:
         saved = load_config(newest / "config.yaml", [])
