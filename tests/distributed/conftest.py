@@ -16,8 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.checkpoint.store import TrainState
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.model.decoder import CausalLM
@@ -54,6 +57,23 @@ def world(process_group: tuple[World, dict[str, str]]) -> Iterator[World]:
     yield process_group[0]
     set_environment(before)
     F.linear = linear  # an engine at ZeRO stage 3 leaves DeepSpeed's in its place
+
+
+@pytest.fixture(scope="module")
+def inputs(config: Config, world: World) -> Inputs:
+    """Open what the configuration of a module names, which is the module's own fixture."""
+    return open_inputs(config, world)
+
+
+@pytest.fixture(scope="module")
+def engine(config: Config, world: World) -> DeepSpeedEngine:
+    """Return an engine for the configuration of a module."""
+    return DeepSpeedEngine(config, world)
+
+
+def state_after(step: int, inputs: Inputs) -> TrainState:
+    """Return where training stands after steps of 8 sequences of 32 tokens."""
+    return TrainState(step, 8 * step, 256 * step, inputs.fingerprints)
 
 
 Settings = Mapping[str, list[str]]

@@ -129,11 +129,6 @@ def config(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Confi
     return load_config(tiny_config, [BF16, *AVERAGED, f"run.root={tmp_path_factory.mktemp('averaged')}"])
 
 
-@pytest.fixture(scope="module")
-def inputs(config: Config, world: World) -> Inputs:
-    return open_inputs(config, world)
-
-
 def average_of(engine: Engine) -> dict[str, Tensor]:
     assert engine.ema is not None
     with engine.ema.in_place():

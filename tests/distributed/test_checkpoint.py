@@ -22,14 +22,15 @@ from safetensors.torch import load_file
 from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.save import save
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError, TrainState
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
-from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.system.signals import REQUEUE
 from plumbline.launcher.runtime.system.world import World
+from tests.distributed.conftest import state_after
 
 if TYPE_CHECKING:
     from tests.conftest import Job, Start
@@ -52,20 +53,6 @@ def config(tiny_config: Path) -> Config:
 
 
 @pytest.fixture(scope="module")
-def inputs(config: Config, world: World) -> Inputs:
-    return open_inputs(config, world)
-
-
-@pytest.fixture(scope="module")
-def engine(config: Config, world: World) -> DeepSpeedEngine:
-    return DeepSpeedEngine(config, world)
-
-
-def state(step: int, inputs: Inputs) -> TrainState:
-    return TrainState(step, 8 * step, 256 * step, inputs.fingerprints)
-
-
-@pytest.fixture(scope="module")
 def original(
     engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
@@ -73,7 +60,7 @@ def original(
     root = tmp_path_factory.mktemp("original") / "checkpoints"
     for step in range(3):
         engine.train_step(inputs.train.micro_batches(step), step, 1e-3)
-        assert save(engine, config, state(step + 1, inputs), root, world) == root / f"step_0000000{step + 1}"
+        assert save(engine, config, state_after(step + 1, inputs), root, world) == root / f"step_0000000{step + 1}"
     return root
 
 
@@ -205,7 +192,7 @@ def test_leftover_staging_folders_are_ignored_and_cleaned(
     for step in (3, 4, 9):
         shutil.copytree(root / "step_00000002", root / f".step_{step:08d}.0123abcd.staging")
     assert resume.find(root, world) == root / "step_00000003"
-    save(engine, config, state(4, inputs), root, world)
+    save(engine, config, state_after(4, inputs), root, world)
     assert sorted(path.name for path in root.iterdir()) == [
         "latest", "step_00000002", "step_00000003", "step_00000004"
     ]  # fmt: skip
@@ -215,7 +202,7 @@ def test_leftover_staging_folders_are_ignored_and_cleaned(
 def test_retention(root: Path, tiny_config: Path, engine: DeepSpeedEngine, inputs: Inputs, world: World) -> None:
     config = load_config(tiny_config, ["checkpoint.keep_last=2", "checkpoint.keep_every=2"])
     for step in (4, 5, 6, 7):
-        save(engine, config, state(step, inputs), root, world)
+        save(engine, config, state_after(step, inputs), root, world)
         assert (root / "latest").read_text() == f"step_{step:08d}\n"
     assert [int(folder.name[5:]) for folder in checkpoint.checkpoints(root)] == [7, 6, 4, 2]
 
@@ -227,7 +214,7 @@ def test_damaged_checkpoints_do_not_crowd_out_whole_ones(
     config = load_config(tiny_config, ["checkpoint.keep_last=1"])
     flip(root / "step_00000003" / "state.json", 3)
     assert resume.find(root, world) == root / "step_00000002"
-    save(engine, config, state(2, inputs), root, world)
+    save(engine, config, state_after(2, inputs), root, world)
     assert resume.find(root, world) == root / "step_00000002"
     assert [folder.name for folder in checkpoint.checkpoints(root)] == ["step_00000002"]
     assert load_model(root.parent, torch.device("cpu")).step == 2
@@ -237,7 +224,7 @@ def test_a_damaged_checkpoint_is_replaced(
     root: Path, engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World
 ) -> None:
     flip(root / "step_00000003" / KINDS["optimizer shard"], 5000)
-    save(engine, config, state(3, inputs), root, world)
+    save(engine, config, state_after(3, inputs), root, world)
     assert resume.find(root, world) == root / "step_00000003"
 
 
@@ -245,7 +232,7 @@ def test_load_restores_weights_and_position(
     root: Path, engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World
 ) -> None:
     expected = load_file(root / "step_00000002" / KINDS["weights"])
-    assert resume.load(engine, root / "step_00000002") == state(2, inputs)
+    assert resume.load(engine, root / "step_00000002") == state_after(2, inputs)
     found = dict(engine.fp32_weights())
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -310,17 +297,17 @@ def test_a_full_disk_is_one_error_and_earlier_checkpoints_stay(
     mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        whole = save(engine, config, state(1, inputs), root, world)
+        whole = save(engine, config, state_after(1, inputs), root, world)
         if not mounted:
             resource.setrlimit(resource.RLIMIT_FSIZE, (size // 4, limits[1]))
         with pytest.raises(
             CheckpointError, match=r"checkpoint not written \(rank 0: .* are free there.*free some space"
         ):
-            save(engine, config, state(2, inputs), root, world)
+            save(engine, config, state_after(2, inputs), root, world)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert sorted(path.name for path in root.iterdir()) == ["latest", "step_00000001"]
         assert resume.find(root, world) == whole
-        assert resume.load(engine, whole) == state(1, inputs)
+        assert resume.load(engine, whole) == state_after(1, inputs)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         if mounted:
@@ -346,10 +333,10 @@ def test_a_checkpoint_that_cannot_be_deleted_is_tried_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", refuse)
-        assert save(engine, config, state(4, inputs), root, world) == root / "step_00000004"
+        assert save(engine, config, state_after(4, inputs), root, world) == root / "step_00000004"
     assert "step_00000001 cannot be deleted" in capsys.readouterr().err
     assert resume.find(root, world) == root / "step_00000004"
-    save(engine, config, state(5, inputs), root, world)
+    save(engine, config, state_after(5, inputs), root, world)
     assert [int(folder.name[5:]) for folder in checkpoint.checkpoints(root)] == [5, 4, 3]
 
 

@@ -29,11 +29,6 @@ def config(tiny_config: Path) -> Config:
     return load_config(tiny_config, ["model.dropout=0.3"])
 
 
-@pytest.fixture(scope="module")
-def engine(config: Config, world: World) -> DeepSpeedEngine:
-    return DeepSpeedEngine(config, world)
-
-
 def micro_batches(config: Config, step: int = 0) -> list[dict[str, Any]]:
     return [dict(batch) for batch in TrainBatches(config.data, config.run.seed).micro_batches(step)]
 

@@ -14,15 +14,16 @@ from plumbline.launcher.runtime.checkpoint import commit, resume, store
 from plumbline.launcher.runtime.checkpoint.save import commit as commit_together
 from plumbline.launcher.runtime.checkpoint.save import save
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
-from plumbline.launcher.runtime.checkpoint.store import BrokenWeightsError, TrainState
+from plumbline.launcher.runtime.checkpoint.store import BrokenWeightsError
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.plain import PlainEngine
-from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.system.world import World
+from tests.distributed.conftest import state_after
 
 
 @pytest.fixture(scope="module")
@@ -30,22 +31,8 @@ def config(tiny_config: Path) -> Config:
     return load_config(tiny_config, ["train.ema_half_life_tokens=512", "deepspeed.zero_stage=3"])
 
 
-@pytest.fixture(scope="module")
-def inputs(config: Config, world: World) -> Inputs:
-    return open_inputs(config, world)
-
-
-@pytest.fixture(scope="module")
-def engine(config: Config, world: World) -> Engine:
-    return DeepSpeedEngine(config, world)
-
-
 def step(engine: Engine, inputs: Inputs, number: int) -> float:
     return engine.train_step(inputs.train.micro_batches(number), number, 1e-3).loss.item()
-
-
-def state(number: int, inputs: Inputs) -> TrainState:
-    return TrainState(number, 8 * number, 256 * number, inputs.fingerprints)
 
 
 @pytest.mark.parametrize("kind", ["plain", "stage 0", "stage 1", "stage 3"])
@@ -57,14 +44,14 @@ def test_training_goes_on_while_a_snapshot_waits(
     config = load_config(tiny_config, ["train.ema_half_life_tokens=512", f"deepspeed.zero_stage={stage}"])
     engine: Engine = PlainEngine(config, world) if kind == "plain" else DeepSpeedEngine(config, world)
     step(engine, inputs, 0)
-    at_once = save(engine, config, state(1, inputs), tmp_path / "at_once", world)
-    snapshot = take_snapshot(engine, config, state(1, inputs), world)
+    at_once = save(engine, config, state_after(1, inputs), tmp_path / "at_once", world)
+    snapshot = take_snapshot(engine, config, state_after(1, inputs), world)
     losses = [step(engine, inputs, number) for number in (1, 2)]
     late = commit_together(snapshot, tmp_path / "late", config.checkpoint, world)
 
     assert store.read_manifest(late) == store.read_manifest(at_once)
     assert store.problems(late, contents=True) == []
-    assert resume.load(engine, late) == state(1, inputs)
+    assert resume.load(engine, late) == state_after(1, inputs)
     assert [step(engine, inputs, number) for number in (1, 2)] == losses
 
 
@@ -80,7 +67,7 @@ def test_what_is_written_is_not_read_again_and_every_folder_is_flushed(
     monkeypatch.setattr(commit, "sync", sync)
     with monkeypatch.context() as patched:
         patched.setattr(store, "_checksum", lambda path: pytest.fail(f"{path} is read"))
-        folder = save(engine, config, state(1, inputs), tmp_path, world)
+        folder = save(engine, config, state_after(1, inputs), tmp_path, world)
     assert store.problems(folder, contents=True) == []
     assert flushed[-2].startswith(".step_00000001."), "the manifest"
     assert flushed[-1] == tmp_path.name, "the folder's final name"
@@ -94,7 +81,7 @@ def test_a_weight_that_is_not_finite_is_refused_before_anything_is_written(
     kept = weight.view(-1)[0].clone()
     weight.view(-1)[0] = torch.nan
     with pytest.raises(BrokenWeightsError, match="1 tensors hold weights that are not finite"):
-        save(engine, config, state(1, inputs), tmp_path / "checkpoints", world)
+        save(engine, config, state_after(1, inputs), tmp_path / "checkpoints", world)
     weight.view(-1)[0] = kept
     assert not (tmp_path / "checkpoints").exists()
 
@@ -121,9 +108,9 @@ def test_a_later_checkpoint_of_another_process_stays(
 ) -> None:
     """It is whole, so training would have gone on from it, had it been there; and it counts for nobody's keep_last."""
     for number in (1, 2, 9):
-        save(engine, config, state(number, inputs), tmp_path, world)
-    save(engine, config, state(3, inputs), tmp_path, world)
+        save(engine, config, state_after(number, inputs), tmp_path, world)
+    save(engine, config, state_after(3, inputs), tmp_path, world)
     assert [store.step_of(folder) for folder in store.checkpoints(tmp_path)] == [9, 3, 2]
     (tmp_path / "step_00000009" / "state.json").write_text("{}")
-    save(engine, config, state(4, inputs), tmp_path, world)
+    save(engine, config, state_after(4, inputs), tmp_path, world)
     assert [store.step_of(folder) for folder in store.checkpoints(tmp_path)] == [4, 3]

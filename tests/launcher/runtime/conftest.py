@@ -14,6 +14,7 @@ from torch import Tensor
 
 from plumbline.launcher.runtime.export import hugging_face as hf_export
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model, load_tokenizer
+from tests.conftest import CONFIG, once
 
 if TYPE_CHECKING:
     from tests.conftest import Pretrain
@@ -34,11 +35,17 @@ QUESTIONS = [
 
 
 @pytest.fixture(scope="session")
-def trained(run_pretrain: Pretrain, tiny_config: Path) -> Path:
-    """Return the folder of a short run."""
-    outcome = run_pretrain(tiny_config, "short", ["train.steps=6", "train.eval_interval=6"], launcher="python")
-    assert outcome.code == 0, outcome.stderr
-    return Path(outcome.run.folder)
+def trained(run_pretrain: Pretrain, corpus: Path, shared_folder: Path) -> Path:
+    """Return a finished run with checkpoints before its decay and at its end; tests of all workers read this one."""
+
+    def train(folder: Path) -> None:
+        folder.mkdir()
+        config = folder / "tiny.yaml"
+        config.write_text(CONFIG.format(root=folder, corpus=shared_folder / corpus.name), encoding="utf-8")
+        outcome = run_pretrain(config, "trained", ["schedule.decay_fraction=0.4"], launcher="python")
+        assert outcome.code == 0, outcome.stderr
+
+    return once(shared_folder / "trained", train) / "runs" / "trained"
 
 
 @pytest.fixture(scope="session")
@@ -63,11 +70,15 @@ def writer(model: LoadedModel) -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def exported(model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+def exported_folder(model: LoadedModel, shared_folder: Path) -> Path:
+    """Return the same model as a stock class of transformers would read it."""
+    return once(shared_folder / "exported", lambda folder: hf_export.export(model, folder, "auto"))
+
+
+@pytest.fixture(scope="session")
+def exported(exported_folder: Path) -> LoadedModel:
     """Return the same model as a stock class of transformers."""
-    folder = tmp_path_factory.mktemp("short") / "exported"
-    hf_export.export(model, folder, "auto")
-    return load_model(folder, torch.device("cpu"))
+    return load_model(exported_folder, torch.device("cpu"))
 
 
 @pytest.fixture(scope="session")

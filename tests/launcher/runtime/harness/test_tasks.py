@@ -228,7 +228,7 @@ def test_the_same_text_has_the_same_bits_by_data_and_by_tasks(
     )
     bits = told["results"]["mine_too"]["bits_per_byte,none"]
     assert bits == pytest.approx(by_data["loss"] / math.log(2), rel=1e-6)
-    assert told["model"] == str(trained / "checkpoints" / "step_00000006")
+    assert told["model"] == str(trained / "checkpoints" / "step_00000020")
     assert told["lm_eval"].startswith("0.4.")
     assert (told["versions"], told["n-shot"], told["limit"]) == ({"mine_too": 1.0}, {"mine_too": 0}, None)
 
@@ -261,7 +261,7 @@ def test_a_line_for_each_metric(
     monkeypatch.setattr(sys, "argv", ["eval.py", *arguments])
     entry_point.main()
     lines = [re.sub(" +", " ", line) for line in capsys.readouterr().out.splitlines()]
-    assert lines[0].startswith(f"{trained / 'checkpoints' / 'step_00000006'}, lm_eval 0.4.")
+    assert lines[0].startswith(f"{trained / 'checkpoints' / 'step_00000020'}, lm_eval 0.4.")
     assert lines[1] == "choices acc 1.0000 n 2, 0-shot"
     assert [line.split()[:2] for line in lines[2:4]] == [["choices", "acc_norm"], ["continue", "exact_match"]]
     assert lines[4:] == ["no standard errors: ask for them with --bootstrap 1000"]

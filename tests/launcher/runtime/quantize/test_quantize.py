@@ -23,27 +23,11 @@ from plumbline.model.quantization.post_training.recipes import SETS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import Command, Pretrain
+    from tests.conftest import Command
 
     Quantize = Callable[..., Any]
 
 SMALL = ("--max-batches", "3", "--calibration-sequences", "8", "--device", "cpu")
-OVERRIDES = ["schedule.name=wsd", "schedule.decay_fraction=0.4", "checkpoint.interval=10", "checkpoint.keep_last=3"]
-
-
-@pytest.fixture(scope="module")
-def trained(run_pretrain: Pretrain, tiny_config: Path) -> Path:
-    outcome = run_pretrain(tiny_config, "quantized", OVERRIDES, launcher="python")
-    assert outcome.code == 0, outcome.stderr
-    return Path(outcome.run.folder)
-
-
-@pytest.fixture(scope="module")
-def exported(command: Command, trained: Path) -> Path:
-    output = trained.parent / "plain"
-    done = command("export", "--model", trained, "--output", output)
-    assert done.returncode == 0, done.stderr
-    return output
 
 
 @pytest.fixture
@@ -95,12 +79,12 @@ def test_rows_of_many_checkpoints_and_recipes(quantize: Quantize, trained: Path,
 
 
 def test_an_export_is_harmed_as_the_run_is(
-    quantize: Quantize, command: Command, trained: Path, exported: Path, corpus: Path, tmp_path: Path
+    quantize: Quantize, command: Command, trained: Path, exported_folder: Path, corpus: Path, tmp_path: Path
 ) -> None:
     """The stock class has the multipliers folded into its weights, which changes scales and not what is rounded off."""
     measure = partial(quantize, "--recipes", "rtn-w2", "gptq-w2", "w8a8-token", "kv2-token")
     ours = measure("--model", trained, "--output", tmp_path / "ours")
-    stock = measure("--model", exported, "--output", tmp_path / "stock")
+    stock = measure("--model", exported_folder, "--output", tmp_path / "stock")
     for one, other in zip(ours, stock, strict=True):
         assert other["delta"] == pytest.approx(one["delta"], abs=1e-6), one["recipe"]
         assert other["tokens"] is None
@@ -166,10 +150,10 @@ def test_a_saved_folder_computes_what_was_measured(
     assert not list(tmp_path.glob(".saved*")), "nothing is left beside it"
 
 
-def test_a_folder_that_lost_a_weight_is_refused(exported: Path, tmp_path: Path) -> None:
+def test_a_folder_that_lost_a_weight_is_refused(exported_folder: Path, tmp_path: Path) -> None:
     """Transformers warns, and draws it at random."""
     folder = tmp_path / "broken"
-    shutil.copytree(exported, folder)
+    shutil.copytree(exported_folder, folder)
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
@@ -177,18 +161,18 @@ def test_a_folder_that_lost_a_weight_is_refused(exported: Path, tmp_path: Path) 
         load_model(folder, torch.device("cpu"), torch.float32)
 
 
-def test_a_folder_whose_shapes_are_not_those_of_its_config_is_refused(exported: Path, tmp_path: Path) -> None:
+def test_a_folder_whose_shapes_are_not_those_of_its_config_is_refused(exported_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "other"
-    shutil.copytree(exported, folder)
+    shutil.copytree(exported_folder, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 2 * config["intermediate_size"]}))
     with pytest.raises(ValueError, match=r"other: transformers cannot load this folder: .*mismatch"):
         load_model(folder, torch.device("cpu"), torch.float32)
 
 
-def test_a_folder_whose_weights_are_cut_short_is_refused(exported: Path, tmp_path: Path) -> None:
+def test_a_folder_whose_weights_are_cut_short_is_refused(exported_folder: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cut"
-    shutil.copytree(exported, folder)
+    shutil.copytree(exported_folder, folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     with pytest.raises(ValueError, match=r"cut: a file of weights is cut short or damaged; copy it again"):
