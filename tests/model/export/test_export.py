@@ -5,7 +5,7 @@ multipliers set.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,10 @@ from transformers import AutoModelForCausalLM
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.models.open import load_model
+from plumbline.model.attention import ATTENTIONS
+from plumbline.model.attention.kind import Attention
+from plumbline.model.blocks import BLOCKS
+from plumbline.model.blocks.kind import Block
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import stock
@@ -136,6 +140,15 @@ def test_the_stock_class_computes_the_same(
     continued = stock.generate(tokens[:1, :8], max_new_tokens=8, do_sample=False, pad_token_id=0)[0, 8:]
     ours = torch.cat(list(generate(model, tokens[:1, :8], 8, temperature=0.0)))
     assert torch.equal(continued, ours)
+
+
+def test_kinds_that_claim_native_code_are_exported_with_it(make_config: MakeConfig) -> None:
+    """That code imports nothing of ours and names kinds itself, so it may lack one."""
+    exported = [make_config(**shape) for _, architecture, shape in EXPRESSIBLE if architecture == NATIVE]
+    kinds: dict[str, Mapping[str, type[Block] | type[Attention]]] = {"block": BLOCKS, "attention": ATTENTIONS}
+    for key, known in kinds.items():
+        claimed = {name for name, kind in known.items() if kind.no_native_code is None}
+        assert {getattr(config, key) for config in exported} == claimed
 
 
 def test_a_stream_near_the_constants_is_refused_with_the_numbers(make_model: MakeModel, tmp_path: Path) -> None:
