@@ -50,7 +50,7 @@ from plumbline.launcher.runtime.run.lock import RunLockedError, run_lock
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.cli import UNUSABLE
 from plumbline.launcher.runtime.system.collectives import from_main
-from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import train
 from plumbline.model.combinations import cautions
@@ -141,6 +141,8 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
     if config.schedule.branch is not None:
         yield f"branch   from {config.schedule.branch.checkpoint}, {total - plan.first_step:,} steps of cooldown"
     yield f"engine   DeepSpeed ZeRO-{config.deepspeed.zero_stage}, {config.deepspeed.precision}, on {world.device.type}"
+    if config.deepspeed.precision == "bf16" and emulates_bf16():
+        yield "warning  this processor only emulates bf16: deepspeed.precision=fp32 is several times as fast"
 
 
 def fail(error: Exception, code: int) -> int:

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 import torch
 
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
-from plumbline.launcher.runtime.system.world import free_port
+from plumbline.launcher.runtime.system.world import emulates_bf16, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 CORPUS, RUN, EXPORT, CONFIG = "corpora/stdlib", "runs/quickstart", "exports/quickstart", "configs/quickstart.yaml"
@@ -41,9 +41,11 @@ def main() -> int:
     gpus = torch.cuda.device_count()
     count = rank_count(gpus or len(os.sched_getaffinity(0)))
     ranks = [] if count == gpus else ["--num_accelerators", str(count)]
+    precision = ["deepspeed.precision=fp32"] if emulates_bf16() else []
+    pretrain = ["launcher/pretrain.py", "--config", CONFIG, *precision]
     stages = [
         ["python", "launcher/prepare.py", "--source", "stdlib", "--tokenizer", "train-bpe:4096", "--output", CORPUS],
-        ["deepspeed", "--quiet", "--master_port", str(free_port()), *ranks, "launcher/pretrain.py", "--config", CONFIG],
+        ["deepspeed", "--quiet", "--master_port", str(free_port()), *ranks, *pretrain],
         ["python", "launcher/eval.py", "--model", RUN, "--data", CORPUS, "--max-batches", "64"],
         ["python", "launcher/generate.py", "--model", RUN, "--prompt", PROMPT, "--max-new-tokens", "120"],
     ]

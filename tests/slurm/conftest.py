@@ -72,6 +72,7 @@ data: {{train: [{{path: {corpus}}}], sequence_length: 128, global_batch_size: 16
 optimizer: {{lr: 4.0e-3}}
 schedule: {{warmup_steps: 10}}
 train: {{steps: 200, eval_batches: 4}}
+deepspeed: {{precision: fp32}}
 """
 
 

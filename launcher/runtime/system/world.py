@@ -49,6 +49,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def emulates_bf16() -> bool:
+    """Return whether the model would run on a processor that computes in bf16 at a small part of its speed in fp32."""
+    return not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")
+
+
 def be_alone() -> None:
     """Make this process a world of one, as plain `python` is."""
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
