@@ -29,6 +29,8 @@ from tests.fork_server import Forked, start_server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
+# Or torch.compile starts processes that import torch, for a few kernels
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 PATIENCE = 900.0
 """Seconds that a test waits for processes: only those that hang take as long, on any machine."""
 

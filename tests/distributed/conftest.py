@@ -84,12 +84,12 @@ TrainMatrix = Callable[..., "dict[str, Run]"]
 def train_matrix(start: "Start") -> TrainMatrix:
     """Train many settings in one set of processes: (config, name -> overrides, ranks, groups) -> finished runs.
 
-    groups: look at the optimizer's groups, in a second engine as well (see train_matrix.py).
+    groups: names of the settings in which to look at the optimizer's groups, in a second engine as well.
     """
 
-    def train(config: Path, settings: Settings, ranks: int = 2, groups: bool = False) -> "dict[str, Run]":
+    def train(config: Path, settings: Settings, ranks: int = 2, groups: Sequence[str] = ()) -> "dict[str, Run]":
         folder = config.parent / "runs"
-        arguments = [config, json.dumps(settings), *(["groups"] if groups else [])]
+        arguments = [config, json.dumps(settings), *groups]
         outcome = start(Path(__file__).with_name("train_matrix.py"), arguments, folder, ranks=ranks).wait()
         assert outcome.code == 0, outcome.stderr
         return {name: type(outcome.run)(folder / name) for name in settings}

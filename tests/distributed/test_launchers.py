@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plumbline.launcher.runtime.system.startup import extensions_folder
 from plumbline.launcher.runtime.system.world import read_world
 
 if TYPE_CHECKING:
@@ -150,10 +151,7 @@ def test_a_stale_build_lock_does_not_hang(
     run_pretrain: Pretrain, tiny_config: Path, tmp_path: Path, alone: dict[int, float]
 ) -> None:
     """What a start that was killed while it compiled leaves behind makes torch wait for ever."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "plumbline" / "torch_extensions"
-    folders = [Path(os.environ["TORCH_EXTENSIONS_DIR"])] if "TORCH_EXTENSIONS_DIR" in os.environ else cache.iterdir()
-    built = max(folders, key=lambda folder: folder.stat().st_mtime)  # compiled by `alone` at the latest
-    shutil.copytree(built, tmp_path / "extensions")
+    shutil.copytree(extensions_folder(), tmp_path / "extensions")  # compiled by `alone` at the latest
     lock = tmp_path / "extensions" / "deepspeed_shm_comm" / "lock"
     lock.touch()
     env = {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")}

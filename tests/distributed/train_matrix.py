@@ -1,8 +1,8 @@
 """Train many settings of one configuration in one set of processes; tests start this program on several ranks.
 
-    train_matrix.py CONFIG SETTINGS [groups]      SETTINGS: JSON, name -> list of overrides
+    train_matrix.py CONFIG SETTINGS [NAME ...]      SETTINGS: JSON, name -> list of overrides
 
-Each setting trains by the training loop itself, into a run folder of its own. With `groups`, `groups.json` in that
+Each setting trains by the training loop itself, into a run folder of its own. For each NAME, `groups.json` in that
 folder then holds the optimizer's groups as the engine has them: before training, after it, and in a second engine that
 loaded the last checkpoint under other hyperparameters.
 """
@@ -32,7 +32,7 @@ def main() -> None:
     startup.start(world, timeout_minutes=5.0)
     for name, overrides in settings.items():
         overrides = [f"run.root={config_file.parent / 'runs'}", f"run.name={name}", *overrides]
-        changed = load_config(config_file, [*overrides, *CHANGED]) if "groups" in sys.argv[3:] else None
+        changed = load_config(config_file, [*overrides, *CHANGED]) if name in sys.argv[3:] else None
         train(load_config(config_file, overrides), changed, world, stop)
     startup.stop()
     # DeepSpeed keeps gloo's threads alive; a Python that ends among those of so many engines has been seen to abort

@@ -79,13 +79,10 @@ def _compile_start_up_operator() -> None:
         )
     # ninja, which builds the operator, is beside the interpreter when the virtual environment is not activated
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    from deepspeed import __version__ as deepspeed_version
     from deepspeed.accelerator import get_accelerator
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "plumbline" / "torch_extensions"
-    versions = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-torch{torch.__version__}-deepspeed{deepspeed_version}")
-    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
-    folder = Path(os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(cache / f"{versions}-{environment}")))
+    folder = extensions_folder()
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "plumbline.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -94,6 +91,16 @@ def _compile_start_up_operator() -> None:
         builder = get_accelerator().create_op_builder("ShareMemCommBuilder")
         if builder is not None:
             builder.load(verbose=False)
+
+
+def extensions_folder() -> Path:
+    """Return where torch builds operators: TORCH_EXTENSIONS_DIR, or a folder of this host and Python environment."""
+    from deepspeed import __version__ as deepspeed_version
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "plumbline" / "torch_extensions"
+    versions = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-torch{torch.__version__}-deepspeed{deepspeed_version}")
+    environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR", cache / f"{versions}-{environment}"))
 
 
 @contextmanager

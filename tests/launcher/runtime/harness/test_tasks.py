@@ -23,6 +23,7 @@ from plumbline.launcher.runtime.harness.adapter import HarnessModel
 from plumbline.launcher.runtime.harness.tasks import find_tasks, score_tasks
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.save import save_quantized
+from plumbline.launcher.runtime.system import cli
 from plumbline.model.quantization.post_training.apply import quantize_model
 from plumbline.model.quantization.post_training.recipes import recipes
 from tests.launcher.runtime.conftest import CONTEXT, DOCUMENTS, EOS, QUESTIONS, asks, choice_nats, document_nats
@@ -172,11 +173,11 @@ Evaluate = Callable[..., "Outcome"]
 
 @pytest.fixture
 def evaluate(start: Start, place: Path) -> Evaluate:
-    """Run eval.py in a process of its own, in which every `sitecustomize` says what is missing."""
+    """Run eval.py in a process of its own, in which there is no network."""
 
-    def run(*arguments: str | Path, sitecustomize: str = NO_NETWORK) -> Outcome:
+    def run(*arguments: str | Path) -> Outcome:
         (place / "hooks").mkdir(exist_ok=True)
-        (place / "hooks" / "sitecustomize.py").write_text(sitecustomize, encoding="utf-8")
+        (place / "hooks" / "sitecustomize.py").write_text(NO_NETWORK, encoding="utf-8")
         env = {
             "PYTHONPATH": str(place / "hooks"),
             "HF_HUB_OFFLINE": "1",
@@ -278,13 +279,19 @@ def test_lines_of_filters_and_groups() -> None:
     ]
 
 
-def test_without_lm_eval_one_line_says_what_to_install(evaluate: Evaluate, trained: Path) -> None:
-    absent = "import sys\nsys.modules['lm_eval'] = None\n"
-    outcome = evaluate("--model", trained, "--tasks", "hellaswag", sitecustomize=absent)
-    assert outcome.code == 2
-    assert outcome.stderr.startswith("error: --tasks needs lm-evaluation-harness (")
-    assert outcome.stderr.endswith("): pip install -e '.[tasks]'\n")
-    assert outcome.stderr.count("\n") == 1
+def test_without_lm_eval_one_line_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trained: Path
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "lm_eval"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setattr(sys, "argv", ["eval.py", "--model", str(trained), "--tasks", "hellaswag"])
+    with pytest.raises(SystemExit, match="2"):
+        cli.run(entry_point.main)
+    error = capsys.readouterr().err
+    assert error.startswith("error: --tasks needs lm-evaluation-harness (")
+    assert error.endswith("): pip install -e '.[tasks]'\n")
+    assert error.count("\n") == 1
 
 
 def test_an_unknown_task_is_told_its_neighbours(place: Path) -> None:
