@@ -68,15 +68,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+TOGETHER = ("tests/slurm/", "tests/launcher/runtime/harness/")
+"""Folders whose tests one worker takes: they share a cluster, and mostly wait; they import what takes fifteen seconds."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Keep the Slurm tests together, too, with `--dist loadfile`: they share a cluster, and mostly wait."""
+    """Keep some folders together, too, with `--dist loadfile`."""
     from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             scope = str(super()._split_scope(nodeid))
-            return "tests/slurm" if scope.startswith("tests/slurm/") else scope
+            return next((folder for folder in TOGETHER if scope.startswith(folder)), scope)
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 

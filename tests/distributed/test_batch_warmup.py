@@ -37,14 +37,13 @@ GROWING = [
     "schedule.name=constant",
     "schedule.lr_scaling=sqrt",
     f"train.steps={len(SIZES)}",
-    "checkpoint.interval=3",
-    "checkpoint.keep_last=9",
 ]
+SAVED = ["checkpoint.interval=3", "checkpoint.keep_last=9"]
 EXACT = {
     **{f"growing_{stage}": [*GROWING, f"deepspeed.zero_stage={stage}"] for stage in range(4)},
     "growing_offload": [*GROWING, "deepspeed.zero_stage=2", "deepspeed.offload_optimizer=true"],
 }
-RESUMED = {"growing_bf16": [*GROWING, "deepspeed.precision=bf16", "model.dropout=0.1"]}
+RESUMED = {"growing_bf16": [*GROWING, *SAVED, "deepspeed.precision=bf16", "model.dropout=0.1"]}
 SPEED = ("tokens_per_second", "mfu")
 
 
@@ -107,7 +106,7 @@ def test_resumed_across_the_switches_equals_uninterrupted(
 
 def test_another_warm_up_is_another_run(runs: Callable[[str], Run], config: Config, tiny_config: Path) -> None:
     other = load_config(tiny_config, [*GROWING, "data.batch_size_warmup=[{tokens: 300, global_batch_size: 8}]"])
-    world, folder = World(0, 0, 2, torch.device("cpu")), runs("growing_1").folder / "checkpoints" / "step_00000003"
+    world, folder = World(0, 0, 2, torch.device("cpu")), runs("growing_bf16").folder / "checkpoints" / "step_00000003"
     fingerprints = open_inputs(config, world).fingerprints
     check_resume(config, config, fingerprints, folder, world)
     with pytest.raises(CheckpointError, match=r"data\.batch_size_warmup: \[\{'tokens': 300, 'global_batch_size': 4"):

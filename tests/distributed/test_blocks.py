@@ -44,11 +44,13 @@ MODELS = {
 STAGES = ["fp32_0", "fp32_1", "fp32_3", "bf16_3"]
 SHORT = ["train.steps=4", "train.eval_interval=null", "checkpoint.interval=4", "train.sample_prompts=[]"]
 SHORT += ["train.eval_batches=1", "metrics.diagnostics_interval=null"]
+ONE_MICRO_BATCH = ["data.global_batch_size=4"]  # for each rank and step; two where a side term is to be summed
 
 
 def typed(model: str, stage: str) -> list[str]:
     precision, number = stage.split("_")
-    return [*SHORT, *MODELS[model], f"deepspeed.precision={precision}", f"deepspeed.zero_stage={number}"]
+    batch = [] if model == "pruned" else ONE_MICRO_BATCH
+    return [*SHORT, *batch, *MODELS[model], f"deepspeed.precision={precision}", f"deepspeed.zero_stage={number}"]
 
 
 @pytest.fixture(scope="module")
