@@ -69,7 +69,7 @@ def pytest_collection_finish() -> None:
 
 
 TOGETHER = ("tests/slurm/", "tests/launcher/runtime/harness/")
-"""Folders whose tests one worker takes: they share a cluster, and mostly wait; they import what takes fifteen seconds."""
+"""Folders whose tests one worker takes: they share a cluster, or slow imports."""
 
 
 @pytest.hookimpl(optionalhook=True)
