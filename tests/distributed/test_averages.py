@@ -27,6 +27,7 @@ from plumbline.launcher.runtime.run.scores import held_out_loss
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.objectives.next_token import NextToken
+from plumbline.model.objectives.objective import Losses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -154,9 +155,9 @@ def test_a_skipped_update_does_not_enter(
 
     whole = NextToken.forward
 
-    def broken(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        losses, nats, reports = whole(*arguments)
-        return losses * torch.nan, nats, reports
+    def broken(*arguments: Any) -> Losses:
+        losses = whole(*arguments)
+        return losses._replace(terms=losses.terms * torch.nan)
 
     for step, update in enumerate((broken, whole, broken, whole)):
         monkeypatch.setattr(NextToken, "forward", update)
