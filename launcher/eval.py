@@ -99,6 +99,7 @@ from plumbline.data.loader import ValidationBatches, open_source
 from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskStream
 from plumbline.launcher.runtime.config.errors import ConfigError, explain
+from plumbline.launcher.runtime.config.parse import refuse_non_finite
 from plumbline.launcher.runtime.config.yaml_files import parse_yaml
 from plumbline.launcher.runtime.harness import tasks as harness_tasks
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, own_task, window_length
@@ -176,8 +177,10 @@ def read_task(text: str) -> SourceConfig | None:
     """
     if ":" not in text:
         return None
+    task = parse_yaml(text, f"--task {text}")
+    refuse_non_finite(task, f"--task {text}")
     try:
-        return SourceConfig.model_validate({"task": parse_yaml(text, f"--task {text}")})
+        return SourceConfig.model_validate({"task": task})
     except ValidationError as error:
         raise ConfigError(f"--task: {'; '.join(explain(error.errors(), SourceConfig))}") from error
 

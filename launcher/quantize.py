@@ -56,6 +56,7 @@ from plumbline.data.loader import ValidationBatches, calibration_batches, open_s
 from plumbline.data.streams import SampleSource
 from plumbline.data.workspace import check_replaceable_file
 from plumbline.launcher.runtime.config.errors import explain
+from plumbline.launcher.runtime.config.parse import refuse_non_finite
 from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.laws.document import open_law
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
@@ -114,6 +115,7 @@ def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
             named.append(each)
             continue
         content = plain_values(read_yaml(Path(each)), f"--recipes {each}")
+        refuse_non_finite(content, f"--recipes {each}")
         named += content if isinstance(content, list) else [content]
     try:
         return recipes(named)

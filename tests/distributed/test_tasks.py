@@ -226,6 +226,7 @@ def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
     [
         ("{name: retrieval, pairs: 99}", "--task: task: pairs = 99 exceeds keys = 64"),
         ("{name: retrieval", "--task {name: retrieval: cannot be read as YAML"),
+        ("{name: retrieval, pairs: .nan}", "--task {name: retrieval, pairs: .nan}: 1 problem(s) in the configuration"),
         ("retrieval: 3", "--task: task = {'retrieval': 3}: a section of keys is expected, its name among them"),
     ],
 )

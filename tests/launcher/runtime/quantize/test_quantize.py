@@ -229,6 +229,7 @@ def test_recipes_in_full_come_from_a_file(quantize: Quantize, trained: Path, tmp
     [
         ("--recipes rtn-4 --output OUT", "'rtn-4' is no recipe"),
         ("--recipes WRONG --output OUT", "weight"),
+        ("--recipes ENDLESS --output OUT", "1.damping = inf: a finite number is expected"),
         ("--recipes weights --save OUT", "one model and one recipe, not 1 and 9"),
         ("--recipes kv4 --save OUT", "recipe kv4 cannot be saved: it does not round weights"),
         ("--recipes rtn-w4-asym --save OUT", "cannot be saved: zero points of weights"),
@@ -247,6 +248,8 @@ def test_what_cannot_be_done_is_refused(
 ) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("name: wrong\nweight: {format: int4}\n")
+    endless = tmp_path / "endless.yaml"
+    endless.write_text("- rtn-w4\n- {name: endless, method: gptq, weights: {format: int4}, damping: .inf}\n")
     powers = tmp_path / "powers.yaml"
     powers.write_text(
         "name: powers\nweights: {format: int8, granularity: channel}\n"
@@ -255,7 +258,7 @@ def test_what_cannot_be_done_is_refused(
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "report.md").write_text("# Findings\n")
-    files = {"OUT": tmp_path / "out", "MINE": mine, "WRONG": wrong, "POWERS": powers}
+    files = {"OUT": tmp_path / "out", "MINE": mine, "WRONG": wrong, "ENDLESS": endless, "POWERS": powers}
     words = [str(files.get(word, word)) for word in arguments.split()]
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         quantize("--model", trained, *words)
