@@ -6,12 +6,13 @@ The folder appears under its name only when it is complete; the same request aga
 """
 
 import json
+import logging
 import math
 import platform
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -45,7 +46,7 @@ from plumbline.data.tokenizers import (
 )
 from plumbline.data.workspace import FolderKind, check_replaceable, is_free, new_folder
 
-Log = Callable[[str], None]
+LOG = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation")
 CORPUS = FolderKind(
@@ -95,12 +96,8 @@ class Result:
     """Time taken; None if the corpus was there already."""
 
 
-def prepare(request: Request, log: Log) -> Result:
+def prepare(request: Request) -> Result:
     """Make a corpus, unless the same one is there already.
-
-    Args:
-        request: What to make.
-        log: Prints one line of progress.
 
     Raises:
         ValueError: the request cannot be met; nothing was written.
@@ -115,16 +112,16 @@ def prepare(request: Request, log: Log) -> Result:
     identity = request.identity()
     if _exists_already(request, identity):
         manifest = read_manifest(request.output)
-        _warn_of_share(request, manifest, "prepare it again with --overwrite", log)
+        _warn_of_share(request, manifest, "prepare it again with --overwrite")
         return Result(request.output, manifest, None)
 
     with new_folder(request.output, CORPUS) as folder:
         skipped: Counter[str] = Counter()
-        surveyed = _survey(request, skipped, log)
-        log(_describe(surveyed, skipped))
-        _build_tokenizer(request, surveyed, folder / "tokenizer", log)
-        manifest = _encode(request, surveyed, folder, identity, skipped, log)
-        _warn_of_share(request, manifest, "give more text, or another --validation-fraction", log)
+        surveyed = _survey(request, skipped)
+        LOG.info(_describe(surveyed, skipped))
+        _build_tokenizer(request, surveyed, folder / "tokenizer")
+        manifest = _encode(request, surveyed, folder, identity, skipped)
+        _warn_of_share(request, manifest, "give more text, or another --validation-fraction")
         (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
     return Result(request.output, manifest, time.monotonic() - started)
 
@@ -146,8 +143,8 @@ def _exists_already(request: Request, identity: dict[str, Any]) -> bool:
     return True
 
 
-def _survey(request: Request, skipped: Counter[str], log: Log) -> Survey:
-    with closing(Progress("reading", None, log)) as progress:
+def _survey(request: Request, skipped: Counter[str]) -> Survey:
+    with closing(Progress("reading", None)) as progress:
         documents = _counted(request.sources.documents(skipped), progress)
         return survey(documents, request.validation_fraction, request.seed, sample_bytes(request.tokenizer))
 
@@ -165,30 +162,30 @@ def _describe(surveyed: Survey, skipped: Counter[str]) -> str:
     return f"source: {surveyed.documents:,} documents, {surveyed.source_bytes / 1e6:,.1f} MB of text{left_out}{cut}"
 
 
-def _warn_of_share(request: Request, manifest: Manifest, remedy: str, log: Log) -> None:
+def _warn_of_share(request: Request, manifest: Manifest, remedy: str) -> None:
     """Say so if the share of the text that is held out is far from the one that was asked for."""
     sizes = {name: record.source_bytes for name, record in manifest.splits.items()}
     share = sizes["validation"] / sum(sizes.values())
     if not is_near(share, request.validation_fraction):
-        log(
-            f"warning: {share:.1%} of the text is held out, and --validation-fraction asked for "
+        LOG.warning(
+            f"{share:.1%} of the text is held out, and --validation-fraction asked for "
             f"{request.validation_fraction:.1%}; {remedy}"
         )
 
 
-def _build_tokenizer(request: Request, surveyed: Survey, folder: Path, log: Log) -> None:
+def _build_tokenizer(request: Request, surveyed: Survey, folder: Path) -> None:
     size = trained_size(request.tokenizer)
     if size:
         text = sum(map(len, surveyed.sample))
-        log(f"tokenizer: training {request.tokenizer} on {len(surveyed.sample):,} documents, {text / 1e6:,.1f} MB")
+        LOG.info(f"tokenizer: training {request.tokenizer} on {len(surveyed.sample):,} documents, {text / 1e6:,.1f} MB")
     build_tokenizer(request.tokenizer, surveyed.sample, folder)
     actual = Encoder(folder, request.tokenizer).vocab_size
     if size and actual < size:
-        log(f"tokenizer: the text supports {actual:,} tokens only, fewer than the {size:,} asked for")
+        LOG.info(f"tokenizer: the text supports {actual:,} tokens only, fewer than the {size:,} asked for")
 
 
 def _encode(
-    request: Request, surveyed: Survey, folder: Path, identity: dict[str, Any], skipped: Counter[str], log: Log
+    request: Request, surveyed: Survey, folder: Path, identity: dict[str, Any], skipped: Counter[str]
 ) -> Manifest:
     """Write the token files of both splits, and say what they are."""
     encoder = Encoder(folder / "tokenizer", request.tokenizer)
@@ -199,7 +196,7 @@ def _encode(
 
     texts = split(request.sources.documents(Counter()), surveyed, request.validation_fraction, request.seed)
     with ExitStack() as stack:
-        progress = stack.enter_context(closing(Progress("tokenizing", surveyed.source_bytes, log)))
+        progress = stack.enter_context(closing(Progress("tokenizing", surveyed.source_bytes)))
         writers = {name: stack.enter_context(IndexedWriter(folder / name, encoder.dtype)) for name in SPLITS}
         for part in encode_documents(texts, folder / "tokenizer", request.tokenizer, request.workers):
             name = SPLITS[part.held_out]

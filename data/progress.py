@@ -1,11 +1,12 @@
 """Show how far a long pass over text has come: a bar on a terminal, a line now and then in a log."""
 
+import logging
 import sys
 import time
-from collections.abc import Callable
 
 from tqdm import tqdm
 
+LOG = logging.getLogger(__name__)
 LOG_INTERVAL = 30.0
 """Seconds between lines in a log."""
 
@@ -13,18 +14,16 @@ LOG_INTERVAL = 30.0
 class Progress:
     """Count bytes of text."""
 
-    def __init__(self, label: str, total: int | None, log: Callable[[str], None]) -> None:
+    def __init__(self, label: str, total: int | None) -> None:
         """Start counting.
 
         Args:
             label: What is being done.
             total: Bytes to come; None when not known.
-            log: Prints one line where standard error is not a terminal.
         """
         self._bar = tqdm(desc=label, total=total, unit="B", unit_scale=True, file=sys.stderr, disable=None, leave=False)
         self._label = label
         self._total = total
-        self._log = log
         self._done = 0
         self._started = self._last = time.monotonic()
 
@@ -37,7 +36,7 @@ class Progress:
             self._last = now
             of_total = f" of {self._total / 1e6:,.0f}" if self._total else ""
             speed = self._done / 1e6 / (now - self._started)
-            self._log(f"{self._label}: {self._done / 1e6:,.0f}{of_total} MB, {speed:,.1f} MB/s")
+            LOG.info(f"{self._label}: {self._done / 1e6:,.0f}{of_total} MB, {speed:,.1f} MB/s")
 
     def close(self) -> None:
         """Take the bar off the terminal."""

@@ -33,6 +33,7 @@ import torch
 
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.system.log import LOG
 
 
 def main() -> None:
@@ -53,7 +54,7 @@ def main() -> None:
     if report.lookahead is not None:
         print(f"thoughts, by the folder's lookahead.py: {report.lookahead}")
     if report.only_with_thoughts is not None:
-        print("warning: trained to predict with thoughts; the plain model in this folder, without them, was not")
+        LOG.warning("trained to predict with thoughts; the plain model in this folder, without them, was not")
     if report.own_code:
         print("the folder brings its own code: load it with trust_remote_code=True")
 

@@ -45,6 +45,7 @@ from plumbline.launcher.runtime.laws.document import describe
 from plumbline.launcher.runtime.laws.plots import plot_fit
 from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.system.files import finite, write_json
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.scaling_laws.fit import fit
 
 LAW = "law.json"
@@ -57,9 +58,9 @@ def main() -> None:
     check_replaceable_file(arguments.output / LAW, LAW_START)
     form = form_named(arguments.form)
     rows = read_rows(arguments.results)
-    cli.say(f"{len(rows.measured.at)} points from {len(rows.files)} file(s); form {arguments.form}: {form.TITLE}")
+    LOG.info(f"{len(rows.measured.at)} points from {len(rows.files)} file(s); form {arguments.form}: {form.TITLE}")
     if rows.left_out:
-        cli.say("left out: " + ", ".join(f"{count} {reason}" for reason, count in rows.left_out.items()))
+        LOG.info("left out: " + ", ".join(f"{count} {reason}" for reason, count in rows.left_out.items()))
     fitted = fit(form, rows.measured, arguments.hold_out, arguments.seed)
     draws = fitted.bootstrap(arguments.bootstrap, arguments.seed)
     resampled = list(tqdm(draws, total=arguments.bootstrap, unit="fit", desc="bootstrap", disable=None))

@@ -65,6 +65,7 @@ if __name__ == "__main__":
 
 from plumbline.data.prepare import Request, Result, prepare
 from plumbline.data.sources import Sources
+from plumbline.launcher.runtime.system.log import LOG
 
 
 def main() -> int:
@@ -85,20 +86,16 @@ def main() -> int:
             workers=arguments.workers,
             overwrite=arguments.overwrite,
         )
-        result = prepare(request, _log)
+        result = prepare(request)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        LOG.error(error)
         return 2
     except KeyboardInterrupt:
-        print("error: interrupted; nothing was kept", file=sys.stderr)
+        LOG.error("interrupted; nothing was kept")
         return 130
     summary = _summary(result)
     print(json.dumps(summary, indent=2) if arguments.json else _readable(summary))
     return 0
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _summary(result: Result) -> dict[str, Any]:

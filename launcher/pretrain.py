@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
@@ -50,6 +51,7 @@ from plumbline.launcher.runtime.run.lock import RunLockedError, run_lock
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.cli import UNUSABLE
 from plumbline.launcher.runtime.system.collectives import from_main
+from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import train
@@ -64,7 +66,7 @@ def main() -> int:
     arguments = parse_arguments()
     try:
         world = read_world()
-        config = branch.resolve(load_config(arguments.config, arguments.overrides), warn=world.is_main)
+        config = branch.resolve(load_config(arguments.config, arguments.overrides))
         plan = plan_run(config)
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints, world)
@@ -73,7 +75,7 @@ def main() -> int:
         if alone and is_finished(config, world):
             return 0
         if world.is_main:
-            print("\n".join(describe(config, plan, inputs, world)), flush=True)
+            TRAINING.info("\n".join(describe(config, plan, inputs, world)))
         startup.start(world, config.deepspeed.timeout_minutes)
         if not alone and is_finished(config, world):
             startup.stop()
@@ -88,18 +90,17 @@ def main() -> int:
     except TrainingError as error:
         return fail(error, BROKEN)
     startup.stop()
-    if world.is_main:
-        folder = config.run.folder
-        reason = "because its launcher is gone" if STOP.is_orphaned else "on request"
-        print(f"{folder} is complete" if complete else f"stopped {reason}; the same command resumes {folder}")
+    folder = config.run.folder
+    reason = "because its launcher is gone" if STOP.is_orphaned else "on request"
+    TRAINING.info(f"{folder} is complete" if complete else f"stopped {reason}; the same command resumes {folder}")
     return 0 if complete else REQUEUE
 
 
 def is_finished(config: Config, world: World) -> bool:
     """Say whether the run is complete. Collective: rank 0 looks, others may see an older folder over the network."""
     step = from_main(lambda: finished_step(config), world)
-    if step is not None and world.is_main:
-        print(f"{config.run.folder} is complete: step {step}, nothing to do")
+    if step is not None:
+        TRAINING.info(f"{config.run.folder} is complete: step {step}, nothing to do")
     return step is not None
 
 
@@ -146,22 +147,20 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
 
 
 def fail(error: Exception, code: int) -> int:
-    """Print one clear error and return the exit code."""
-    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
-    if rank:
+    """Log one clear error and return the exit code."""
+    if os.environ.get("RANK", "0") != "0":
         # Most errors strike every rank alike. Rank 0 reports them, and its exit makes the launcher end the others; only
         # a rank that fails alone lives long enough to report.
         time.sleep(5)
-        print(f"error on rank {rank}: {error}", file=sys.stderr, flush=True)
-    else:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+    LOG.error(error)
     return code
 
 
 if __name__ == "__main__":
     exit_code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # a terminal that is gone is no failure of the run
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Not sys.exit: gloo's threads outlive the process group and can abort the interpreter while it takes itself down,
     # which would make a failure of a run that is complete and saved
     os._exit(exit_code)

@@ -27,6 +27,7 @@ if __name__ == "__main__":
 import torch
 
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import emulates_bf16, free_port
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,7 +59,7 @@ def main() -> int:
         print(f"\n$ {shlex.join(stage)}", flush=True)
         code = subprocess.call(stage, cwd=ROOT, env=environment)
         if code:
-            print(f"error: {stage[0]} ended with code {code}; the same command goes on from here", file=sys.stderr)
+            LOG.error(f"{stage[0]} ended with code {code}; the same command goes on from here")
             return code
     print(NEXT)
     return 0

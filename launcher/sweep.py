@@ -82,6 +82,7 @@ from plumbline.launcher.runtime.sweep.progress import Progress
 from plumbline.launcher.runtime.sweep.results import check_same_cells, write_results
 from plumbline.launcher.runtime.sweep.slurm import write_submission
 from plumbline.launcher.runtime.sweep.worker import ERROR, outcome_of
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
 
 FAILED = 1  # exit code
@@ -97,7 +98,7 @@ def main() -> int:
     if arguments.slurm:
         return queue(plan, arguments)
     if arguments.dry_run:
-        cli.say(intention(plan, arguments))
+        LOG.info(intention(plan, arguments))
         return 0
     if arguments.summarize:
         check_same_cells(plan.sweep, plan.cells)
@@ -110,14 +111,14 @@ def main() -> int:
         print("\n".join(plan.sweep.how.lines(summary.found)))
         print(f"{plan.sweep.folder}: {', '.join(f'{count} {status}' for status, count in summary.runs.items())}")
     if STOP:
-        cli.say(f"stopped on request; the same command goes on with {plan.sweep.folder}")
+        LOG.info(f"stopped on request; the same command goes on with {plan.sweep.folder}")
         return REQUEUE
     return FAILED if report_failed(share(plan, arguments)) else 0
 
 
 def train(plan: Plan, arguments: argparse.Namespace) -> None:
     """Train what is not finished of this process's share."""
-    cli.say(intention(plan, arguments))
+    LOG.info(intention(plan, arguments))
     todo = unfinished(share(plan, arguments))
     where = places(workers_for(todo, arguments), plan.sweep.folder / "workers.log")
     with closing(Progress(todo)) as progress:
@@ -151,7 +152,7 @@ def report_failed(cells: list[Cell]) -> bool:
     failed = [cell for cell in cells if outcome_of(cell.config) == "failed"]
     for cell in failed:
         error = cell.config.run.folder / ERROR
-        cli.say(f"failed: {cell}: {error.read_text(encoding='utf-8').splitlines()[0]} ({error})")
+        LOG.info(f"failed: {cell}: {error.read_text(encoding='utf-8').splitlines()[0]} ({error})")
     return bool(failed)
 
 

@@ -144,6 +144,24 @@ def test_deepspeed_is_known_to_the_engine_and_to_start_up_alone() -> None:
     assert engine == {runtime / "engine" / "zero_shards.py"}
 
 
+def calls(path: Path) -> set[str]:
+    """Return the names of what a file calls; a call of print that chooses a stream is print(file)."""
+    found = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    return {
+        ast.unparse(call.func) + ("(file)" if "file" in {word.arg for word in call.keywords} else "") for call in found
+    }
+
+
+def test_commands_print_their_answers_and_the_logger_everything_else() -> None:
+    system = LAUNCHER / "runtime" / "system"
+    called = {path: calls(path) for path in MODULES if room_of(module_name(path)) != "tests"}
+    assert {path for path, names in called.items() if "print" in names} - set(LAUNCHER.glob("*.py")) == {
+        system / "cli.py"  # print_json
+    }
+    by_hand = {"print(file)", "warnings.warn", "sys.stdout.write", "sys.stderr.write"}
+    assert {path for path, names in called.items() if by_hand & names} == {system / "log.py"}
+
+
 def test_models_are_assembled_in_one_place() -> None:
     launcher = {path: path.read_text(encoding="utf-8") for path in LAUNCHER.rglob("*.py")}
     assembled = re.compile(r"\b(CausalLM|TrainedLM|apply_precision)\(")

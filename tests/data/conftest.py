@@ -83,5 +83,5 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def byte_corpus(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("corpora") / "bytes"
-    prepare(Request(Sources((str(text_folder),)), "byte", output, validation_fraction=0.2), log=print)
+    prepare(Request(Sources((str(text_folder),)), "byte", output, validation_fraction=0.2))
     return output

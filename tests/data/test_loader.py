@@ -238,7 +238,7 @@ def test_corpora_of_different_tokenizers_are_refused(
     (tmp_path / "more.txt").write_text("more text\n" * 100)
     more = Sources((str(tmp_path / "more.txt"),))
     for name, tokenizer in (("same", str(byte_corpus / "tokenizer")), ("other", "train-bpe:300")):
-        prepare(Request(more, tokenizer, tmp_path / name), log=print)
+        prepare(Request(more, tokenizer, tmp_path / name))
     first = open_corpus(byte_corpus)
     TrainBatches(make_config(first, open_corpus(tmp_path / "same")), 0)
     with pytest.raises(ValueError, match="made with different tokenizers; prepare other again with --tokenizer"):

@@ -22,6 +22,7 @@ from plumbline.data.corpus import open_corpus, verify_checksums
 from plumbline.data.prepare import CORPUS, Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.workspace import FolderKind, new_folder
+from plumbline.launcher.prepare import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +36,7 @@ def run(*arguments: object, prefix: tuple[str, ...] = ()) -> "subprocess.Complet
 
 
 def make(source: Path, output: Path, tokenizer: str = "byte", **changes: Any) -> None:
-    prepare(Request(Sources((str(source),)), tokenizer, output, **changes), log=print)
+    prepare(Request(Sources((str(source),)), tokenizer, output, **changes))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -121,24 +122,37 @@ def test_a_single_document_is_cut(tmp_path: Path) -> None:
     assert [split.num_documents for split in splits.values()] == [1, 1]
 
 
-def test_a_share_that_cannot_be_kept_is_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def in_process(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Return the exit code of prepare.py; what it prints is captured as any output of the test."""
+    monkeypatch.setattr(sys, "argv", ["prepare.py", *map(str, arguments)])
+    return main()
+
+
+def test_a_share_that_cannot_be_kept_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "words.txt").write_text("a few words,but too few")
-    for _ in range(2):
-        sources = Sources((str(tmp_path / "words.txt"),), "text", ",")
-        prepare(Request(sources, "byte", tmp_path / "c"), log=print)
-        warning = r"warning: \d\d\.\d% of the text is held out, and --validation-fraction asked for 2\.0%"
-        assert re.search(warning, capsys.readouterr().out)
+    options = ("--tokenizer", "byte", "--document-separator", ",", "--output", tmp_path / "c", "--json")
+    for status in ("prepared", "already prepared"):
+        assert in_process(monkeypatch, "--source", tmp_path / "words.txt", *options) == 0
+        printed = capsys.readouterr()
+        warning = r"^warning: \d\d\.\d% of the text is held out, and --validation-fraction asked for 2\.0%"
+        assert len(re.findall(warning, printed.err, re.MULTILINE)) == 1
+        assert json.loads(printed.out)["status"] == status
 
 
-def test_two_books_give_the_share_that_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_books_give_the_share_that_was_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, count in (("a", 4000), ("b", 3000)):
         (tmp_path / f"{name}.txt").write_text("".join(f"{name} {line}\n" for line in range(count)))
-    make(tmp_path / "*.txt", tmp_path / "c")
+    options = ("--tokenizer", "byte", "--output", tmp_path / "c")
+    assert in_process(monkeypatch, "--source", tmp_path / "*.txt", *options) == 0
     splits = open_corpus(tmp_path / "c").splits
     assert [split.num_documents for split in splits.values()] == [2, 2]
     sizes = [split.source_bytes or 0 for split in splits.values()]
     assert sizes[1] / sum(sizes) == pytest.approx(0.02, rel=0.05)
-    assert "the end of each of more than" in capsys.readouterr().out
+    assert "the end of each of more than" in capsys.readouterr().err
 
 
 def test_other_folders_are_never_replaced(text_folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.startup import extensions_folder
 from plumbline.launcher.runtime.system.world import read_world
 
@@ -90,11 +91,13 @@ def test_the_tasks_of_the_step_count_not_those_of_the_job(bare: pytest.MonkeyPat
     assert read_world().size == 6
 
 
-def test_several_srun_tasks_need_an_address(bare: pytest.MonkeyPatch) -> None:
+def test_several_srun_tasks_need_an_address(bare: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     set_environment(bare, SLURM)
     bare.delenv("MASTER_ADDR")
-    with pytest.raises(ValueError, match=r"MASTER_ADDR: not set.*slurm/pretrain.sbatch"):
+    with pytest.raises(ValueError, match=r"MASTER_ADDR: not set.*slurm/pretrain.sbatch") as caught:
         read_world()
+    LOG.error(caught.value)
+    assert capsys.readouterr().err.startswith("error on rank 5: MASTER_ADDR: not set"), "as Slurm numbers it"
 
 
 def test_one_srun_task_needs_none(bare: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,10 @@ from plumbline.launcher.runtime.optim.schedule import BranchConfig
 from plumbline.launcher.runtime.system.world import World
 
 
-def resolve(config: Config, warn: bool = True) -> Config:
+def resolve(config: Config) -> Config:
     """Return the configuration with schedule.branch naming one checkpoint and its step; others as they are.
 
-    Args:
-        config: as it was loaded.
-        warn: print a warning for each damaged checkpoint that is passed over.
+    Logs a warning for each damaged checkpoint that is passed over.
 
     Raises:
         ConfigError: the run folder belongs to another run.
@@ -41,7 +39,7 @@ def resolve(config: Config, warn: bool = True) -> Config:
     if (config.run.folder / "config.yaml").exists():
         branch = _started(config, branch)
     else:
-        folder = _parent_of(Path(branch.checkpoint), warn)
+        folder = _parent_of(Path(branch.checkpoint))
         facts = {"checkpoint": str(folder), "from_step": read_manifest(folder)["step"]}
         branch = branch.model_copy(update=facts)
     return _with_branch(config, branch)
@@ -122,12 +120,12 @@ def _with_branch(config: Config, branch: BranchConfig) -> Config:
     return config.model_copy(update={"schedule": config.schedule.model_copy(update={"branch": branch})})
 
 
-def _parent_of(path: Path, warn: bool) -> Path:
+def _parent_of(path: Path) -> Path:
     """Return the checkpoint itself, or the newest one of a run folder whose files are all there."""
     if not (path / "checkpoints").is_dir():
         _refuse(path, problems(path))
         return path
-    newest = newest_whole(checkpoints(path / "checkpoints"), problems, warn)
+    newest = newest_whole(checkpoints(path / "checkpoints"), problems)
     if newest is None:
         raise CheckpointError(f"schedule.branch.checkpoint = {path}: this run has no whole checkpoint")
     return newest

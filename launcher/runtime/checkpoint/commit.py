@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +33,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
 from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.log import LOG
 
 
 def staging_folder(root: Path, step: int) -> Path:
@@ -108,8 +108,7 @@ def prune(root: Path, step: int, keep: CheckpointConfig) -> None:
         try:
             _remove(folder)
         except OSError as error:
-            warning = f"warning: {folder} cannot be deleted ({error}); the next save tries again"
-            print(warning, file=sys.stderr, flush=True)
+            LOG.warning(f"{folder} cannot be deleted ({error}); the next save tries again")
 
 
 def _is_damaged(folder: Path) -> bool:

@@ -25,14 +25,14 @@ from plumbline.launcher.runtime.system.world import World
 def find(root: Path, world: World) -> Path | None:
     """Return the newest whole checkpoint under `root`, the same on all ranks; None when there are none at all.
 
-    Collective. Prints a warning for each damaged checkpoint that is passed over.
+    Collective. Logs a warning for each damaged checkpoint that is passed over.
 
     Raises:
         CheckpointError: there are checkpoints and none is whole (starting from scratch would hide that), or the newest
             is of another format.
     """
     candidates: list[Path] = gather_objects(checkpoints(root), world)[0]
-    newest = newest_whole(candidates, partial(damage, world=world), warn=world.is_main)
+    newest = newest_whole(candidates, partial(damage, world=world))
     if newest is None and candidates:
         raise CheckpointError(f"{root}: no whole checkpoint among {len(candidates)}; remove them to start from scratch")
     return newest

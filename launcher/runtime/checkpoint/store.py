@@ -15,13 +15,14 @@ name is complete, whatever was killed when. Whoever reads one verifies it first,
 """
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 import xxhash
+
+from plumbline.launcher.runtime.system.log import LOG
 
 FORMAT = 1
 MANIFEST, STATE, CONFIG, POINTER = "manifest.json", "state.json", "config.yaml", "latest"
@@ -87,14 +88,14 @@ def newest_whole(folders: Iterable[Path], check: Callable[[Path], list[str]], wa
     Args:
         folders: candidates, newest first, as `checkpoints` lists them.
         check: what is wrong with a checkpoint: `problems`, as thorough as its use needs.
-        warn: print a warning for each that is passed over.
+        warn: log a warning for each that is passed over.
     """
     for folder in folders:
         found = check(folder)
         if not found:
             return folder
         if warn:
-            print(f"warning: {folder} is damaged and passed over: {'; '.join(found[:3])}", file=sys.stderr, flush=True)
+            LOG.warning(f"{folder} is damaged and passed over: {'; '.join(found[:3])}")
     return None
 
 

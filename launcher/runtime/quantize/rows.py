@@ -22,8 +22,8 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.damage import compare, damage
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.launcher.runtime.quantize.row import PostBits, Rounding, Row, TextSettings
-from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.files import finite, read_json_lines, write_json_lines
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
 from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.report import LayerReport
@@ -201,6 +201,6 @@ def _fits(model: LoadedModel, recipe: Recipe, text: Text, asked: Sequence[str]) 
     except ValueError as error:
         if recipe.name in asked:
             raise
-        cli.say(f"left out: {error}")
+        LOG.info(f"left out: {error}")
         return False
     return True

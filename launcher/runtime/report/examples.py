@@ -1,6 +1,5 @@
 """Show held-out examples of a task that the newest checkpoint of a run solves and fails, as pictures."""
 
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +14,7 @@ from plumbline.launcher.runtime.report import pictures
 from plumbline.launcher.runtime.report.history import History
 from plumbline.launcher.runtime.report.page import Section
 from plumbline.launcher.runtime.report.pictures import Answered
+from plumbline.launcher.runtime.system.log import LOG
 
 ROWS, BATCHES = 32, 8  # of examples that are scored, spread evenly over the held-out ones
 SHOWN = 3  # of each kind
@@ -36,7 +36,7 @@ def solved_and_failed(history: History) -> Section | None:
             return None
         model = load_model(history.folder, torch.device("cpu"), with_objective=True)
     except ValueError as error:
-        print(f"warning: no pictures of examples: {error}", file=sys.stderr)
+        LOG.warning(f"no pictures of examples: {error}")
         return None
     examples = list(answered(model, TaskSource(task).held_out, data.sequence_length))
     solved, failed = ([example for example in examples if example.solved is wanted] for wanted in (True, False))

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.launcher.runtime.system.collectives import from_main
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
 
 LOCK = "lock"
@@ -83,11 +83,7 @@ def _acquire(descriptor: int, folder: Path, patience: float) -> None:
             return
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
-                print(
-                    f"warning: {folder / LOCK} cannot be locked ({error}): see to it that nobody else trains this run",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                LOG.warning(f"{folder / LOCK} cannot be locked ({error}): see to it that nobody else trains this run")
                 return
         owner = _read_owner(descriptor)
         job = owner.get("slurm_job_id")

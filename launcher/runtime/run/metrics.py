@@ -16,6 +16,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines
+from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.world import World
 
 CONSOLE_SECONDS = 5.0  # between progress lines, so that a log of a long run stays readable
@@ -77,7 +78,7 @@ class MetricsLog:
         self.write(record)
 
     def progress(self, record: dict[str, Any]) -> None:
-        """Print a line for a training step, at most every few seconds (the first and the last always)."""
+        """Log a line for a training step, at most every few seconds (the first and the last always)."""
         step, now = record["step"], time.monotonic()
         if now - self._printed < CONSOLE_SECONDS and step != self.total_steps:
             return
@@ -85,11 +86,10 @@ class MetricsLog:
         first, done, whole = (self.work_before(step) for step in (self._first_step, step, self.total_steps))
         seconds_left = (now - self._started) / max(1, done - first) * (whole - done)
         mfu = f"  mfu {record['mfu']:.1%}" if record.get("mfu") is not None else ""
-        print(
+        TRAINING.info(
             f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  loss {record['loss']:.4f}  "
             f"lr {record['lr']:.2e}  grad {record['grad_norm']:.2f}  {record['tokens_per_second']:,.0f} tokens/s"
-            f"{mfu}  eta {duration(seconds_left)}",
-            flush=True,
+            f"{mfu}  eta {duration(seconds_left)}"
         )
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from tqdm import tqdm
 from plumbline.launcher.runtime.run.metrics import duration
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.worker import Outcome
+from plumbline.launcher.runtime.system.log import LOG
 
 
 class Progress:
@@ -29,7 +30,7 @@ class Progress:
         self._bar.set_postfix_str(f"eta {duration(left)}", refresh=False)
         self._bar.update(1)
         if self._bar.disable:
-            print(line, file=sys.stderr, flush=True)
+            LOG.info(line)
         elif outcome != "finished":
             self._bar.write(line, file=sys.stderr)
 

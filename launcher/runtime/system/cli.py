@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from plumbline.launcher.runtime.system.log import LOG
+
 AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
 """Help of `--average`, which `models.averages` reads."""
 UNUSABLE = 2  # exit code: the request cannot be met as it stands
@@ -17,10 +19,10 @@ def run(command: Callable[[], int | None]) -> NoReturn:
     try:
         code = command()
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        LOG.error(error)
         sys.exit(UNUSABLE)
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
+        LOG.error("interrupted")
         sys.exit(130)
     sys.exit(code or 0)
 
@@ -28,11 +30,6 @@ def run(command: Callable[[], int | None]) -> NoReturn:
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     print(json.dumps(value, indent=2))
-
-
-def say(line: str) -> None:
-    """Print a line on standard error: standard output is for results."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def positive(text: str) -> int:

@@ -30,13 +30,14 @@ def _adopt_slurm_environment() -> None:
     env = os.environ
     if "RANK" in env or "SLURM_PROCID" not in env or "SLURM_STEP_ID" not in env:
         return
-    if int(env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])) > 1 and "MASTER_ADDR" not in env:
+    # Ahead of the check: an error names the rank that it is of
+    env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
+    env["WORLD_SIZE"] = env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])
+    if int(env["WORLD_SIZE"]) > 1 and "MASTER_ADDR" not in env:
         raise ValueError(
             "MASTER_ADDR: not set, and several srun tasks need one address to meet at; submit slurm/pretrain.sbatch "
             'or export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
         )
-    env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
-    env["WORLD_SIZE"] = env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])
     env.setdefault("MASTER_ADDR", "127.0.0.1")
     # One port for each job, so that jobs on one node do not meet; below the ports of outgoing connections
     env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 12768))

@@ -6,7 +6,6 @@ schedule, dropout and evaluation are pure functions of the step, so a run that w
 numbers, to the last bit, as one that was never interrupted.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -28,6 +27,7 @@ from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.system.collectives import any_rank
 from plumbline.launcher.runtime.system.files import write_json
+from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
@@ -96,16 +96,16 @@ class Trainer:
         self.evaluation = Evaluation(self.engine, inputs, stop)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
-        self.guards = make_guards(self.plan, self._warn)
+        self.guards = make_guards(self.plan)
         self.log: MetricsLog | None = None
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
         state = resume.load(self.engine, folder)
         self.state, self.saved_step = state, state.step
-        self._say(f"resuming after step {state.step} from {folder}")
+        TRAINING.info(f"resuming after step {state.step} from {folder}")
         if self.engine.ema is not None and self.engine.ema.tokens == 0:
-            self._say("the moving average starts here: the checkpoint has none of this half-life")
+            TRAINING.info("the moving average starts here: the checkpoint has none of this half-life")
 
     def run(self) -> bool:
         """Train step by step. Returns whether the last step was reached and evaluated."""
@@ -200,7 +200,7 @@ class Trainer:
         """Score what is held out of every corpus and task; False when asked to stop meanwhile."""
         step = self.state.step
         try:
-            scores = self.evaluation.run(lambda message: self._say(f"step {step}: {message}"))
+            scores = self.evaluation.run(lambda message: TRAINING.info(f"step {step}: {message}"))
         except StoppedError:
             return False
         record = {"step": step, "tokens": self.state.tokens, **scores}
@@ -235,15 +235,7 @@ class Trainer:
         except checkpoint.CheckpointError as error:
             if must:
                 raise checkpoint.CheckpointError(f"{error} and start the same command again") from error
-            self._warn(f"step {self.state.step}: {error}. Training goes on, the next save tries again")
+            LOG.warning(f"step {self.state.step}: {error}. Training goes on, the next save tries again")
             return
         self.saved_step = self.state.step
-        self._say(f"saved {folder}")
-
-    def _say(self, message: str) -> None:
-        if self.world.is_main:
-            print(message, flush=True)
-
-    def _warn(self, message: str) -> None:
-        if self.world.is_main:
-            print(f"warning: {message}", file=sys.stderr, flush=True)
+        TRAINING.info(f"saved {folder}")

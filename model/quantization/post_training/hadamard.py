@@ -6,8 +6,9 @@ becomes a matrix of its own. The values of each head are turned likewise, by one
 back in o_proj. Nothing is left to do at run time: logits are the same in real arithmetic.
 """
 
-import warnings
+import logging
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import cast
 
 import torch
@@ -17,6 +18,8 @@ from plumbline.model.blocks import BLOCKS
 from plumbline.model.decoder import CausalLM
 from plumbline.model.norms import SingleScaleRMSNorm
 from plumbline.model.quantization.post_training.calibration import decoder_blocks
+
+LOG = logging.getLogger(__name__)
 
 STOCK = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM")
 WRITERS = ("self_attn.o_proj", "mlp.down_proj")
@@ -86,9 +89,14 @@ def random_rotation(size: int, generator: torch.Generator) -> Tensor:
     if matrix is not None:
         signs = torch.randint(2, (size,), generator=generator).double() * 2 - 1
         return cast(Tensor, signs[:, None] * matrix / size**0.5)
-    warnings.warn(f"no Hadamard matrix of size {size} is known here: a random rotation takes its place", stacklevel=2)
+    _warn_of_size(size)
     turn, _ = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
     return cast(Tensor, turn)
+
+
+@cache  # a sweep of recipes turns many models of one size
+def _warn_of_size(size: int) -> None:
+    LOG.warning(f"no Hadamard matrix of size {size} is known here: a random rotation takes its place")
 
 
 def hadamard(size: int) -> Tensor | None:

@@ -1,10 +1,11 @@
 """End a run whose gradient, loss or weights are not finite; single updates that were skipped are a warning."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from plumbline.launcher.runtime.engine.interface import StepResult
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.train.guards.guard import Guard, TrainingError
 
 MAX_SKIPPED = 10  # consecutive updates with a non-finite gradient before the run is called broken
@@ -16,11 +17,10 @@ class NonFinite(Guard):
 
     Args:
         total_steps: of the run, whose end may not be amid skipped updates.
-        warn: tells the user something.
     """
 
-    def __init__(self, total_steps: int, warn: Callable[[str], None]) -> None:
-        self.total_steps, self.warn = total_steps, warn
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps = total_steps
         self.skipped = 0  # consecutive updates that were not applied
 
     def after_step(self, step: int, result: StepResult) -> None:
@@ -34,7 +34,7 @@ class NonFinite(Guard):
                 f"{self.skipped} update(s) in a row were skipped; the last checkpoint is from before. {REMEDY}"
             )
         if not result.applied:
-            self.warn(f"step {step}: gradient norm {result.grad_norm}, update skipped")
+            LOG.warning(f"step {step}: gradient norm {result.grad_norm}, update skipped")
 
     def after_logging(self, record: Mapping[str, Any]) -> None:
         """Look at the loss of an update that was applied."""

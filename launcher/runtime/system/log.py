@@ -1,0 +1,58 @@
+"""Log what people read on the terminal: progress, warnings and errors, by rank.
+
+    LOG.info("left out: ...")         left out: ...                 standard error; answers are on standard output
+    LOG.warning("... passed over")    warning: ... passed over      standard error
+    LOG.error("...")                  error: ...                    standard error; on rank 3: error on rank 3: ...
+    TRAINING.info("saved ...")        saved ...                     standard output; training has no other answer
+
+Progress and warnings are about the whole run: every rank may log them, and rank 0 alone prints them. What only one rank
+knows has to be gathered before rank 0 can warn of it. An error is printed by each rank that meets it.
+
+`data/` and `model/` do not import the launcher. They use `logging.getLogger(__name__)`, which is a child of LOG, since
+everything of ours is imported as `plumbline.*`.
+"""
+
+import logging
+import os
+import sys
+
+LOG = logging.getLogger("plumbline")
+TRAINING = logging.getLogger("plumbline.training")
+"""Takes what a training run tells about itself."""
+
+
+class Terminal(logging.Handler):
+    """Print records on the standard streams as they are at that moment: workers of sweeps and tests redirect them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record, unless it is for rank 0 to print."""
+        if _rank() != "0" and record.levelno < logging.ERROR:
+            return
+        is_report = record.name == TRAINING.name and record.levelno < logging.WARNING
+        try:
+            print(self.format(record), file=sys.stdout if is_report else sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the message, with the level in front if it is a warning or an error."""
+        text = super().format(record)
+        if record.levelno < logging.WARNING:
+            return text
+        where = "" if _rank() == "0" else f" on rank {_rank()}"
+        return f"{record.levelname.lower()}{where}: {text}"
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is the base class's
+        """Ignore a terminal that is gone and a disk that is full: neither may end a run. Report what is a bug."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
+
+
+def _rank() -> str:
+    """Return the rank of this process as its launcher or `read_world` has set it; 0 where neither has."""
+    return os.environ.get("RANK", "0")
+
+
+LOG.addHandler(Terminal())
+LOG.setLevel(logging.INFO)
+LOG.propagate = False  # a library that gives the root logger a handler would print everything a second time
