@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup quickstart test lint format clean
+.PHONY: help setup quickstart test proofs lint format clean
 
 help:            ## this list
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 20
@@ -24,8 +24,11 @@ quickstart: setup  ## prepare a small real corpus, pretrain, evaluate, sample, e
 	$(BIN)/python launcher/quickstart.py
 
 # The third process begins with the Slurm tests, which mostly wait
-test: setup      ## the whole test suite, by three processes for two cores
-	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+test: setup      ## the tests, by three processes for two cores; of long matrices a part
+	$(BIN)/python -m pytest -m "not proof" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+proofs: setup    ## the rest of those matrices: every ZeRO stage, launcher and kind (tests/proofs.txt)
+	$(BIN)/python -m pytest -m proof --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup      ## formatting, rules, types
 	$(BIN)/ruff format --check .

@@ -10,6 +10,7 @@ import fcntl
 import gc
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -53,8 +54,27 @@ SLOWEST_FIRST = ("slurm", "distributed", "launcher", "model", "data")
 """Folders of tests in the order in which workers take their files, so that none is left alone with a long one."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the folders; within one, tests stay as they are."""
+PROOFS = [
+    re.compile(line)
+    for line in (REPOSITORY / "tests" / "proofs.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+]
+"""What `make test` leaves to `make proofs`."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the proofs, and sort the folders; within one, tests stay as they are."""
+    marked = set()
+    for item in items:
+        found = {line for line in PROOFS if line.search(item.nodeid)}
+        marked |= found
+        if found:
+            item.add_marker("proof")
+    if config.args == [str(REPOSITORY / "tests")] or config.args == ["tests"]:
+        assert marked == set(PROOFS), (
+            f"tests/proofs.txt: no test matches {[line.pattern for line in set(PROOFS) - marked]}"
+        )
 
     def place(item: pytest.Item) -> int:
         folder = item.path.relative_to(REPOSITORY / "tests").parts[0]

@@ -3,8 +3,11 @@
 The group is for what needs a real engine but no second rank; the loop is what every engine is held to.
 """
 
+import functools
 import json
 import os
+import select
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +32,7 @@ from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.rows import ParameterRow
 
 if TYPE_CHECKING:
-    from tests.conftest import Run, Start
+    from tests.conftest import Job, Run, Start
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
@@ -77,24 +80,68 @@ def state_after(step: int, inputs: Inputs) -> TrainState:
 
 
 Settings = Mapping[str, list[str]]
-TrainMatrix = Callable[..., "dict[str, Run]"]
+TrainMatrix = Callable[..., Callable[[str], "Run"]]
 
 
-@pytest.fixture(scope="session")
-def train_matrix(start: "Start") -> TrainMatrix:
-    """Train many settings in one set of processes: (config, name -> overrides, ranks, groups) -> finished runs.
+class Ranks:
+    """Hold processes of train_matrix.py, one for each rank, which wait for what to train."""
 
+    def __init__(self, job: "Job", folder: Path, ranks: int) -> None:
+        self.job = job
+        self._sockets = [socket.socket(socket.AF_UNIX) for _ in range(ranks)]
+        for rank, connection in enumerate(self._sockets):
+            job.wait_until((folder / str(rank)).exists)
+            connection.connect(str(folder / str(rank)))
+
+    def train(self, **request: Any) -> None:
+        """Train one setting; a rank that fails fails the test."""
+        for connection in self._sockets:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+        waiting = list(self._sockets)
+
+        def all_have_answered() -> bool:
+            for ready in select.select(waiting, [], [], 0)[0]:
+                if ready.recv(1024):
+                    waiting.remove(ready)
+            return not waiting  # a rank that has failed is at its end, which the job sees
+
+        self.job.wait_until(all_have_answered)
+
+    def close(self) -> None:
+        """Let the processes end."""
+        for connection in self._sockets:
+            connection.close()
+        self.job.wait()
+
+
+@pytest.fixture(scope="module")
+def train_matrix(start: "Start", tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainMatrix]:
+    """Train each of many settings when a test first asks for it: (config, settings, ranks, groups) -> (name -> run).
+
+    settings: name -> overrides. All of a module are trained by the same processes.
     groups: names of the settings in which to look at the optimizer's groups, in a second engine as well.
     """
+    started: dict[tuple[Path, int], Ranks] = {}
 
-    def train(config: Path, settings: Settings, ranks: int = 2, groups: Sequence[str] = ()) -> "dict[str, Run]":
-        folder = config.parent / "runs"
-        arguments = [config, json.dumps(settings), *groups]
-        outcome = start(Path(__file__).with_name("train_matrix.py"), arguments, folder, ranks=ranks).wait()
-        assert outcome.code == 0, outcome.stderr
-        return {name: type(outcome.run)(folder / name) for name in settings}
+    def ranks_for(config: Path, ranks: int) -> Ranks:
+        if (config, ranks) not in started:
+            folder = tmp_path_factory.mktemp("ranks")
+            program = Path(__file__).with_name("train_matrix.py")
+            started[config, ranks] = Ranks(start(program, [config, folder], folder, ranks=ranks), folder, ranks)
+        return started[config, ranks]
 
-    return train
+    def make(config: Path, settings: Settings, ranks: int = 2, groups: Sequence[str] = ()) -> Callable[[str], "Run"]:
+        @functools.cache
+        def run(name: str) -> "Run":
+            processes = ranks_for(config, ranks)
+            processes.train(name=name, overrides=settings[name], groups=name in groups)
+            return type(processes.job.run)(config.parent / "runs" / name)
+
+        return run
+
+    yield make
+    for processes in started.values():
+        processes.close()
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ SPEED = ("tokens_per_second", "mfu")
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """Train all settings, by two ranks."""
-    return train_matrix(tiny_config, EXACT | RESUMED).__getitem__
+    return train_matrix(tiny_config, EXACT | RESUMED)
 
 
 @pytest.fixture(scope="module")

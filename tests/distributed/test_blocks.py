@@ -58,7 +58,7 @@ def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str, str], R
     """Return the finished runs of all models at all stages."""
     settings = {f"{model}_{stage}": typed(model, stage) for model in MODELS for stage in STAGES}
     found = train_matrix(tiny_config, settings)
-    return lambda model, stage: found[f"{model}_{stage}"]
+    return lambda model, stage: found(f"{model}_{stage}")
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -33,6 +33,8 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.submission import check as check_job
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.conftest import Outcome, Pretrain, Run, Start
     from tests.distributed.conftest import TrainMatrix
 
@@ -56,16 +58,16 @@ def content(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def whole(train_matrix: TrainMatrix, tiny_config: Path) -> dict[str, Run]:
+def whole(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """Train the parent to its end, and a run that decays from step 20 to 35 as it was meant to from the start."""
     return train_matrix(tiny_config, {"branch_parent": PARENT, "branch_direct": [*DIRECT, *SHAPE]})
 
 
 @pytest.fixture(scope="module")
-def parent(whole: dict[str, Run]) -> Path:
+def parent(whole: Callable[[str], Run]) -> Path:
     """Return a copy of the parent as if it had been interrupted at step 20."""
-    copy = whole["branch_parent"].folder.with_name("branch_interrupted")
-    shutil.copytree(whole["branch_parent"].folder, copy)
+    copy = whole("branch_parent").folder.with_name("branch_interrupted")
+    shutil.copytree(whole("branch_parent").folder, copy)
     for step in (30, 40):
         shutil.rmtree(copy / "checkpoints" / f"step_000000{step}")
     (copy / "result.json").unlink()
@@ -102,9 +104,9 @@ def branched(parent: Path, start_pretrain: Start, run_pretrain: Pretrain, tiny_c
 
 
 def test_a_branch_that_was_killed_equals_a_run_that_was_to_end_there(
-    whole: dict[str, Run], parent: Path, branched: Branched
+    whole: Callable[[str], Run], parent: Path, branched: Branched
 ) -> None:
-    outcome, run, direct = branched.resumed, branched.resumed.run, whole["branch_direct"]
+    outcome, run, direct = branched.resumed, branched.resumed.run, whole("branch_direct")
     assert outcome.code == 0, outcome.stderr
     assert branched.first_step == 21
     assert f"branch   from {parent / 'checkpoints' / 'step_00000020'}, 15 steps of cooldown" in outcome.stdout
@@ -125,19 +127,19 @@ def test_a_branch_that_was_killed_equals_a_run_that_was_to_end_there(
 
 
 def test_the_parent_is_not_written_to_and_resumes_as_if_nothing_had_branched(
-    whole: dict[str, Run], parent: Path, branched: Branched, run_pretrain: Pretrain, tiny_config: Path
+    whole: Callable[[str], Run], parent: Path, branched: Branched, run_pretrain: Pretrain, tiny_config: Path
 ) -> None:
     assert content(parent) == branched.parent_before
     outcome = run_pretrain(tiny_config, parent.name, PARENT, ranks=2)
     assert outcome.code == 0, outcome.stderr
     assert "resuming after step 20 from" in outcome.stdout
-    assert numbers(outcome.run) == numbers(whole["branch_parent"])
+    assert numbers(outcome.run) == numbers(whole("branch_parent"))
 
 
 @pytest.fixture
-def own_folder(whole: dict[str, Run], parent: Path, tmp_path: Path) -> Path:
+def own_folder(whole: Callable[[str], Run], parent: Path, tmp_path: Path) -> Path:
     """Return the parent, alone in a folder, to damage."""
-    shutil.copytree(whole["branch_parent"].folder, tmp_path / "parent")
+    shutil.copytree(whole("branch_parent").folder, tmp_path / "parent")
     return tmp_path / "parent"
 
 

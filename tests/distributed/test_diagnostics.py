@@ -44,9 +44,9 @@ def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     settings = {f"seen_{name}": [*overrides, *ON] for name, overrides in STAGES.items()}
     settings |= {f"seen_{name}_off": [*STAGES[name], *OFF] for name in ALONE}
     settings |= {"seen_half": [*HALF_BATCH, *ON, "checkpoint.interval=1", f"checkpoint.keep_last={STEPS}"]}
-    found = train_matrix(tiny_config, settings)
-    found |= train_matrix(tiny_config, {"seen_whole": [*WHOLE_BATCH, *ON]}, ranks=1)
-    return lambda name: found[f"seen_{name}"]
+    by_two = train_matrix(tiny_config, settings)
+    by_one = train_matrix(tiny_config, {"seen_whole": [*WHOLE_BATCH, *ON]}, ranks=1)
+    return lambda name: (by_one if name == "whole" else by_two)(f"seen_{name}")
 
 
 def diagnostics(run: Run) -> dict[int, dict[str, float]]:

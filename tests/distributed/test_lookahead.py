@@ -66,11 +66,9 @@ def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     plain = [*ONE_MICRO_BATCH, *(override for override in LOOKAHEAD if not override.startswith("objective."))]
     for name, overrides in BASELINES.items():
         two |= {f"look_{name}_{stage}": [*plain, *overrides, f"deepspeed.zero_stage={stage}"] for stage in (1, 3)}
-    found = train_matrix(tiny_config, two)
-    found |= train_matrix(
-        tiny_config, {"look_single": [*LOOKAHEAD, *STAGES["stage_1"], "train.eval_batches=4"]}, ranks=1
-    )
-    return lambda name: found[f"look_{name}"]
+    one = {"look_single": [*LOOKAHEAD, *STAGES["stage_1"], "train.eval_batches=4"]}
+    by_two, by_one = train_matrix(tiny_config, two), train_matrix(tiny_config, one, ranks=1)
+    return lambda name: (by_one if name == "single" else by_two)(f"look_{name}")
 
 
 def curves(run: Run) -> dict[str, list[float]]:

@@ -57,7 +57,7 @@ CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """Return the finished runs of all settings, by two ranks."""
-    return train_matrix(tiny_config, SETTINGS, groups=GROUPED).__getitem__
+    return train_matrix(tiny_config, SETTINGS, groups=GROUPED)
 
 
 def by_hand(config: Config) -> Optimizers:

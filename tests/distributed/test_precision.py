@@ -60,7 +60,7 @@ SPEED = ("tokens_per_second", "mfu")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """Return the finished runs of all settings, by two ranks."""
     found = train_matrix(tiny_config, {f"rounded_{name}": overrides for name, overrides in SETTINGS.items()})
-    return lambda name: found[f"rounded_{name}"]
+    return lambda name: found(f"rounded_{name}")
 
 
 def assert_together(found: dict[int, float], expected: dict[int, float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import socket
@@ -15,6 +16,8 @@ from plumbline.launcher.runtime.system.signals import REQUEUE
 from tests.conftest import PATIENCE, written
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.conftest import Pretrain, Run, Start
 
 STEPS, INTERVAL = 18, 3
@@ -54,19 +57,21 @@ def assert_same_numbers(found: Run, expected: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(run_pretrain: Pretrain, tiny_config: Path) -> dict[str, Run]:
-    """Train each setting, uninterrupted."""
-    runs = {}
-    for name, overrides in SETTINGS.items():
-        outcome = run_pretrain(tiny_config, f"whole_{name}", overrides, ranks=2)
+def whole(run_pretrain: Pretrain, tiny_config: Path) -> Callable[[str], Run]:
+    """Train a setting when it is first asked for, uninterrupted."""
+
+    @functools.cache
+    def run(name: str) -> Run:
+        outcome = run_pretrain(tiny_config, f"whole_{name}", SETTINGS[name], ranks=2)
         assert outcome.code == 0, outcome.stderr
-        runs[name] = outcome.run
-    return runs
+        return outcome.run
+
+    return run
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_stopped_and_resumed_equals_uninterrupted(
-    whole: dict[str, Run], start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path, name: str
+    whole: Callable[[str], Run], start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path, name: str
 ) -> None:
     """SIGTERM to one rank alone, at a step that is not a multiple of anything, with luck."""
     overrides = SETTINGS[name]
@@ -84,11 +89,11 @@ def test_stopped_and_resumed_equals_uninterrupted(
     outcome = run_pretrain(tiny_config, f"stopped_{name}", overrides, ranks=2)
     assert outcome.code == 0, outcome.stderr
     assert f"resuming after step {stopped_at} from" in outcome.stdout
-    assert_same_numbers(outcome.run, whole[name])
+    assert_same_numbers(outcome.run, whole(name))
 
 
 def test_killed_and_resumed_equals_uninterrupted(
-    whole: dict[str, Run], start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path
+    whole: Callable[[str], Run], start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path
 ) -> None:
     """SIGKILL to both ranks: steps after the last checkpoint are made, and logged, again."""
     name = "zero1_bf16_dropout"
@@ -103,17 +108,17 @@ def test_killed_and_resumed_equals_uninterrupted(
     outcome = run_pretrain(tiny_config, "killed", SETTINGS[name], ranks=2, fresh=True)
     assert outcome.code == 0, outcome.stderr
     assert f"resuming after step {max(saved)} from" in outcome.stdout
-    assert_same_numbers(outcome.run, whole[name])
+    assert_same_numbers(outcome.run, whole(name))
 
 
-def test_a_complete_run_is_left_alone(whole: dict[str, Run], run_pretrain: Pretrain, tiny_config: Path) -> None:
-    run = whole["zero3_lookahead"]
+def test_a_complete_run_is_left_alone(whole: Callable[[str], Run], run_pretrain: Pretrain, tiny_config: Path) -> None:
+    run = whole("zero1_bf16_dropout")
     before = written(run.folder)
-    outcome = run_pretrain(tiny_config, "whole_zero3_lookahead", SETTINGS["zero3_lookahead"], ranks=2)
+    outcome = run_pretrain(tiny_config, "whole_zero1_bf16_dropout", SETTINGS["zero1_bf16_dropout"], ranks=2)
     assert outcome.code == 0
     assert outcome.stdout.count("is complete: step 18, nothing to do") == 1
-    other = [*SETTINGS["zero3_lookahead"], "optimizer.lr=0.123", "checkpoint.keep_last=7"]
-    outcome = run_pretrain(tiny_config, "whole_zero3_lookahead", other, launcher="python")
+    other = [*SETTINGS["zero1_bf16_dropout"], "optimizer.lr=0.123", "checkpoint.keep_last=7"]
+    outcome = run_pretrain(tiny_config, "whole_zero1_bf16_dropout", other, launcher="python")
     assert outcome.code == 2
     assert (
         "is complete, and was trained with other values; give this run another run.name, or undo:\n" in outcome.stderr

@@ -49,9 +49,9 @@ def config(tiny_config: Path) -> Config:
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     """Return the finished runs of all settings, by two ranks, and of one by a single rank."""
-    found = train_matrix(tiny_config, SETTINGS, groups=GROUPED)
-    found |= train_matrix(tiny_config, {"single": FP32["fp32_1"]}, ranks=1)
-    return found.__getitem__
+    by_two = train_matrix(tiny_config, SETTINGS, groups=GROUPED)
+    by_one = train_matrix(tiny_config, {"single": FP32["fp32_1"]}, ranks=1)
+    return lambda name: (by_one if name == "single" else by_two)(name)
 
 
 @pytest.fixture(scope="module")

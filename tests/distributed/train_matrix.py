@@ -1,14 +1,17 @@
-"""Train many settings of one configuration in one set of processes; tests start this program on several ranks.
+"""Train settings of one configuration as they are asked for; tests start this program on one or several ranks.
 
-    train_matrix.py CONFIG SETTINGS [NAME ...]      SETTINGS: JSON, name -> list of overrides
+    train_matrix.py CONFIG FOLDER       each rank answers at the socket FOLDER/RANK, until its other end is closed
 
-Each setting trains by the training loop itself, into a run folder of its own. For each NAME, `groups.json` in that
-folder then holds the optimizer's groups as the engine has them: before training, after it, and in a second engine that
-loaded the last checkpoint under other hyperparameters.
+A request is a line of JSON: `name`, `overrides`, `groups`. The training loop itself trains it, into a run folder of its
+own, and a line says that it is done. With `groups`, `groups.json` in that folder then holds the optimizer's groups as
+the engine has them: before training, after it, and in a second engine that loaded the last checkpoint under other
+hyperparameters.
 """
 
+import gc
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,13 +30,24 @@ CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.
 
 
 def main() -> None:
-    config_file, settings = Path(sys.argv[1]), json.loads(sys.argv[2])
+    config_file, folder = map(Path, sys.argv[1:])
     world, stop = read_world(), StopRequest()
     startup.start(world, timeout_minutes=5.0)
-    for name, overrides in settings.items():
-        overrides = [f"run.root={config_file.parent / 'runs'}", f"run.name={name}", *overrides]
-        changed = load_config(config_file, [*overrides, *CHANGED]) if name in sys.argv[3:] else None
-        train(load_config(config_file, overrides), changed, world, stop)
+    place = folder / str(world.rank)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{place}.new")
+        listener.listen()
+        Path(f"{place}.new").rename(place)  # it is there when it answers
+        connection, _ = listener.accept()
+    with connection, connection.makefile("rw", encoding="utf-8") as stream:
+        for line in stream:
+            request = json.loads(line)
+            name = request["name"]
+            overrides = [f"run.root={config_file.parent / 'runs'}", f"run.name={name}", *request["overrides"]]
+            changed = load_config(config_file, [*overrides, *CHANGED]) if request["groups"] else None
+            train(load_config(config_file, overrides), changed, world, stop)
+            gc.freeze()  # DeepSpeed asks for many collections, which would look at every engine there was
+            print(name, file=stream, flush=True)
     startup.stop()
     # DeepSpeed keeps gloo's threads alive; a Python that ends among those of so many engines has been seen to abort
     os._exit(0)

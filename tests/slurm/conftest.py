@@ -71,7 +71,7 @@ parameterization: {{base_hidden_size: 64, base_num_hidden_layers: 2}}
 data: {{train: [{{path: {corpus}}}], sequence_length: 128, global_batch_size: 16, micro_batch_size: 8}}
 optimizer: {{lr: 4.0e-3}}
 schedule: {{warmup_steps: 10}}
-train: {{steps: 200, eval_batches: 4}}
+train: {{steps: 100, eval_batches: 4}}
 deepspeed: {{precision: fp32}}
 """
 
