@@ -97,7 +97,7 @@ def test_killed_and_resumed_equals_uninterrupted(
 ) -> None:
     """SIGKILL to both ranks: steps after the last checkpoint are made, and logged, again."""
     name = "zero1_bf16_dropout"
-    job = start_pretrain(tiny_config, "killed", SETTINGS[name], ranks=2, fresh=True)
+    job = start_pretrain(tiny_config, "killed", SETTINGS[name], ranks=2)
     job.wait_until(lambda: max(job.run.column("loss"), default=0) >= 2 * INTERVAL + 2)
     job.kill()
     with (job.run.folder / "metrics.jsonl").open("a") as file:
@@ -105,7 +105,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     saved = [int(folder[5:]) for folder in job.run.checkpoints if folder.startswith("step_")]
     assert max(saved) >= 2 * INTERVAL
 
-    outcome = run_pretrain(tiny_config, "killed", SETTINGS[name], ranks=2, fresh=True)
+    outcome = run_pretrain(tiny_config, "killed", SETTINGS[name], ranks=2)
     assert outcome.code == 0, outcome.stderr
     assert f"resuming after step {max(saved)} from" in outcome.stdout
     assert_same_numbers(outcome.run, whole(name))
