@@ -66,7 +66,7 @@ def outlier_pairs(rows: Sequence[Row], quantity: Outlier) -> Pairs:
     pairs = []
     for row in rows:
         largest = row.rounding.kurtosis_largest if quantity == "kurtosis" else row.rounding.mmr_largest
-        if row.bits.post_activation_bits is not None and largest is not None:
+        if row.bits.post_activation_bits is not None and largest is not None and math.isfinite(row.damage.delta):
             pairs.append((largest, row.damage.delta))
     return pairs
 
@@ -88,7 +88,9 @@ def _short(row: Row) -> str:
 
 
 def _sorted(lines: Lines, least: int) -> Lines:
-    return {name: sorted(points) for name, points in lines.items() if len(points) >= least}
+    """Return the lines that have enough finite points, in order."""
+    finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in lines.items()}
+    return {name: sorted(points) for name, points in finite.items() if len(points) >= least}
 
 
 def _lines(axes: Axes, lines: Lines, floor: float, label: str) -> None:

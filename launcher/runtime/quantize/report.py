@@ -1,5 +1,6 @@
 """Write the report of a folder of rows: report.md, with curves.png beside it."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,10 @@ def _about(row: Row) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Return the rows of one model as Markdown, the least damage first."""
+    """Return the rows of one model as Markdown, the least damage first and what is not finite last."""
     header = ("recipe", "bits stored", "loss added", "95 %", "KL", "same token", "worst layer (dB)", "seconds")
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for row in sorted(rows, key=lambda row: row.damage.delta):
+    for row in sorted(rows, key=lambda row: (math.isnan(row.damage.delta), row.damage.delta)):
         damage, rounding = row.damage, row.rounding
         delta, (low, high) = f"{damage.delta:+.4f}", damage.delta_interval
         cells = (

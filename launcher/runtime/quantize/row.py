@@ -1,5 +1,6 @@
 """Hold what one recipe does to one checkpoint: a line of rows.jsonl."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 from plumbline.launcher.runtime.quantize.damage import Damage
 from plumbline.launcher.runtime.quantize.facts import CheckpointFacts
 from plumbline.launcher.runtime.system.files import finite, from_keys
+
+NEVER_NONE = ("base_loss", "loss", "delta", "perplexity", "kl", "agreement")
+"""Numbers of `Damage` for which null in a file says that they were not finite."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +100,13 @@ class Row:
 
     @classmethod
     def from_json(cls, item: Mapping[str, Any]) -> "Row":
-        """Return the row of an object of rows.jsonl.
+        """Return the row of an object of rows.jsonl; a loss that was not finite is nan.
 
         Raises:
             KeyError: the object lacks a key.
         """
-        low, high = item["delta_interval"]
+        low, high = (math.nan if end is None else end for end in item["delta_interval"])
+        numbers = {name: math.nan for name in NEVER_NONE if item[name] is None}
         return cls(
             key=item["key"],
             checkpoint=from_keys(CheckpointFacts, item),
@@ -109,7 +114,7 @@ class Row:
             recipe=item["recipe"],
             post=item["post"],
             bits=from_keys(PostBits, item),
-            damage=from_keys(Damage, {**item, "delta_interval": (low, high)}),
+            damage=from_keys(Damage, {**item, **numbers, "delta_interval": (low, high)}),
             rounding=from_keys(Rounding, item),
             noise_floor=item["noise_floor"],
         )

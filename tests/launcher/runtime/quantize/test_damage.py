@@ -267,6 +267,16 @@ def test_a_table_puts_the_least_damage_first_and_marks_noise() -> None:
     assert "|  | +0.2000" in lines[4]
 
 
+def test_a_row_that_is_not_finite_is_read_and_comes_last(tmp_path: Path) -> None:
+    lost = row("rtn-w2", math.nan, loss=math.nan, perplexity=math.inf, delta_interval=(math.nan, math.nan))
+    found = Row.from_json(json.loads(json.dumps(lost.to_json(), allow_nan=False)))
+    assert math.isnan(found.damage.delta)
+    rows = [found, row("rtn-w3", 0.4), row("rtn-w4", 0.1)]
+    assert [line.split(" | ")[0] for line in table(rows)[2:]] == ["| rtn-w4", "| rtn-w3", "| rtn-w2"]
+    assert list(by_bits(rows).values()) == [[(4, 0.1), (4, 0.4)]]
+    write_report(rows, tmp_path, None)
+
+
 def test_rows_of_other_texts_stand_apart(tmp_path: Path) -> None:
     rows = [row(delta=0.1), row(delta=0.2, sequence_length=64, base_loss=1.5), row(delta=0.3, average="ema")]
     report = write_report(rows, tmp_path).read_text()
