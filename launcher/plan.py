@@ -44,10 +44,10 @@ from plumbline.launcher.runtime.config.budget import (
     totals,
 )
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
+from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.laws import prediction
-from plumbline.model.combinations import cautions
+from plumbline.launcher.runtime.optim.proportions import Proportions
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.multipliers import Multipliers, multipliers
@@ -73,6 +73,9 @@ class PlanFacts:
     micro_batch: int
     accumulation_steps: int
     schedule: str
+    proportions: Proportions
+    cautions: tuple[str, ...]
+    """What is allowed and deserves a word of warning."""
     compute: Compute
     law: prediction.Prediction | None
     """None without --law."""
@@ -130,6 +133,8 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
         micro_batch=config.data.micro_batch(arguments.devices),
         accumulation_steps=config.data.accumulation_steps(arguments.devices),
         schedule=plan.schedule.describe(),
+        proportions=plan.proportions,
+        cautions=tuple(cautions(config, plan)),
         compute=compute(config, plan, arguments.devices, arguments.peak_tflops, arguments.mfu),
         law=law,
     )
@@ -162,15 +167,14 @@ def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argpa
     print(f"scaling     {config.parameterization.rule}: m_N {size.width:g}, m_L {size.depth:g}, alpha {size.alpha:g}")
     if not config.precision.is_plain:
         print(f"precision   {config.precision}")
-    for caution in cautions(model):
+    for caution in facts.cautions:
         print(f"warning     {caution}")
     if not config.objective.is_plain:
         print(f"objective   {config.objective}")
     print(f"optimizer   {describe_settings(config, plan)}")
-    print(
-        f"data        {work.tokens:,} tokens in {work.steps:,} steps, "
-        f"{work.tokens / count.total:.1f} tokens per parameter"
-    )
+    print(f"data        {work.tokens:,} tokens in {work.steps:,} steps")
+    ratio = facts.proportions.tokens / count.non_embedding
+    print(f"length      {facts.proportions} ({ratio:.3g} without embedding and head)")
     print(
         f"batch       {facts.batch} of {config.data.sequence_length:,} tokens, on {arguments.devices} device(s) "
         f"{facts.micro_batch} each in {facts.accumulation_steps} accumulation steps"

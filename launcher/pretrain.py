@@ -42,7 +42,7 @@ from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import RunPlan, describe_settings, plan_run
+from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.run.folder import finished_step
@@ -55,7 +55,6 @@ from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import train
-from plumbline.model.combinations import cautions
 from plumbline.model.parameterization.sizes import sizes
 
 BROKEN = 3  # exit code: the gradient, the loss or the weights are not finite
@@ -117,7 +116,7 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
         yield f"weights  from {config.train.initialize_from}, divided by what the parameterization multiplies"
     if not config.precision.is_plain:
         yield f"rounded  {config.precision}"
-    for caution in cautions(model):
+    for caution in cautions(config, plan):
         yield f"warning  {caution}"
     if not config.objective.is_plain:
         blocks = config.objective.work(data.sequence_length).blocks
@@ -129,6 +128,7 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
     )
     epochs = ", ".join(f"{name} {share:.2f} epochs" for name, share in inputs.train.epochs(total).items())
     yield f"data     {plan.total_tokens:,} tokens in {total:,} steps: {epochs}"
+    yield f"length   {plan.proportions}"
     yield (
         f"batch    {data.global_batch_size} x {data.sequence_length} tokens = {world.size} rank(s) x "
         f"{inputs.train.micro_batch} sequences x {inputs.train.accumulation_steps} accumulation steps"

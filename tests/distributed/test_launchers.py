@@ -27,6 +27,8 @@ def alone(run_pretrain: Pretrain, tiny_config: Path) -> dict[int, float]:
     outcome = run_pretrain(tiny_config, "python", SHORT, launcher="python", fresh=True)
     assert outcome.code == 0, outcome.stderr
     assert "1 rank(s)" in outcome.stdout
+    assert "length   tau 1.25e+03, warm-up 100.00% of the steps" in outcome.stdout
+    assert "warning  schedule.warmup lasts 100.00% of the steps" in outcome.stdout
     losses: dict[int, float] = outcome.run.column("loss")
     assert list(losses) == [1, 2]
     return losses

@@ -247,10 +247,14 @@ def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> No
     assert set(facts) == {
         "parameter_count", "optimizer", "sizes", "multipliers", "parameters", "flops_per_token", "memory_bytes",
         "batch", "micro_batch", "accumulation_steps", "schedule", "compute", "precision",
+        "proportions", "cautions",
     }  # fmt: skip
     assert facts["batch"] == "8 sequences"
     assert (facts["micro_batch"], facts["accumulation_steps"]) == (2, 1)
     assert facts["schedule"] == "wsd: warm-up to step 2, peak to step 16, linear decay to 0 of the peak at step 20"
+    assert facts["proportions"]["tau"] == pytest.approx(1 / (4e-3 * 0.1 * 20))
+    assert facts["proportions"]["warmup_share"] == 0.1
+    assert facts["cautions"][0].startswith("0.0")
     assert facts["sizes"] == {
         "width": 2.0, "depth": 2.0, "alpha": 1.0, "query": 2.0, "key_value": 2.0, "intermediate": 2.0,
     }  # fmt: skip

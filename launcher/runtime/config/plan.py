@@ -8,10 +8,13 @@ from plumbline.data.batch_plan import BatchPlan
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.horizon import scale_settings
+from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
+from plumbline.launcher.runtime.optim.proportions import Proportions
 from plumbline.launcher.runtime.optim.schedule import Schedule
+from plumbline.model import combinations
 from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.rows import ParameterRow
-from plumbline.model.parameterization.table import parameter_table
+from plumbline.model.parameterization.table import parameter_count, parameter_table
 from plumbline.model.quantization.precision import check_precision
 
 
@@ -31,6 +34,8 @@ class RunPlan:
     """What the parameterization scales: the optimizer's values, carried over to this batch size and horizon."""
     schedule: Schedule
     """The factor on every learning rate, as a function of tokens."""
+    proportions: Proportions
+    """What relates the planned length to size, batch, decay and warm-up; of a branch, its parent's."""
     rows: tuple[ParameterRow, ...]
     """The parameterization's table of this run, the tensors of its objective included."""
 
@@ -68,8 +73,37 @@ def plan_run(config: Config) -> RunPlan:
         total_tokens=batches.tokens_before(total_steps),
         settings=settings,
         schedule=Schedule(config.schedule, batches, total_steps),
+        proportions=_proportions(config, settings, batches, planned_steps),
         rows=tuple(rows),
     )
+
+
+def _proportions(config: Config, settings: OptimizerSettings, batches: BatchPlan, steps: int) -> Proportions:
+    tokens = batches.tokens_before(steps)
+    decayed = settings.lr * settings.weight_decay * steps
+    return Proportions(
+        tokens=tokens,
+        batch_tokens=batches.tokens_per_step,
+        tokens_per_parameter=tokens / parameter_count(config.model),
+        tau=1 / decayed if decayed > 0 else None,
+        warmup_share=batches.steps_for(config.schedule.warmup.from_start(batches, tokens)) / steps,
+    )
+
+
+def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
+    """Yield what is allowed and deserves a word of warning, a sentence each.
+
+    What is known of proportions is known of text: a run on synthetic tasks alone hears nothing of them.
+    """
+    yield from combinations.cautions(config.model)
+    decay = config.optimizer.weight_decay
+    if config.horizon.tau is not None and decay != OptimizerConfig.model_fields["weight_decay"].default:
+        yield (
+            f"optimizer.weight_decay = {decay:g} has no effect: horizon.tau = {config.horizon.tau:g} sets the decay; "
+            "change horizon.tau, or set horizon.tau=null horizon.tau_exponent=0"
+        )
+    if any(source.task is None for source in config.data.train):
+        yield from plan.proportions.cautions()
 
 
 def describe_settings(config: Config, plan: RunPlan) -> str:
@@ -78,9 +112,12 @@ def describe_settings(config: Config, plan: RunPlan) -> str:
     values = f"lr {used.lr:g}, weight decay {used.weight_decay:g}, eps {used.eps:g}, betas {_pair(used.betas)}"
     if config.horizon.is_plain:
         return values
-    tau = "" if config.horizon.tau is None else f", tau {config.horizon.tau:g}"
+    if config.horizon.tau is None:
+        tau, decay = "", f", weight decay {given.weight_decay:g}"
+    else:
+        tau, decay = f", tau {config.horizon.tau:g}", ""
     return (
-        f"{values}; horizon {config.horizon.rule}{tau}: from lr {given.lr:g}, weight decay {given.weight_decay:g}, "
+        f"{values}; horizon {config.horizon.rule}{tau}: from lr {given.lr:g}{decay}, "
         f"eps {given.eps:g}, betas {_pair(given.betas)}"
     )
 
