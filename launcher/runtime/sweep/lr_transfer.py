@@ -1,8 +1,8 @@
 """Tell whether the best learning rate stays where it is when the model grows, for each curve and direction.
 
 The optimum of a size is found in log2 of the learning rate, seed by seed: a parabola through the
-best point and its neighbours within one octave (least squares when they are more than three). Everything here is a
-pure function of results.
+best point and its neighbours within one octave (least squares when they are more than three). `axis` puts another
+hyperparameter in its place. Everything here is a pure function of results.
 """
 
 import math
@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from plumbline.launcher.runtime.sweep.bootstrap import Interval, Intervals, intervals
 from plumbline.launcher.runtime.sweep.families import SIZES, base_size, family_members, size_of
+from plumbline.launcher.runtime.sweep.optimum import Curve, fit, loss_at
 from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
-
-Curve = dict[float, float]  # lr -> loss of one seed; a learning rate that diverged is not there
-OCTAVE = 1.0 + 1e-6  # half-width of the window of a fit, in log2(lr), with room for rounding
 
 
 class LrTransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -26,6 +25,11 @@ class LrTransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
 
     curves: str
     """The axis whose labels are compared, usually the parameterization's rule."""
+    axis: str | None = None
+    """An axis of positive numbers that is read in place of optimizer.lr: the config key of another hyperparameter, for
+    example model.initializer_range."""
+    bootstrap: bool = False
+    """Add 95 % intervals of shift and penalty, by a bootstrap over seeds."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,14 @@ class SizeSummary:
     best: Optimum
     penalty: Penalty | None = None
     """None where the optimum of base or size is not resolved, or that of the base lies outside of this size's grid."""
+    intervals: Intervals | None = None
+    """Of shift and penalty, where they were asked for and there are seeds for them."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, in which the optimum stands beside the rest."""
         values = asdict(self)
-        optimum, penalty = values.pop("best"), values.pop("penalty")
-        return {**values, **optimum, "penalty": penalty}
+        optimum, penalty, intervals = (values.pop(key) for key in ("best", "penalty", "intervals"))
+        return {**values, **optimum, "penalty": penalty} | ({"intervals": intervals} if intervals else {})
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,8 @@ class LrTransferSummary:
     """Family -> size of the base."""
     families: dict[str, dict[str, CurveSummary]]
     """Family -> label -> curve."""
+    axis: str = "optimizer.lr"
+    """What stands in the place of the learning rate in every table."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -137,7 +145,8 @@ class LrTransferSummary:
             family: {label: curve.to_json() for label, curve in curves.items()}
             for family, curves in self.families.items()
         }
-        return {"base": self.base, "families": families}
+        named = {} if self.axis == "optimizer.lr" else {"axis": self.axis}
+        return {**named, "base": self.base, "families": families}
 
 
 def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
@@ -149,6 +158,7 @@ def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
     """
     if settings is None:
         raise ValueError("lr_transfer: missing; a sweep of this kind says `lr_transfer: {curves: AXIS}`")
+    results = _along(settings.axis, results)
     family_members(settings.curves, results)
     points: dict[tuple[Any, ...], Result] = {}
     for result in results:
@@ -162,23 +172,45 @@ def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
         if other.signature != result.signature:
             raise ValueError(
                 f"lr_transfer: {other.labels} and {result.labels} differ in more than curve, width, depth, "
-                "optimizer.lr and seed; keep those in sweeps of their own"
+                f"{settings.axis or 'optimizer.lr'} and seed; keep those in sweeps of their own"
             )
 
 
 def summarize(settings: LrTransferConfig, results: Sequence[Result]) -> LrTransferSummary:
     """Return for each family and curve the optimum of each size, its shift from the base, the cost of not re-tuning."""
+    results = _along(settings.axis, results)
     base, families = base_size(results), family_members(settings.curves, results)
     return LrTransferSummary(
         base,
         {
-            family: {label: _curve(cells, family, base[family]) for label, cells in members.items()}
+            family: {label: _curve(cells, family, base[family], settings.bootstrap) for label, cells in members.items()}
             for family, members in families.items()
         },
+        settings.axis or "optimizer.lr",
     )
 
 
-def _curve(results: Sequence[Result], family: str, base: int) -> CurveSummary:
+def _along(axis: str | None, results: Sequence[Result]) -> Sequence[Result]:
+    """Return results with their value on the axis in the place of the learning rate.
+
+    Raises:
+        ValueError: a cell has no positive number there.
+    """
+    if axis is None:
+        return results
+    placed = []
+    for result in results:
+        value = result.labels.get(axis)
+        if not isinstance(value, int | float) or value <= 0:
+            raise ValueError(
+                f"lr_transfer: axis = {axis!r}: {result.labels} has no positive number there; give each grid that "
+                "axis, a config key with a list of values"
+            )
+        placed.append(replace(result, lr=float(value)))
+    return placed
+
+
+def _curve(results: Sequence[Result], family: str, base: int, bootstrap: bool) -> CurveSummary:
     """Return all sizes of one curve of one family."""
     sizes = {
         size: _size([result for result in results if size_of(result, family) == size])
@@ -186,6 +218,11 @@ def _curve(results: Sequence[Result], family: str, base: int) -> CurveSummary:
     }
     of_base = sizes.get(base)
     sizes = {size: replace(found, penalty=penalty(found, of_base)) for size, found in sizes.items()}
+    if bootstrap and of_base is not None:
+        sizes = {
+            size: replace(found, intervals=None if size == base else intervals(of_base.seeds, found.seeds))
+            for size, found in sizes.items()
+        }
     return CurveSummary(sizes, shift({size: found.best for size, found in sizes.items()}, base))
 
 
@@ -242,39 +279,6 @@ def _common(seeds: dict[int, Curve]) -> dict[int, Curve]:
 def _mean_curve(curves: dict[int, Curve]) -> Curve:
     lrs = next(iter(curves.values()))
     return {lr: mean([curve[lr] for curve in curves.values()]) for lr in lrs}
-
-
-def fit(curve: Curve) -> tuple[float, bool]:
-    """Return log2 of the learning rate at the minimum of one seed's curve, and whether the best point is at an end."""
-    lrs = sorted(curve)
-    x, y = np.log2(lrs), np.array([curve[lr] for lr in lrs])
-    best = int(y.argmin())
-    if best in (0, len(x) - 1):
-        return float(x[best]), True
-    near = np.abs(x - x[best]) <= OCTAVE
-    near[[best - 1, best + 1]] = True  # on a grid coarser than octaves
-    a, b, _ = np.polyfit(x[near] - x[best], y[near], 2)
-    if a <= 0:  # a fit to noise
-        return float(x[best]), False
-    low, high = x[near].min(), x[near].max()
-    return float(np.clip(x[best] - b / (2 * a), low, high)), False
-
-
-def loss_at(curve: Curve, x: float) -> float | None:
-    """Return a seed's loss at log2(lr) = x, by the parabola through the three nearest points; None outside the grid."""
-    lrs = np.array(sorted(curve))
-    grid = np.log2(lrs)
-    if len(grid) < 3 or not grid[0] - 1e-9 <= x <= grid[-1] + 1e-9:
-        return None
-    nearest = np.sort(np.argsort(np.abs(grid - x), kind="stable")[:3])
-    points = grid[nearest]
-    losses = [curve[lr] for lr in lrs[nearest]]
-    return float(
-        sum(
-            loss * math.prod((x - points[j]) / (points[i] - points[j]) for j in range(3) if j != i)
-            for i, loss in enumerate(losses)
-        )
-    )
 
 
 def penalty(size: SizeSummary, base: SizeSummary | None) -> Penalty | None:
@@ -351,13 +355,21 @@ def _row(size: SizeSummary) -> str:
     if best.optimum is None:
         return "no finished run"
     notes = ["last of the grid"] * best.edge
-    notes += [f"lr {lr:g} diverged (seeds {', '.join(map(str, seeds))})" for lr, seeds in size.diverged.items()]
+    notes += [f"{lr:g} diverged (seeds {', '.join(map(str, seeds))})" for lr, seeds in size.diverged.items()]
+    if size.intervals is not None:
+        moved, costs = _range(size.intervals.shift, "+.2f"), _range(size.intervals.penalty, ".4f")
+        notes += [f"shift {moved} octaves, lost {costs}: 95 % over seeds"]
     return (
         f"{2**best.optimum:>10.3g} {_with_error(best.optimum, best.optimum_error, '.2f'):>15} "
         f"{'-' if best.loss is None else _with_error(best.loss, best.loss_error, '.4f'):>17} "
         f"{'-' if lost is None else _with_error(lost.nats, lost.error, '.4f'):>19}"
         f"{''.join(f'  {note}' for note in notes)}"
     )
+
+
+def _range(interval: Interval, form: str) -> str:
+    low, high = ("beyond the grid" if end is None else f"{end:{form}}" for end in (interval.low, interval.high))
+    return f"{low} to {high}"
 
 
 def _with_error(value: float, error: float | None, form: str) -> str:

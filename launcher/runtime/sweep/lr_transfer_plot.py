@@ -36,7 +36,7 @@ def plot(summary: LrTransferSummary, path: Path) -> None:
         names = [str(size) for size in sizes]
         row[-1].legend(handles, names, title=family, loc="center left", bbox_to_anchor=(1.02, 0.5), **SMALL)
     for axis in axes[-1]:
-        axis.set_xlabel("learning rate at the base")
+        axis.set_xlabel("learning rate at the base" if summary.axis == "optimizer.lr" else summary.axis)
     save_png(figure, path)
 
 

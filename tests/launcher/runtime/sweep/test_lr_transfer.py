@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plumbline.launcher.runtime.sweep.lr_transfer import LrTransferConfig, check, fit, lines, loss_at, summarize
+from plumbline.launcher.runtime.sweep.lr_transfer import LrTransferConfig, check, lines, summarize
 from plumbline.launcher.runtime.sweep.lr_transfer_plot import plot
+from plumbline.launcher.runtime.sweep.optimum import fit, loss_at
 from plumbline.launcher.runtime.sweep.result import Label, Result, RunOutcome
 from tests.launcher.runtime.sweep.conftest import make_result
 
@@ -202,6 +203,29 @@ def test_the_table_says_what_the_summary_holds() -> None:
     assert "completep: +0.00 ± 0.00 octaves from 64 to 256" in text
     row = next(line for line in text.splitlines() if line.strip().startswith("256 sp"))
     assert row.split()[2:] == ["0.00195", "-9.00", "±", "0.00", "3.0000", "±", "0.0000", "0.2000", "±", "0.0000"]
+
+
+def test_another_hyperparameter_takes_the_place_of_the_learning_rate() -> None:
+    """The standard deviation's optimum halves with each doubling of width, at one learning rate."""
+    settings = LrTransferConfig(curves="rule", axis="model.initializer_range", bootstrap=True)
+    cells = [
+        replace(cell, lr=0.01, labels={**cell.labels, "model.initializer_range": cell.lr})
+        for cell in results(lambda x, width, *_: parabola(x, -7.0 - math.log2(width / 64)))
+    ]
+    check(settings, cells)
+    curve = summarize(settings, cells).families["width"]["sp"]
+    assert curve.shift is not None
+    assert curve.shift.octaves == pytest.approx(-2.0)
+    of_largest = curve.sizes[256].intervals
+    assert of_largest is not None
+    assert of_largest.penalty.high == pytest.approx(0.2)
+    assert curve.sizes[64].intervals is None, "the base is not held against itself"
+    text = "\n".join(lines(summarize(settings, cells)))
+    assert "shift -2.00 to -2.00 octaves, lost 0.2000 to 0.2000: 95 % over seeds" in text
+    wrong: tuple[dict[str, Label], ...] = ({"rule": "sp"}, {"rule": "sp", "model.initializer_range": "large"})
+    for labels in wrong:
+        with pytest.raises(ValueError, match=r"axis = 'model.initializer_range': .* has no positive number there"):
+            check(settings, [replace(cells[0], labels=labels), *cells[1:]])
 
 
 def test_the_figure_is_drawn_whatever_is_missing(tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""Intervals of shift and penalty: right for curves whose optimum is known, honest about what they cannot see."""
+
+import numpy as np
+import pytest
+
+from plumbline.launcher.runtime.sweep.bootstrap import Intervals, intervals
+from plumbline.launcher.runtime.sweep.optimum import fit, loss_at
+
+X = range(-12, -5)
+
+
+def curves(best: float, noise: float = 0.0, seeds: int = 5, draw: int = 0) -> dict[int, dict[float, float]]:
+    """Return parabolas of curvature 0.05 in octaves, whose places scatter over seeds."""
+    generator = np.random.default_rng(draw)
+    places = best + noise * generator.standard_normal(seeds)
+    return {seed: {2.0**x: 3 + 0.05 * (x - places[seed]) ** 2 for x in X} for seed in range(seeds)}
+
+
+def found(base: dict[int, dict[float, float]], size: dict[int, dict[float, float]]) -> Intervals:
+    result = intervals(base, size, samples=2000)
+    assert result is not None
+    return result
+
+
+def test_without_scatter_the_interval_is_the_truth() -> None:
+    result = found(curves(-8.0), curves(-9.5))
+    assert (result.shift.low, result.shift.high) == pytest.approx((-1.5, -1.5), abs=1e-9)
+    assert (result.penalty.low, result.penalty.high) == pytest.approx((0.05 * 1.5**2,) * 2, abs=1e-9)
+    assert result.unresolved == 0.0
+
+
+def test_the_bases_own_optimum_is_as_uncertain_as_it_is() -> None:
+    """A size whose optimum is exactly known has a wide interval if the base's is not."""
+    result = found(curves(-8.0, noise=0.5), curves(-8.0))
+    assert result.shift.low is not None
+    assert result.shift.high is not None
+    assert 0.2 < result.shift.high - result.shift.low < 2.0
+    assert result.penalty.high is not None
+    assert result.penalty.high > 0.001
+
+
+def test_seeds_are_paired() -> None:
+    """Where each seed has the same offset in both sizes, no sample sees a shift."""
+    result = found(curves(-8.0, noise=0.5), curves(-8.0, noise=0.5))
+    assert (result.shift.low, result.shift.high) == pytest.approx((0, 0), abs=1e-9)
+    assert result.penalty.high == pytest.approx(0, abs=1e-9)
+
+
+def test_most_intervals_hold_the_true_shift() -> None:
+    inside = 0
+    for draw in range(40):
+        result = found(curves(-8.0, 0.3, seeds=8, draw=draw), curves(-8.4, 0.3, seeds=8, draw=100 + draw))
+        assert result.shift.low is not None
+        assert result.shift.high is not None
+        inside += result.shift.low <= -0.4 <= result.shift.high
+    assert 32 <= inside <= 40
+
+
+def test_an_optimum_beyond_the_grid_has_no_upper_end() -> None:
+    short = {seed: {lr: loss for lr, loss in curve.items() if lr > 2.0**-7.5} for seed, curve in curves(-6.2).items()}
+    result = found(curves(-10.0), {seed: {**curve, 2.0**-5: 3.1} for seed, curve in short.items()})
+    assert result.penalty.high is None
+    assert found(curves(-8.0), curves(-14.0)).unresolved == 1.0
+
+
+def test_it_finds_what_the_table_does() -> None:
+    base, size = curves(-8.3, 0.4, seeds=1), curves(-9.1, 0.4, seeds=1, draw=1)
+    twice = [{1: curve[0], 2: curve[0]} for curve in (base, size)]
+    result = found(*twice)
+    (here, _), (there, _) = fit(base[0]), fit(size[0])
+    assert result.shift.low == pytest.approx(there - here)
+    at_base, at_own = loss_at(size[0], here), loss_at(size[0], there)
+    assert at_base is not None
+    assert at_own is not None
+    assert result.penalty.low == pytest.approx(at_base - at_own)
+
+
+@pytest.mark.parametrize("seeds", [0, 1])
+def test_fewer_than_two_seeds_have_no_interval(seeds: int) -> None:
+    assert intervals(curves(-8.0, seeds=seeds), curves(-8.0)) is None
