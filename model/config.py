@@ -49,7 +49,8 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     final_norm: bool = True
     """Normalise before the head. Without it only the loss limits the size of the logits: set objective.z_loss."""
     skip_gain: PositiveFloat = 1.0
-    """Multiplies the residual stream wherever a branch is added to it."""
+    """Multiplies the residual stream wherever a branch is added to it, at the base depth; the parameterization takes
+    its m_L-th root, so that as much of the embedding is left at any depth."""
     branch_gain: Literal["fixed", "scalar", "vector"] = "fixed"
     """What multiplies a branch: a constant, or one learned number for the branch or for each channel (LayerScale)."""
     branch_gain_init: PositiveFloat = 1.0

@@ -1,8 +1,9 @@
 """Add a branch to the residual stream: s x + r g dropout(branch).
 
-s is `skip_gain`, r the parameterization's residual multiplier (CompleteP: m_L^-alpha, arXiv 2505.01618 Table 1), and g
-the branch gain: a constant, or learned and then starting at `branch_gain_init`. With alpha = 1/2 and a fixed gain this
-is the residual of Outlier Protected blocks (arXiv 2405.19279), with a learned vector it is LayerScale.
+s is `skip_gain` at the base depth (its rule: `multipliers`), r the parameterization's residual multiplier (CompleteP:
+m_L^-alpha, arXiv 2505.01618 Table 1), and g the branch gain: a constant, or learned and then starting at
+`branch_gain_init`. With alpha = 1/2 and a fixed gain this is the residual of Outlier Protected blocks (arXiv
+2405.19279), with a learned vector it is LayerScale.
 """
 
 import torch
@@ -35,7 +36,7 @@ class Residual(nn.Module):
             gain_is_elsewhere: the branch ends in a norm, whose gain is the branch gain.
         """
         super().__init__()
-        self.dropout, self.skip, self.multiplier = config.dropout, config.skip_gain, multipliers.residual
+        self.dropout, self.skip, self.multiplier = config.dropout, multipliers.skip, multipliers.residual
         if config.branch_gain == "fixed" and not gain_is_elsewhere:
             self.multiplier *= config.branch_gain_init
         self.scalar = nn.Parameter(torch.empty(1)) if config.branch_gain == "scalar" else None

@@ -1,7 +1,8 @@
 """Predict tokens further ahead by independent heads on a shared trunk: multi-token prediction (arXiv 2404.19737).
 
 The trunk is all blocks but the last, which is the first head. Head k is a block of its own on the same stream and
-predicts token i + k; the final norm and the unembedding are shared.
+predicts token i + k; the final norm and the unembedding are shared. The number of heads does not grow with the depth,
+so the further ones count in full at any depth (`Multipliers.outside_the_stack`).
 """
 
 from collections.abc import Iterator
@@ -44,7 +45,8 @@ class MultiToken(FurtherTokens):
     def __init__(self, config: MultiTokenConfig, model: ModelConfig, multipliers: Multipliers) -> None:
         super().__init__(config)
         last = model.num_hidden_layers - 1
-        self.heads = nn.ModuleList(block_kind(model)(model, multipliers, last) for _ in self.reports)
+        own = multipliers.outside_the_stack(model)
+        self.heads = nn.ModuleList(block_kind(model)(model, own, last) for _ in self.reports)
 
     def streams(
         self, decoder: Decoder, x: Tensor, context: AttentionContext, _input_ids: Tensor, _positions: Tensor

@@ -3,8 +3,8 @@
     h_i^k = block_k(join_k [norm(h_i^(k-1)); norm(embedding of token i + k)]) predicts token i + k + 1
 
 h^0 is the state that leaves the decoder's last block. Every module is fed the true token: the chain is causal, unlike a
-thought. The final norm is the decoder's. The parameterization takes join and its norms for a part of the block: under
-CompleteP their Adam eps is smaller by m_L than outside of one, and with depth_alpha below 1 their lr too.
+thought. The final norm is the decoder's. The number of modules does not grow with the depth, so join and block count in
+full at any depth (`Multipliers.outside_the_stack`).
 """
 
 from collections.abc import Iterator
@@ -48,7 +48,8 @@ class Link(nn.Module):
         self.state_layernorm, self.token_layernorm = make_norm(model), make_norm(model)
         self.state_proj = nn.Linear(model.hidden_size, model.hidden_size, bias=False)  # the two halves of `join`
         self.token_proj = nn.Linear(model.hidden_size, model.hidden_size, bias=False)
-        self.block = block_kind(model)(model, multipliers, model.num_hidden_layers - 1)
+        own = multipliers.outside_the_stack(model)
+        self.block = block_kind(model)(model, own, model.num_hidden_layers - 1)
 
     def join(self, state: Tensor, token: Tensor) -> Tensor:
         """Return what enters the block, [B, T, D]."""

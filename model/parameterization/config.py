@@ -38,6 +38,9 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     output_scaling: Literal["forward", "absorbed"] = "forward"
     """Where the unembedding's 1/m_N sits: on the logits, or in its initial weights and learning rate (Complete(d)P),
     so that the logits are a plain matrix product. The two train alike; a tied unembedding allows only forward."""
+    scaled_branch_init: bool = False
+    """Start the matrices that end a branch smaller by (branches of the model)^-1/2, as GPT-2 does: the standard
+    parameterization's own remedy for depth, so only for a rule that does not scale with depth."""
     zero_init_output: bool = False
     """Start the unembedding from zero, and so the logits. Not for a tied one."""
     lr_multipliers: dict[str, PositiveFloat] = {}
@@ -62,6 +65,12 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
             raise ValueError(f"rule: {self.rule} needs base_num_hidden_layers, the depth at which lr was tuned")
         if self.rule == "completep" and self.depth_alpha != 1.0:
             raise ValueError(f"depth_alpha = {self.depth_alpha}: completep fixes it at 1; use rule: depth_alpha")
+        if not self.scales_depth and self.depth_alpha != 1.0:
+            raise ValueError(
+                f"depth_alpha = {self.depth_alpha}: rule: {self.rule} does not scale with depth; use rule: depth_alpha"
+            )
+        if self.scales_depth and self.scaled_branch_init:
+            raise ValueError(f"scaled_branch_init = true with rule: {self.rule} would scale branches with depth twice")
         for key in self.lr_multipliers:
             try:
                 re.compile(key)

@@ -1,7 +1,7 @@
-"""Compute the four constants through which a parameterization touches the forward pass."""
+"""Compute the constants through which a parameterization touches the forward pass."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.parameterization.config import ParameterizationConfig
@@ -20,10 +20,20 @@ class Multipliers:
     """Multiplies every branch before it is added to the residual stream."""
     output: float = 1.0
     """Multiplies the logits (before any soft cap)."""
+    skip: float = 1.0
+    """Multiplies the residual stream wherever a branch is added to it."""
+
+    def outside_the_stack(self, model: ModelConfig) -> "Multipliers":
+        """Return those of blocks beside the decoder's own, which do not grow in number: they count in full."""
+        return replace(self, residual=1.0, skip=model.skip_gain)
 
 
 def multipliers(model: ModelConfig, config: ParameterizationConfig) -> Multipliers:
-    """Return the forward constants: attention logit scale, embedding, residual and output multipliers."""
+    """Return the forward constants: attention logit scale, embedding, residual, output and skip multipliers.
+
+    A skip gain g below 1 leaves g^L of the embedding after L blocks. Its rule is g^(1/m_L): g^L stays what it is at the
+    base, and a branch weighs against the stream what its own multiplier says, at every depth.
+    """
     size = sizes(model, config)
     absorbed = config.output_scaling == "absorbed"
     base_head_dim = config.base_head_dim if config.scales_width and config.base_head_dim else model.head_dim
@@ -36,4 +46,5 @@ def multipliers(model: ModelConfig, config: ParameterizationConfig) -> Multiplie
         embedding=config.embedding_multiplier,
         residual=size.depth**-size.alpha,
         output=config.output_multiplier / (config.gamma_0 * (1.0 if absorbed else size.width)),
+        skip=model.skip_gain ** (1 / size.depth),
     )

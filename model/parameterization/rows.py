@@ -22,6 +22,9 @@ class ParameterRow:
     """lr / base lr: the optimizer's group runs at schedule(t) * lr_multiplier."""
     weight_decay: float
     eps: float
+    gradient_growth: float
+    """Expected norm of the gradients of its role over that at the base: where the loss is the same function of its
+    features, what is not 1 changes what a limit on the norm of the whole gradient means."""
 
     @property
     def count(self) -> int:

@@ -1,6 +1,6 @@
 """Compute how much larger a model is than the base at which its hyperparameters were tuned."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.parameterization.config import ParameterizationConfig
@@ -20,6 +20,8 @@ class Sizes:
     """Query heads x head_dim: output of q_proj, input of o_proj."""
     key_value: float
     """Key/value heads x head_dim: output of k_proj and v_proj."""
+    head_dim: float
+    """Width of one head."""
     intermediate: float
     """Inner width of the MLP."""
 
@@ -28,11 +30,15 @@ class Sizes:
         """Return the ratio of what does not grow."""
         return 1.0
 
+    def outside_the_stack(self) -> "Sizes":
+        """Return the same for what stands beside the decoder's blocks: its number does not grow with the depth."""
+        return replace(self, depth=1.0, alpha=1.0)
+
 
 def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
     """Return the ratios of `model` to the base, as the rule sees them."""
     if not config.scales_width or config.base_hidden_size is None:
-        return Sizes(width=1.0, depth=1.0, alpha=1.0, query=1.0, key_value=1.0, intermediate=1.0)
+        return Sizes(width=1.0, depth=1.0, alpha=1.0, query=1.0, key_value=1.0, head_dim=1.0, intermediate=1.0)
     width = model.hidden_size / config.base_hidden_size
     depth = alpha = 1.0
     if config.scales_depth and config.base_num_hidden_layers is not None:
@@ -48,5 +54,6 @@ def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
         alpha=alpha,
         query=ratio(model.num_attention_heads, config.base_num_attention_heads, head_dim),
         key_value=ratio(model.num_key_value_heads, config.base_num_key_value_heads, head_dim),
+        head_dim=head_dim,
         intermediate=ratio(model.intermediate_size, config.base_intermediate_size),
     )

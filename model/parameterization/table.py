@@ -8,10 +8,12 @@ Source: Table 1 of CompleteP (arXiv 2505.01618), with these additions:
 
 - AdamW's eps outside the blocks shrinks with the gradient (1/m_N: Complete(d)P, arXiv 2512.22382, for the embedding;
   the same argument gives the final norm and the unembedding). The gains of QK-norm sum their gradient over all heads,
-  so their eps does not scale with width.
+  so their eps scales with the width of a head alone.
 - The attention scale is written so that it equals 1/sqrt(head_dim) to the last bit at the base.
-- Where shapes do not grow in one proportion, each hidden matrix scales with its own fans: init and learning rate with
-  the ratio of its fan-in, eps with that of its fan-out (the gradient of one unit of a layer of n shrinks as 1/n).
+- Where shapes do not grow in one proportion, each hidden matrix scales with its own fans: learning rate with the ratio
+  of its fan-in, eps with that of its fan-out (the gradient of one unit of a layer of n shrinks as 1/n), init such that
+  its spectral norm grows as sqrt(fan_out / fan_in) (arXiv 2310.17813).
+- What stands beside the stack of blocks (an objective's own modules) does not grow in number: depth does not scale it.
 - An optimizer that orthogonalises (Muon) moves a matrix by a fixed spectral norm; the spectral condition (arXiv
   2310.17813: update norm ~ sqrt(fan_out / fan_in)) then takes the place of the 1/fan_in of AdamW.
 
@@ -30,6 +32,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from plumbline.model.blocks import block_kind
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.objectives import ObjectiveConfig
@@ -70,7 +73,7 @@ def scaling_table(size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, 
         "hidden_bias":   Scaling(0.0,          block_lr,             0.0,           block_eps / fan_out),
         "hidden_norm":   Scaling(0.0,          block_lr,             0.0,           block_eps / n),
         "hidden_scalar": Scaling(0.0,          block_lr,             0.0,           block_eps),
-        "qk_norm":       Scaling(0.0,          block_lr,             0.0,           block_eps),
+        "qk_norm":       Scaling(0.0,          block_lr,             0.0,           block_eps / size.head_dim),
         "mixing":        Scaling(0.0,          0.0,                  0.0,           1.0),
         "projection":    Scaling(n**-0.5,      1 / n,                n,             1 / n),
         "final_norm":    Scaling(0.0,          1.0,                  0.0,           1 / n),
@@ -78,6 +81,23 @@ def scaling_table(size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, 
         "unembedding":   Scaling(1 / n,        1 / n,                n,             1.0) if absorbed
                     else Scaling(1.0,          1.0,                  1.0,           1 / n),
     }  # fmt: skip
+
+
+def gradient_growth(role: Role, scaling: Scaling, size: Sizes, fan_in: float, fan_out: float) -> float:
+    """Return the norm of a role's gradients, over all blocks, relative to the base's.
+
+    eps follows the size of one entry of the gradient, and the square of the norm sums over entries and blocks.
+    """
+    n = size.width
+    entries = {
+        "hidden_matrix": fan_in * fan_out,
+        "hidden_bias": fan_out,
+        "hidden_scalar": 1.0,
+        "qk_norm": size.head_dim,
+        "projection": n * n,
+        "final_scalar": 1.0,
+    }.get(role, n)
+    return scaling.eps * math.sqrt(entries * size.depth)
 
 
 @dataclass(frozen=True)
@@ -146,6 +166,31 @@ def matrix_lr_factor(shape: tuple[int, ...], fan_in: float, fan_out: float, upda
     return math.sqrt(fan_out / fan_in * max(rows / fan_out, columns / fan_in) / max(rows, columns))
 
 
+def uneven_init_factor(shape: tuple[int, ...], fan_in: float, fan_out: float) -> float:
+    """Return what uneven growth does to a hidden matrix's first values, on top of fan_in^-1/2.
+
+    Entries of deviation s have a spectral norm of s (sqrt(rows) + sqrt(columns)), and it should grow as
+    sqrt(fan_out / fan_in). Without this factor, one key/value head keeps rows that are longer than the update's.
+    """
+    if fan_in == fan_out:
+        return 1.0
+    rows, columns = shape
+    base = math.sqrt(rows / fan_out) + math.sqrt(columns / fan_in)
+    return math.sqrt(fan_out) * base / (math.sqrt(rows) + math.sqrt(columns))
+
+
+def _scaled_ends(model: ModelConfig) -> tuple[tuple[str, ...], int]:
+    """Return how the names of the matrices end that end a branch, and the number of branches."""
+    block = block_kind(model)
+    if block.ends_in_norm:
+        raise ValueError(
+            f"parameterization.scaled_branch_init = true: the branches of model.block = {model.block} end in a norm, "
+            "which undoes it"
+        )
+    ends = tuple(f"{end}.weight" for end in block.branch_ends.values())
+    return ends, len(ends) * model.num_hidden_layers
+
+
 def parameter_table(
     model: ModelConfig,
     config: ParameterizationConfig,
@@ -157,7 +202,8 @@ def parameter_table(
     With an objective, also for the tensors that it adds.
 
     Raises:
-        ValueError: a setting that a tied unembedding cannot have, or a key of lr_multipliers that matches no tensor.
+        ValueError: a setting that a tied unembedding or the block cannot have, or a key of lr_multipliers that matches
+            no tensor.
     """
     if model.tie_word_embeddings and config.output_scaling == "absorbed":
         raise ValueError(
@@ -169,18 +215,25 @@ def parameter_table(
             "parameterization.zero_init_output = true would zero the embedding as well: "
             "set model.tie_word_embeddings: false"
         )
-    size, unmatched, rows = sizes(model, config), set(config.lr_multipliers), []
+    smaller, branches = _scaled_ends(model) if config.scaled_branch_init else ((), 1)
+    stack, unmatched, rows = sizes(model, config), set(config.lr_multipliers), []
     for name, tensor in model_tensors(model, objective).items():
         shape, rule = tensor.shape, tensor.rule
         role = rule.role
+        size = stack if name.startswith("model.layers.") else stack.outside_the_stack()
         fan_in, fan_out = (getattr(size, fan) for fan in rule.fans)
-        matrix_lr = matrix_lr_factor(shape, fan_in, fan_out, base.matrix_update) if role == "hidden_matrix" else 1.0
+        matrix_lr = own_init = 1.0
+        if role == "hidden_matrix":
+            matrix_lr = matrix_lr_factor(shape, fan_in, fan_out, base.matrix_update)
+            own_init = uneven_init_factor(shape, fan_in, fan_out)
         scaling = scaling_table(size, fan_in, fan_out, matrix_lr, config.output_scaling == "absorbed")[role]
         matches = [key for key in config.lr_multipliers if key == role or re.fullmatch(key, name)]
         unmatched -= set(matches)
         # Adam's step does not see the logits' 1/gamma_0, so one power of gamma_0 on lr makes features move by it;
         # lr * weight_decay stays as it was, and eps shrinks with the gradient.
         lr_multiplier = scaling.lr * config.gamma_0 * math.prod(config.lr_multipliers[key] for key in matches)
+        if name.startswith("model.layers.") and name.endswith(smaller):
+            own_init /= math.sqrt(branches)
         starts_at_zero = role == "unembedding" and config.zero_init_output
         rows.append(
             ParameterRow(
@@ -188,12 +241,13 @@ def parameter_table(
                 role=role,
                 shape=shape,
                 init_mean=rule.first_value(model),
-                init_std=0.0 if starts_at_zero else rule.std(model, scaling.init_std),
+                init_std=0.0 if starts_at_zero else rule.std(model, scaling.init_std * own_init),
                 trainable=rule.trains(model),
                 lr=base.lr * lr_multiplier,
                 lr_multiplier=lr_multiplier,
                 weight_decay=base.weight_decay * scaling.weight_decay / config.gamma_0,
                 eps=base.eps * scaling.eps / config.gamma_0,
+                gradient_growth=gradient_growth(role, scaling, size, fan_in, fan_out),
             )
         )
     if unmatched:

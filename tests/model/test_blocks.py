@@ -125,8 +125,9 @@ def test_a_sandwich_has_norms_on_both_sides(make_model: MakeModel) -> None:
 @torch.no_grad()
 def test_norm_free_branches_are_multiplied_by_their_gain(make_model: MakeModel) -> None:
     b, x, found, attention = pieces_of(make_model(family="outlier_protected", skip_gain=0.9))
-    y = 0.9 * x + R * 0.2 * attention(x)
-    torch.testing.assert_close(found, 0.9 * y + R * 0.2 * b.mlp(y))
+    skip = 0.9 ** (1 / 3)  # three times the base's depth
+    y = skip * x + R * 0.2 * attention(x)
+    torch.testing.assert_close(found, skip * y + R * 0.2 * b.mlp(y))
     for kind in ("scalar", "vector"):
         b, x, found, attention = pieces_of(make_model(family="outlier_protected", branch_gain=kind))
         gains = [r.scalar if kind == "scalar" else r.gain for r in (b.attn_residual, b.mlp_residual)]

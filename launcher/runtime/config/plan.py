@@ -12,6 +12,7 @@ from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
 from plumbline.launcher.runtime.optim.proportions import Proportions
 from plumbline.launcher.runtime.optim.schedule import Schedule
 from plumbline.model import combinations
+from plumbline.model.parameterization.cautions import cautions as parameterization_cautions
 from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.table import parameter_count, parameter_table
@@ -96,6 +97,7 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
     What is known of proportions is known of text: a run on synthetic tasks alone hears nothing of them.
     """
     yield from combinations.cautions(config.model)
+    yield from parameterization_cautions(config.model, config.parameterization)
     decay = config.optimizer.weight_decay
     if config.horizon.tau is not None and decay != OptimizerConfig.model_fields["weight_decay"].default:
         yield (

@@ -4,7 +4,6 @@ DeepSpeed accepts unknown keys in silence and its defaults move between releases
 here with every key that matters, what took effect is read back after `initialize`, and a mismatch refuses to train.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -21,6 +19,7 @@ from plumbline.launcher.runtime.engine import zero_shards
 from plumbline.launcher.runtime.engine.build import build_for_training
 from plumbline.launcher.runtime.engine.host_memory import copy_to_host
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
+from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm, clip_gradients
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
     CombinedOptimizer,
@@ -162,14 +161,26 @@ class DeepSpeedEngine(Engine):
         if not last:
             self._engine.step()  # only counts
         elif self.stage == 0:
-            clip = self.config.optimizer.grad_clip or math.inf
-            self._clipped_norm = clip_grad_norm_(self.model.parameters(), clip)
+            self._clipped_norm = clip_gradients(self.model, self.groups, self.config.optimizer)
         return losses.cross_entropy, losses.reports
 
     def _update(self) -> tuple[float, bool]:
+        limited = self._limit_base_norm() if self.config.optimizer.grad_clip_norm == "base" and self.stage > 0 else None
         self._engine.step()
         grad_norm = self._clipped_norm if self.stage == 0 else self._engine.get_global_grad_norm()
-        return float(grad_norm), bool(self._engine.was_step_applied())
+        return float(grad_norm if limited is None else limited), bool(self._engine.was_step_applied())
+
+    def _limit_base_norm(self) -> Tensor | None:
+        """Make DeepSpeed, which limits the plain norm, clip by the base-equivalent one, and return that.
+
+        None where it is not finite: DeepSpeed then skips the update by itself.
+        """
+        norms = zero_shards.gradient_norms(self._engine.optimizer, len(self.groups), self.stage)
+        plain, base = torch.linalg.vector_norm(torch.stack(norms)), base_equivalent_norm(norms, self.groups)
+        if not torch.isfinite(base):
+            return None
+        self._engine.optimizer.clip_grad = self.config.optimizer.grad_clip * float(plain / base) if base > 0 else 0.0
+        return base
 
     def _call(self, method: Callable[..., T], *arguments: Any) -> T:
         return self._engine(*arguments, through=method)  # type: ignore[no-any-return]
@@ -222,6 +233,8 @@ class DeepSpeedEngine(Engine):
         if loaded is None:
             raise RuntimeError(f"{folder / TAG}: DeepSpeed loaded nothing")
         restore_settings(self.groups, self.settings)
+        if self.stage > 0:  # DeepSpeed brings back the limit of the checkpoint
+            self._engine.optimizer.clip_grad = self.requested["gradient_clipping"]
 
 
 @contextmanager

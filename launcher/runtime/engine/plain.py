@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_for_training
 from plumbline.launcher.runtime.engine.host_memory import copy_to_host
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
+from plumbline.launcher.runtime.optim.clipping import clip_gradients
 from plumbline.launcher.runtime.optim.optimizer import (
     group_settings,
     make_optimizer,
@@ -63,7 +63,7 @@ class PlainEngine(Engine):
         return losses.cross_entropy, losses.reports
 
     def _update(self) -> tuple[float, bool]:
-        norm = clip_grad_norm_(self.model.parameters(), self.config.optimizer.grad_clip or math.inf).item()
+        norm = clip_gradients(self.model, self.groups, self.config.optimizer).item()
         if math.isfinite(norm):
             self._optimizer.step()
         return norm, math.isfinite(norm)

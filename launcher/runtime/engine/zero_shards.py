@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from plumbline.launcher.runtime.optim.muon import MatrixPieces, ShardedMuon
+from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.launcher.runtime.system.world import World
 
 
@@ -64,6 +65,36 @@ def whole_gradient(parameter: nn.Parameter) -> Tensor:
 
     gradient: Tensor = safe_get_full_grad(parameter)
     return gradient
+
+
+def gradient_norms(zero: Any, groups: int, stage: int) -> list[Tensor]:
+    """Return the norm of the whole gradient of each parameter group, between backward and update. Collective.
+
+    Args:
+        zero: DeepSpeed's ZeRO optimizer.
+        groups: how many there are.
+        stage: of ZeRO, 1 to 3.
+
+    Returns:
+        Scalars; one that is not finite stands for a gradient that is not.
+    """
+    if stage == 3:
+        norms = zero._get_norm_groups()  # of sub-groups
+        owners = [zero.sub_group_to_group_id[index] for index in range(len(norms))]
+    elif hasattr(zero, "fp32_groups_gradient_flat_partition"):  # stage 1 in bf16
+        shards = [torch.linalg.vector_norm(shard) for shard in zero.fp32_groups_gradient_flat_partition]
+        norms, owners = list(sum_over_ranks(torch.stack(shards) ** 2).sqrt()), list(range(groups))
+    else:
+        of_group = zero.complete_grad_norm_calculation_for_cpu_offload if zero.cpu_offload else None
+        norms = [
+            of_group(parameters) if of_group else zero.get_grad_norm_direct(zero.averaged_gradients[index], parameters)
+            for index, parameters in enumerate(zero.params_in_partition)
+        ]
+        owners = list(range(groups))
+    squares = torch.zeros(groups)
+    for norm, owner in zip(norms, owners, strict=True):
+        squares[owner] += math.nan if norm < 0 else float(norm) ** 2  # DeepSpeed's mark of what is not finite is -1
+    return list(squares.sqrt())
 
 
 def whole_weight(parameter: nn.Parameter) -> Tensor:

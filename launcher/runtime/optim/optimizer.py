@@ -6,7 +6,7 @@ groups and flattens the others, so neither position nor shape identifies them la
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, model_validator
@@ -37,6 +37,9 @@ class CommonKeys(BaseModel, use_attribute_docstrings=True):
     """Coupled decay (a step decays by lr x weight_decay), on matrices and embeddings only."""
     grad_clip: NonNegativeFloat = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
+    grad_clip_norm: Literal["plain", "base"] = Field(default="plain", json_schema_extra={"shapes": "state"})
+    """Norm that grad_clip limits and metrics report. plain: of the gradient as it is; its make-up changes with size.
+    base: each role's part is divided by its expected growth over the base first, so a limit means the same anywhere."""
 
 
 class OptimizerConfig(
@@ -110,6 +113,7 @@ def _fixed_settings(row: ParameterRow, optimizer: OptimizerConfig, betas: tuple[
         "lr_multiplier": row.lr_multiplier,
         "weight_decay": row.weight_decay,
         **{key: value for key, value in known.items() if key in kind.reads},
+        **({"gradient_growth": row.gradient_growth} if optimizer.grad_clip_norm == "base" else {}),
         **{key: getattr(optimizer, key) for key in kind.own_keys},
     }
 

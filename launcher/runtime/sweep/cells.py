@@ -125,13 +125,19 @@ def _check_overrides(overrides: list[str], grid: GridConfig) -> None:
 
 
 def _effect(config: Config) -> dict[str, Any]:
-    """Return what the scaling rules decide: for the optimizer, for every tensor, and in the forward pass."""
+    """Return what the scaling rules decide: for the optimizer, for every tensor, and in the forward pass.
+
+    What takes no part in a run, such as a skip gain of 1, is left out, as it was before there was such a thing.
+    """
     plan = plan_run(config)
-    forward = multipliers(config.model, config.parameterization)
+    forward = asdict(multipliers(config.model, config.parameterization))
+    if forward["skip"] == config.model.skip_gain:
+        del forward["skip"]
+    unused = () if config.optimizer.grad_clip_norm == "base" else ("gradient_growth",)
     return {
         "optimizer": asdict(plan.settings),
-        "tensors": [asdict(row) for row in plan.rows],
-        "forward": asdict(forward),
+        "tensors": [{key: value for key, value in asdict(row).items() if key not in unused} for row in plan.rows],
+        "forward": forward,
     }
 
 

@@ -43,8 +43,8 @@ class Native(Target):
         return None
 
     def export(self, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
-        """Fold every multiplier into the weights."""
-        entries = folded_config(config).model_dump(include=set(KEYS))
+        """Fold every multiplier into the weights but the skip's, which is an entry."""
+        entries = folded_config(config).model_dump(include=set(KEYS)) | {"skip_gain": multipliers.skip}
         return {"model_type": MODEL_TYPE, **entries, "auto_map": AUTO_MAP}, fold_multipliers(
             weights, config, multipliers
         )

@@ -32,7 +32,7 @@ def batch_of() -> dict[str, Tensor]:
 
 
 def trained(make_model: MakeModel, enliven: Enliven, name: str, **shape: Any) -> tuple[CausalLM, Objective]:
-    model = make_model(document_mask=True, **shape)
+    model = make_model(**{"document_mask": True, **shape})
     config: Any = TypeAdapter(ObjectiveConfig).validate_python({"name": name, **CONFIGS[name]})
     objective = config.make(model.config, model.multipliers, 7)
     enliven(objective, 1)
@@ -61,6 +61,25 @@ def test_the_plain_model_predicts_as_without(make_model: MakeModel, enliven: Enl
     assert torch.equal(same, nats)
     assert losses[0] == plain * (1 - 0.4 if name == "registers" else 1)
     assert objective.targets(batch)[0] == (batch["labels"] >= 0).sum()
+
+
+@pytest.mark.parametrize(("name", "own"), [("multi_token", "heads"), ("sequential_mtp", "links")])
+@pytest.mark.parametrize("family", ["qwen3", "shaped"])
+@torch.no_grad()
+def test_own_blocks_count_in_full_at_any_depth(
+    make_model: MakeModel, enliven: Enliven, name: str, own: str, family: str
+) -> None:
+    """One block more does not become a thirty-second part of one because the trunk is deeper."""
+    outputs = []
+    for base in (3, 1):  # three blocks: a depth multiplier of 1, and of 3
+        rule = {"rule": "completep", "base_hidden_size": 32, "base_num_hidden_layers": base}
+        shape = {"family": family, "document_mask": family != "shaped"}
+        model, objective = trained(make_model, enliven, name, rule=rule, **shape)
+        module = getattr(objective, own)[0]
+        x, positions = torch.ones(1, 4, 32), torch.arange(4)[None]
+        block = module if own == "heads" else module.block
+        outputs.append(block(x, model.model.context(x, positions)))
+    assert torch.equal(*outputs)
 
 
 @pytest.mark.parametrize("shape", [{}, {"family": "gpt2"}, {"value_residual": True}])
@@ -142,6 +161,7 @@ def test_what_enters_the_first_block_has_been_dropped(make_model: MakeModel, enl
     model, objective = trained(make_model, enliven, name, dropout=0.5)
     entered: list[Tensor] = []
     model.model.layers[0].register_forward_pre_hook(lambda _m, inputs: entered.append(inputs[0]))
+    torch.manual_seed(0)
     objective(model.train(), batch_of(), 0)
     for x in entered:
         assert (x == 0).float().mean() == pytest.approx(0.5, abs=0.15)

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from pydantic import TypeAdapter
 
 from plumbline.model.config import ModelConfig
+from plumbline.model.objectives import ObjectiveConfig
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.rows import ParameterRow
@@ -86,13 +89,35 @@ UNEVEN_BASE: dict[str, Any] = {
 def test_matrices_scale_with_their_own_fans(make_config: MakeConfig, name: str, fan_in: float, fan_out: float) -> None:
     _, rows = table(make_config(**UNEVEN), **UNEVEN_BASE)
     row = rows[name]
-    assert row.init_std == pytest.approx(0.02 * fan_in**-0.5, rel=1e-12)
     assert row.lr == pytest.approx(BASE.lr / fan_in, rel=1e-12)
     assert row.weight_decay == pytest.approx(BASE.weight_decay * fan_in, rel=1e-12)
     assert row.eps == pytest.approx(BASE.eps / fan_out, rel=1e-12)
     names = {row.name: row for row in parameter_table(make_config(**UNEVEN), *rule_and_base(UNEVEN_BASE))}
     bias = next(row for key, row in names.items() if key.endswith(f"{name}.bias"))
     assert (bias.lr, bias.eps) == pytest.approx((BASE.lr, BASE.eps / fan_out), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"])
+def test_uneven_matrices_start_at_the_spectral_norm_of_the_condition(make_config: MakeConfig, name: str) -> None:
+    """Drawn matrices: the norm grows as sqrt(fan_out / fan_in), as it is at the base, where the deviation is 0.02."""
+    torch.manual_seed(0)
+    big: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 16}
+    small = {**big, "hidden_size": 128, "num_attention_heads": 8, "intermediate_size": 256}
+    bases: dict[str, Any] = {
+        "base_num_attention_heads": 8,
+        "base_num_key_value_heads": 2,
+        "base_intermediate_size": 256,
+    }
+    _, rows = table(make_config(**big, intermediate_size=512), base_hidden_size=128, **bases)
+    _, base_rows = table(make_config(**small), base_hidden_size=128, **bases)
+    assert base_rows[name].init_std == 0.02
+    norms = {}
+    for row in (rows[name], base_rows[name]):
+        fan_out, fan_in = row.shape
+        drawn = torch.linalg.matrix_norm(row.init_std * torch.randn(row.shape), 2).item()
+        norms[row.shape] = drawn * math.sqrt(fan_in / fan_out)
+    assert len(norms) == 2
+    assert max(norms.values()) / min(norms.values()) == pytest.approx(1, abs=0.1)
 
 
 def rule_and_base(changes: dict[str, Any]) -> tuple[ParameterizationConfig, OptimizerSettings]:
@@ -154,6 +179,23 @@ def test_logits_may_start_at_zero(make_config: MakeConfig) -> None:
     assert rows["embed_tokens"].init_std == 0.02
 
 
+def test_branches_may_start_smaller_as_in_gpt_2(make_config: MakeConfig) -> None:
+    model = make_config(num_hidden_layers=8)
+    _, plain = table(model, rule="sp")
+    _, scaled = table(model, rule="sp", scaled_branch_init=True)
+    smaller = {name for name in plain if plain[name] != scaled[name]}
+    assert smaller == {"o_proj", "down_proj"}
+    for name in smaller:
+        assert scaled[name].init_std == pytest.approx(plain[name].init_std / 4, rel=1e-12), "16 branches"
+    objective: Any = TypeAdapter(ObjectiveConfig).validate_python({"name": "multi_token"})
+    rows = parameter_table(model, *rule_and_base({"rule": "sp", "scaled_branch_init": True}), objective)
+    assert {row.init_std for row in rows if row.name.startswith("objective.") and "proj" in row.name} == {0.02}
+    with pytest.raises(ValueError, match=r"scaled_branch_init = true with rule: completep would scale .* twice"):
+        table(model, scaled_branch_init=True)
+    with pytest.raises(ValueError, match=r"scaled_branch_init = true: the branches of model.block = post_norm end in"):
+        table(make_config(block="post_norm"), rule="sp", scaled_branch_init=True)
+
+
 def test_own_multipliers_go_by_role_or_name_and_multiply(make_config: MakeConfig) -> None:
     model = make_config(hidden_size=64)
     _, plain = table(model)
@@ -164,6 +206,32 @@ def test_own_multipliers_go_by_role_or_name_and_multiply(make_config: MakeConfig
         assert own[name].lr == pytest.approx(plain[name].lr * factor, rel=1e-12)
         assert own[name].lr_multiplier == pytest.approx(plain[name].lr_multiplier * factor, rel=1e-12)
         assert own[name].weight_decay == plain[name].weight_decay
+
+
+def test_eps_of_qk_norm_shrinks_as_heads_widen(make_config: MakeConfig) -> None:
+    for head_dim, factor in ((8, 1), (16, 2), (32, 4)):
+        _, rows = table(make_config(head_dim=head_dim), base_head_dim=8)
+        assert rows["q_norm"].eps == pytest.approx(BASE.eps / factor, rel=1e-12)
+        assert rows["q_norm"].lr == BASE.lr
+
+
+@pytest.mark.parametrize("rule", ["sp", "mup"])
+def test_a_depth_exponent_that_no_rule_reads_is_refused(make_config: MakeConfig, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"depth_alpha = 0.5: rule: {rule} does not scale with depth"):
+        table(make_config(), rule=rule, depth_alpha=0.5)
+
+
+@pytest.mark.parametrize("name", ["multi_token", "sequential_mtp"])
+def test_depth_does_not_scale_what_stands_beside_the_blocks(make_config: MakeConfig, name: str) -> None:
+    objective: Any = TypeAdapter(ObjectiveConfig).validate_python({"name": name})
+    own = {}
+    for depth in (3, 48):
+        rule, base = rule_and_base({"rule": "depth_alpha", "depth_alpha": 0.5})
+        rows = parameter_table(make_config(num_hidden_layers=depth), rule, base, objective)
+        own[depth] = [row for row in rows if row.name.startswith("objective.")]
+        inside = next(row for row in rows if row.name == "model.layers.0.mlp.up_proj.weight")
+        assert inside.eps == pytest.approx(BASE.eps * (depth / 3) ** -0.5)
+    assert own[3] == own[48] != []
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,59 @@ def test_multipliers_reach_logits_and_loss_alike(make_model: MakeModel) -> None:
     torch.testing.assert_close(cross_entropy, expected)
 
 
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+@torch.no_grad()
+def test_a_skip_gain_leaves_as_much_of_the_embedding_at_any_depth(make_config: MakeConfig, alpha: float) -> None:
+    """Of the shaped family, whose blocks halve the power of the stream: 2^-L would be left, 2e-10 at depth 32."""
+    left, sizes = [], []
+    for depth in (2, 8, 32):
+        config = make_config(family="shaped", num_hidden_layers=depth, final_norm=False)
+        values = {"rule": "depth_alpha", "depth_alpha": alpha, "base_hidden_size": 32, "base_num_hidden_layers": 2}
+        model, _ = build(config, ParameterizationConfig.model_validate(values), OptimizerSettings(0.01, 0.1, 1e-8))
+        tokens = batch(config)
+        sizes.append(model.model(tokens).square().mean().sqrt().item())
+        for name, parameter in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.zero_()
+        embedded = model.model.embed_tokens(tokens)
+        left.append((model.model(tokens).norm() / embedded.norm()).item())
+    assert left == pytest.approx([1 / 4] * 3, rel=1e-5), "two blocks of two branches, sqrt(1/2) each"
+    assert sizes == pytest.approx([sizes[0]] * 3, rel=0.5), "nor does the stream vanish with its branches"
+
+
+def gradient_norms(config: ModelConfig, rule: ParameterizationConfig) -> dict[str, tuple[float, float]]:
+    """Return role -> norm of its gradients after three steps, expected growth over the base."""
+    tokens = batch(config, rows=8, length=32)
+    model, rows = build(config, rule, OptimizerSettings(lr=3e-3, weight_decay=0.0, eps=1e-12))
+    train(model, adam(model, rows), mean_loss(tokens), steps=3)
+    model.zero_grad()
+    mean_loss(tokens)(model).backward()
+    squares: dict[str, tuple[float, float]] = {}
+    for row in rows:
+        gradient = model.get_parameter(row.name).grad
+        assert gradient is not None
+        before, _ = squares.get(row.role, (0.0, 0.0))
+        squares[row.role] = (before + gradient.square().sum().item(), row.gradient_growth)
+    return {role: (math.sqrt(square), growth) for role, (square, growth) in squares.items()}
+
+
+@pytest.mark.parametrize("direction", ["width", "depth"])
+def test_gradients_grow_as_the_table_expects(make_config: MakeConfig, direction: str) -> None:
+    """At eight times the base: 1 or 8^-1/2, by role and direction, where the embedding outweighs the first branches."""
+    values = {"base_hidden_size": 32, "base_num_hidden_layers": 2, "embedding_multiplier": 10.0}
+    norms = []
+    for factor in (1, 8):
+        width, depth = (32 * factor, 2) if direction == "width" else (32, 2 * factor)
+        shape = {"hidden_size": width, "num_hidden_layers": depth, "num_attention_heads": width // 8, "head_dim": 8}
+        norms.append(gradient_norms(make_config(**shape), ParameterizationConfig.model_validate(values)))
+    base, grown = norms
+    assert {growth for _, growth in base.values()} == {1.0}
+    for role in ("embedding", "unembedding", "hidden_matrix", "hidden_norm", "final_norm"):
+        found, expected = grown[role][0] / base[role][0], grown[role][1]
+        assert expected == pytest.approx(1.0) or expected == pytest.approx(8**-0.5)
+        assert found == pytest.approx(expected, rel=0.3), role
+
+
 def test_features_move_in_proportion_to_gamma_0(make_config: MakeConfig) -> None:
     config = make_config(hidden_size=64, num_attention_heads=2, num_hidden_layers=2)
     tokens = batch(config)

@@ -1,0 +1,41 @@
+"""Limit the gradient by its plain norm, or by the norm that it would have at the base size.
+
+Under muP and CompleteP the gradients of hidden matrices keep their norm as a model grows, those of the embedding, the
+unembedding and the norms shrink as m_N^-1/2 (`gradient_growth` of the parameterization's table). A limit on the plain
+norm that was tuned at the base therefore binds elsewhere at scale. The base-equivalent norm divides each group's norm
+by its growth first. Either way the whole gradient is multiplied by one factor, so its direction stays.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+
+from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
+
+
+def base_equivalent_norm(norms: Sequence[Tensor], groups: Sequence[Mapping[str, Any]]) -> Tensor:
+    """Return the norm that the gradient would have at the base size, from those of all groups, a scalar each."""
+    pairs = zip(norms, groups, strict=True)
+    at_base = torch.stack([norm / group["gradient_growth"] for norm, group in pairs])
+    return cast(Tensor, torch.linalg.vector_norm(at_base))
+
+
+def clip_gradients(model: nn.Module, groups: Sequence[Mapping[str, Any]], optimizer: OptimizerConfig) -> Tensor:
+    """Clip the gradients of whole parameters in place, and return the norm that was limited, a scalar.
+
+    Args:
+        model: whose gradients they are.
+        groups: of the optimizer, which hold every trained parameter.
+        optimizer: says which norm is limited, and to what.
+    """
+    limit = optimizer.grad_clip or math.inf
+    if optimizer.grad_clip_norm == "plain":
+        return clip_grad_norm_(model.parameters(), limit)
+    norms = [get_total_norm([p.grad for p in group["params"] if p.grad is not None]) for group in groups]
+    norm = base_equivalent_norm(norms, groups)
+    clip_grads_with_norm_(model.parameters(), limit, norm)
+    return norm

@@ -1,0 +1,59 @@
+"""Which settings of the parameterization draw a word of warning, and which do not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from plumbline.model.config import ModelConfig
+from plumbline.model.parameterization.cautions import cautions
+from plumbline.model.parameterization.config import ParameterizationConfig
+
+MakeConfig = Callable[..., ModelConfig]
+RULE: dict[str, Any] = {"rule": "completep", "base_hidden_size": 32, "base_num_hidden_layers": 3}
+
+
+def cautions_of(model: ModelConfig, **changes: Any) -> list[str]:
+    return list(cautions(model, ParameterizationConfig.model_validate({**RULE, **changes})))
+
+
+@pytest.mark.parametrize(
+    ("heads", "base", "warned"),
+    [
+        (16, {}, False),  # four times the heads, as the width
+        (4, {}, True),  # or one head of the base's, four times as wide
+        (6, {}, True),  # one and a half heads of the base's
+        (4, {"base_head_dim": 8}, False),
+        (4, {"base_head_dim": 32}, False),
+        (16, {"base_num_attention_heads": 4}, False),
+        (4, {"base_num_attention_heads": 4}, True),
+        (4, {"rule": "sp"}, False),
+    ],
+)
+def test_heads_that_may_have_grown_in_silence(
+    make_config: MakeConfig, heads: int, base: dict[str, Any], warned: bool
+) -> None:
+    found = cautions_of(make_config(hidden_size=128, num_attention_heads=heads, head_dim=32), **base)
+    assert [("base_head_dim=32" in text) for text in found] == [True] * warned
+
+
+def test_the_base_itself_draws_no_warning(make_config: MakeConfig) -> None:
+    assert cautions_of(make_config()) == []
+
+
+@pytest.mark.parametrize(
+    ("block", "alpha", "depth", "warned"),
+    [
+        ("post_norm", 0.5, 12, True),
+        ("sandwich_norm", 0.75, 12, True),
+        ("post_norm", 1.0, 12, False),
+        ("post_norm", 0.5, 3, False),
+        ("pre_norm", 0.5, 12, False),
+    ],
+)
+def test_branches_that_end_in_a_norm_want_complete_p(
+    make_config: MakeConfig, block: str, alpha: float, depth: int, warned: bool
+) -> None:
+    model = make_config(block=block, num_hidden_layers=depth)
+    found = cautions_of(model, rule="depth_alpha", depth_alpha=alpha)
+    assert [("model.block = " + block in text) for text in found] == [True] * warned
