@@ -4,9 +4,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import BaseModel, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 MatrixUpdate = Literal["elementwise", "orthogonal"]
+OWN_FACTORS = ("lr_multipliers", "weight_decay_multipliers", "init_multipliers", "eps_multipliers")
+"""Keys of the section that hold a user's own factors, by role or name."""
 
 
 class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -46,6 +48,18 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     lr_multipliers: dict[str, PositiveFloat] = {}
     """Extra learning-rate factors of your own, per module: role (`unembedding`) or regular expression over whole
     parameter names (`.*down_proj.weight`) -> factor. A tensor that several match takes their product."""
+    weight_decay_multipliers: dict[str, NonNegativeFloat] = {}
+    """The same for weight decay; 0 takes a module out of it."""
+    init_multipliers: dict[str, NonNegativeFloat] = {}
+    """The same for the standard deviation of the first values."""
+    eps_multipliers: dict[str, PositiveFloat] = {}
+    """The same for AdamW's eps."""
+    weight_decay_width_exponent: NonNegativeFloat = 1.0
+    """x: the weight decay of hidden matrices grows as m_N^x where their learning rate falls as 1/m_N. 1 keeps
+    lr x decay, and so the time over which they forget; 0.5 is arXiv 2510.15262, 0 leaves the decay as it is."""
+    hidden_init_gain: PositiveFloat | None = None
+    """Hidden matrices start with a deviation of gain / sqrt(fan-in), in place of model.initializer_range, which is a
+    gain of 0.02 sqrt(fan-in) and so another one for each base (0.11 at width 32). None: initializer_range."""
 
     @property
     def scales_width(self) -> bool:
@@ -71,13 +85,14 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
             )
         if self.scales_depth and self.scaled_branch_init:
             raise ValueError(f"scaled_branch_init = true with rule: {self.rule} would scale branches with depth twice")
-        for key in self.lr_multipliers:
-            try:
-                re.compile(key)
-            except re.error as error:
-                raise ValueError(
-                    f"parameterization.lr_multipliers: {key!r} is not a regular expression: {error}"
-                ) from None
+        for quantity in OWN_FACTORS:
+            for key in getattr(self, quantity):
+                try:
+                    re.compile(key)
+                except re.error as error:
+                    raise ValueError(
+                        f"parameterization.{quantity}: {key!r} is not a regular expression: {error}"
+                    ) from None
         return self
 
 

@@ -24,7 +24,6 @@ Weight decay is in PyTorch's coupled convention: a step decays by lr * weight_de
 
 import functools
 import math
-import re
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +36,14 @@ from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.objectives import ObjectiveConfig
 from plumbline.model.objectives.objective import TrainedLM
-from plumbline.model.parameterization.config import MatrixUpdate, OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.config import (
+    OWN_FACTORS,
+    MatrixUpdate,
+    OptimizerSettings,
+    ParameterizationConfig,
+)
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.parameterization.own_factors import OwnFactors
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.sizes import Sizes, sizes
 from plumbline.model.parameterization.tensors import Role, TensorRule, tensor_rule
@@ -54,7 +59,9 @@ class Scaling:
     eps: float
 
 
-def scaling_table(size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, absorbed: bool) -> dict[Role, Scaling]:
+def scaling_table(
+    size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, absorbed: bool, decay_exponent: float = 1.0
+) -> dict[Role, Scaling]:
     """Return Table 1 of CompleteP for one tensor; the factor 0 means "none" (norms, biases).
 
     Args:
@@ -63,22 +70,23 @@ def scaling_table(size: Sizes, fan_in: float, fan_out: float, matrix_lr: float, 
         fan_out: the same of the fan-out, also of a bias.
         matrix_lr: what width does to a hidden matrix's learning rate.
         absorbed: the unembedding carries the logits' 1/m_N in its weights.
+        decay_exponent: power of what takes the decay of a matrix up as its learning rate goes down.
     """
-    n, l, a = size.width, size.depth, size.alpha  # noqa: E741 - the paper's letters
+    n, l, a, x = size.width, size.depth, size.alpha, decay_exponent  # noqa: E741 - the paper's letters
     block_lr, block_eps = l ** (a - 1), l**-a
     return {
         #                        init std      lr                    weight decay   eps
         "embedding":     Scaling(1.0,          1.0,                  1.0,           1 / n),
-        "hidden_matrix": Scaling(fan_in**-0.5, block_lr * matrix_lr, 1 / matrix_lr, block_eps / fan_out),
+        "hidden_matrix": Scaling(fan_in**-0.5, block_lr * matrix_lr, (1 / matrix_lr) ** x, block_eps / fan_out),
         "hidden_bias":   Scaling(0.0,          block_lr,             0.0,           block_eps / fan_out),
         "hidden_norm":   Scaling(0.0,          block_lr,             0.0,           block_eps / n),
         "hidden_scalar": Scaling(0.0,          block_lr,             0.0,           block_eps),
         "qk_norm":       Scaling(0.0,          block_lr,             0.0,           block_eps / size.head_dim),
         "mixing":        Scaling(0.0,          0.0,                  0.0,           1.0),
-        "projection":    Scaling(n**-0.5,      1 / n,                n,             1 / n),
+        "projection":    Scaling(n**-0.5,      1 / n,                n**x,          1 / n),
         "final_norm":    Scaling(0.0,          1.0,                  0.0,           1 / n),
         "final_scalar":  Scaling(0.0,          1.0,                  0.0,           1.0),
-        "unembedding":   Scaling(1 / n,        1 / n,                n,             1.0) if absorbed
+        "unembedding":   Scaling(1 / n,        1 / n,                n**x,          1.0) if absorbed
                     else Scaling(1.0,          1.0,                  1.0,           1 / n),
     }  # fmt: skip
 
@@ -179,8 +187,42 @@ def uneven_init_factor(shape: tuple[int, ...], fan_in: float, fan_out: float) ->
     return math.sqrt(fan_out) * base / (math.sqrt(rows) + math.sqrt(columns))
 
 
-def _scaled_ends(model: ModelConfig) -> tuple[tuple[str, ...], int]:
-    """Return how the names of the matrices end that end a branch, and the number of branches."""
+def _first_deviation(
+    name: str,
+    tensor: ModelTensor,
+    factor: float,
+    fan_in: float,
+    fan_out: float,
+    model: ModelConfig,
+    config: ParameterizationConfig,
+) -> float:
+    """Return the standard deviation of a tensor's first values.
+
+    Args:
+        name: of the tensor.
+        tensor: its shape and rule.
+        factor: what the table makes of the base's deviation.
+        fan_in: ratio of its fan-in to the base's.
+        fan_out: the same of the fan-out.
+        model: the model.
+        config: the parameterization.
+    """
+    role = tensor.rule.role
+    if role == "unembedding" and config.zero_init_output:
+        return 0.0
+    if role != "hidden_matrix":
+        return tensor.rule.std(model, factor)
+    factor *= uneven_init_factor(tensor.shape, fan_in, fan_out)
+    if config.scaled_branch_init and name.startswith("model.layers."):
+        factor *= _end_factor(name, model)
+    if config.hidden_init_gain is not None:  # in place of the base's deviation; factor has what width does to it
+        base_columns = tensor.shape[1] / fan_in
+        model = model.model_copy(update={"initializer_range": config.hidden_init_gain / math.sqrt(base_columns)})
+    return tensor.rule.std(model, factor)
+
+
+def _end_factor(name: str, model: ModelConfig) -> float:
+    """Return what GPT-2 does to a matrix that ends a branch: (number of branches)^-1/2; 1 for any other."""
     block = block_kind(model)
     if block.ends_in_norm:
         raise ValueError(
@@ -188,7 +230,7 @@ def _scaled_ends(model: ModelConfig) -> tuple[tuple[str, ...], int]:
             "which undoes it"
         )
     ends = tuple(f"{end}.weight" for end in block.branch_ends.values())
-    return ends, len(ends) * model.num_hidden_layers
+    return (len(ends) * model.num_hidden_layers) ** -0.5 if name.endswith(ends) else 1.0
 
 
 def parameter_table(
@@ -202,8 +244,8 @@ def parameter_table(
     With an objective, also for the tensors that it adds.
 
     Raises:
-        ValueError: a setting that a tied unembedding or the block cannot have, or a key of lr_multipliers that matches
-            no tensor.
+        ValueError: a setting that a tied unembedding or the block cannot have, or a key of own factors that matches no
+            tensor.
     """
     if model.tie_word_embeddings and config.output_scaling == "absorbed":
         raise ValueError(
@@ -215,44 +257,38 @@ def parameter_table(
             "parameterization.zero_init_output = true would zero the embedding as well: "
             "set model.tie_word_embeddings: false"
         )
-    smaller, branches = _scaled_ends(model) if config.scaled_branch_init else ((), 1)
-    stack, unmatched, rows = sizes(model, config), set(config.lr_multipliers), []
+    own = {key: OwnFactors(key, getattr(config, key)) for key in OWN_FACTORS}
+    stack, rows = sizes(model, config), []
     for name, tensor in model_tensors(model, objective).items():
-        shape, rule = tensor.shape, tensor.rule
-        role = rule.role
+        rule, role = tensor.rule, tensor.rule.role
         size = stack if name.startswith("model.layers.") else stack.outside_the_stack()
         fan_in, fan_out = (getattr(size, fan) for fan in rule.fans)
-        matrix_lr = own_init = 1.0
-        if role == "hidden_matrix":
-            matrix_lr = matrix_lr_factor(shape, fan_in, fan_out, base.matrix_update)
-            own_init = uneven_init_factor(shape, fan_in, fan_out)
-        scaling = scaling_table(size, fan_in, fan_out, matrix_lr, config.output_scaling == "absorbed")[role]
-        matches = [key for key in config.lr_multipliers if key == role or re.fullmatch(key, name)]
-        unmatched -= set(matches)
+        is_matrix = role == "hidden_matrix"
+        matrix_lr = matrix_lr_factor(tensor.shape, fan_in, fan_out, base.matrix_update) if is_matrix else 1.0
+        scaling = scaling_table(
+            size, fan_in, fan_out, matrix_lr, config.output_scaling == "absorbed", config.weight_decay_width_exponent
+        )[role]
+        factors = {key: factor.of(name, role) for key, factor in own.items()}
         # Adam's step does not see the logits' 1/gamma_0, so one power of gamma_0 on lr makes features move by it;
         # lr * weight_decay stays as it was, and eps shrinks with the gradient.
-        lr_multiplier = scaling.lr * config.gamma_0 * math.prod(config.lr_multipliers[key] for key in matches)
-        if name.startswith("model.layers.") and name.endswith(smaller):
-            own_init /= math.sqrt(branches)
-        starts_at_zero = role == "unembedding" and config.zero_init_output
+        lr_multiplier = scaling.lr * config.gamma_0 * factors["lr_multipliers"]
+        decay = base.weight_decay * scaling.weight_decay / config.gamma_0
+        init = scaling.init_std * factors["init_multipliers"]
         rows.append(
             ParameterRow(
                 name=name,
                 role=role,
-                shape=shape,
+                shape=tensor.shape,
                 init_mean=rule.first_value(model),
-                init_std=0.0 if starts_at_zero else rule.std(model, scaling.init_std * own_init),
+                init_std=_first_deviation(name, tensor, init, fan_in, fan_out, model, config),
                 trainable=rule.trains(model),
                 lr=base.lr * lr_multiplier,
                 lr_multiplier=lr_multiplier,
-                weight_decay=base.weight_decay * scaling.weight_decay / config.gamma_0,
-                eps=base.eps * scaling.eps / config.gamma_0,
+                weight_decay=decay * factors["weight_decay_multipliers"],
+                eps=base.eps * scaling.eps / config.gamma_0 * factors["eps_multipliers"],
                 gradient_growth=gradient_growth(role, scaling, size, fan_in, fan_out),
             )
         )
-    if unmatched:
-        raise ValueError(
-            f"parameterization.lr_multipliers: {', '.join(sorted(unmatched))} matches no parameter; roles are "
-            f"{', '.join(dict.fromkeys(row.role for row in rows))}, names are like {rows[1].name}"
-        )
+    for factor in own.values():
+        factor.check_all_met(rows)
     return rows
