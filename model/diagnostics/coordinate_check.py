@@ -11,6 +11,7 @@ Method: Tensor Programs V (arXiv 2203.03466, appendix D.1) for width; CompleteP 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +61,39 @@ def activations(model: CausalLM, input_ids: Tensor) -> Activations:
     return seen
 
 
+class BlockMaps:
+    """Hold what every block made of the stream that entered it at the start, and tell how far its map has moved.
+
+    Activations change with what enters a block as well; this is the change of the function that the block computes.
+    """
+
+    @torch.no_grad()
+    def __init__(self, model: CausalLM, input_ids: Tensor) -> None:
+        self._blocks = list(model.model.layers)
+        self._arguments: list[tuple[Any, ...]] = []
+        hooks = [
+            block.register_forward_pre_hook(lambda _module, arguments: self._arguments.append(arguments))
+            for block in self._blocks
+        ]
+        try:
+            model(input_ids)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        self._start = self._added()
+
+    def _added(self) -> list[Tensor]:
+        """Return what each block adds to the stream of the start."""
+        pairs = zip(self._blocks, self._arguments, strict=True)
+        return [(block(*arguments) - arguments[0]).float() for block, arguments in pairs]
+
+    @torch.no_grad()
+    def change(self) -> float:
+        """Return the RMS of the change, mean over blocks."""
+        differences = [now - start for now, start in zip(self._added(), self._start, strict=True)]
+        return _mean([difference.square().mean().sqrt() for difference in differences])
+
+
 def measure(now: Activations, start: Activations) -> Record:
     """Return mean |x| of activations (`size/...`) and the RMS of their change since `start` (`change/...`).
 
@@ -106,7 +140,7 @@ def coordinate_check(
         labels: the token that follows each of them.
         record_at: steps to record at, rising; 0 is initialisation.
     """
-    start, records = activations(model, input_ids), {}
+    start, maps, records = activations(model, input_ids), BlockMaps(model, input_ids), {}
     initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     for step in range(record_at[-1] + 1):
         if step:
@@ -115,7 +149,8 @@ def coordinate_check(
             (loss / labels.numel()).backward()
             optimizer.step()
         if step in record_at:
-            records[step] = {**measure(activations(model, input_ids), start), **spectral_norms(model, initial)}
+            measured = measure(activations(model, input_ids), start)
+            records[step] = {**measured, "change/map": maps.change(), **spectral_norms(model, initial)}
     return records
 
 
@@ -148,6 +183,8 @@ GATES: dict[str, tuple[Gate, ...]] = {
     "width": (
         *(Gate(f"size/{name}", 10, -0.3, 0.3) for name in ("embedding", "attention", "mlp", "residual", "logits")),
         *(Gate(f"change/{name}", 10, -0.3, 0.3) for name in ("embedding", "block", "residual", "logits")),
+        # A spectral norm can stay while what it belongs to turns away from the data, as SOAP's does without blocks
+        Gate("change/map", 10, -0.5, 0.3),
         *(Gate(f"{name}/hidden", 10, -0.25, 0.25) for name in ("spectral", "spectral_change")),
         Gate("spectral/hidden", 0, -0.1, 0.1),
         # At initialisation logits add up width independent terms and are divided by width

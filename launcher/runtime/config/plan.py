@@ -15,6 +15,7 @@ from plumbline.model import combinations
 from plumbline.model.parameterization.cautions import cautions as parameterization_cautions
 from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.sizes import sizes
 from plumbline.model.parameterization.table import parameter_count, parameter_table
 from plumbline.model.quantization.precision import check_precision
 
@@ -98,6 +99,9 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
     """
     yield from combinations.cautions(config.model)
     yield from parameterization_cautions(config.model, config.parameterization)
+    is_wider = sizes(config.model, config.parameterization).width > 1
+    base_width = config.parameterization.base_hidden_size if is_wider else None
+    yield from config.optimizer.kind.cautions(config.optimizer, base_width)
     decay = config.optimizer.weight_decay
     if config.horizon.tau is not None and decay != OptimizerConfig.model_fields["weight_decay"].default:
         yield (

@@ -1,6 +1,6 @@
 """Define what every optimizer states about itself, so that nobody else asks for it by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +9,10 @@ import torch
 from plumbline.model.parameterization.config import MatrixUpdate
 
 Groups = list[dict[str, Any]]
+
+
+def _no_cautions(_keys: Any, _base_hidden_size: int | None) -> Iterator[str]:
+    yield from ()
 
 
 def _nothing(_shape: tuple[int, ...], _keys: Any) -> float:
@@ -41,5 +45,8 @@ class OptimizerKind:
     """Why its state cannot be in the host's memory; None: it can."""
     on_deepspeeds_list: bool = False
     """Whether DeepSpeed has it on its list of optimizers that work with ZeRO."""
+    cautions: Callable[[Any, int | None], Iterator[str]] = _no_cautions
+    """A sentence for each setting that is allowed and does not scale: (optimizer section, width of the base, or None
+    where the model is not wider)."""
     state_beyond_adamw: Callable[[tuple[int, ...], Any], float] = _nothing
     """Bytes of state for a tensor of a shape over AdamW's two fp32 moments, from the optimizer section."""

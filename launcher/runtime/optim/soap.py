@@ -8,9 +8,15 @@ eigenvectors Q_L and Q_R a basis in which Adam's second moment is taken:
 with Adam's bias corrections. Every `precondition_frequency` steps the bases follow the covariances by one power
 iteration and a QR decomposition. As in the authors' code, the first gradient only sets the bases and changes no weight:
 in its own eigenbasis it is diagonal, and Adam would blow the zeros beside the diagonal up to noise of full size.
+
+A side longer than `precondition_block` is cut into equal blocks, and each block of the matrix has bases of its own. The
+wider an eigenbasis, the larger the share of its directions in which there is no signal, and Adam gives noise there the
+same size; so without blocks the change of a block's map falls with width (docs/optimizers.md; arXiv 2512.05620 found
+that blocking mitigates such deviations).
 """
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,14 +25,15 @@ from torch import Tensor
 
 from plumbline.launcher.runtime.optim.kind import Groups, OptimizerKind
 
-SIDES = (0, 1)  # of a matrix: L and Q_L belong to its rows, R and Q_R to its columns
+SIDES = (0, 1)  # of a matrix: L and Q_L belong to its rows, R and Q_R to its columns; blocks of it are stacked before
 
 
 class SOAP(torch.optim.Optimizer):
     """Update whole matrices by SOAP, with PyTorch's coupled decay (a step decays by lr x weight_decay).
 
     Args:
-        groups: matrices, with lr, betas, eps, weight_decay, precondition_frequency and max_precondition_dim.
+        groups: matrices, with lr, betas, eps, weight_decay, precondition_frequency, precondition_block and
+            max_precondition_dim.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
@@ -40,10 +47,31 @@ class SOAP(torch.optim.Optimizer):
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
+                gradient = into_blocks(parameter.grad, group["precondition_block"])
                 if state:
-                    _update(parameter, parameter.grad, state, group)
+                    _update(parameter, gradient, state, group)
                 else:
-                    _start(state, parameter.grad, group)
+                    _start(state, gradient, group)
+
+
+def block_length(side: int, longest: int) -> int:
+    """Return the largest divisor of a side that is at most `longest`."""
+    return next(length for length in range(min(side, longest), 0, -1) if side % length == 0)
+
+
+def into_blocks(matrix: Tensor, longest: int) -> Tensor:
+    """Return a matrix [m, n] as its blocks [blocks, p, q]; as it is where one block holds all of it."""
+    m, n = matrix.shape
+    p, q = block_length(m, longest), block_length(n, longest)
+    return matrix if (p, q) == (m, n) else matrix.view(m // p, p, n // q, q).transpose(1, 2).reshape(-1, p, q)
+
+
+def out_of_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
+    """Return the matrix of a shape that `into_blocks` cut."""
+    if blocks.ndim == 2:
+        return blocks
+    (m, n), (p, q) = shape, blocks.shape[1:]
+    return blocks.view(m // p, n // q, p, q).transpose(1, 2).reshape(m, n)
 
 
 def _start(state: dict[str, Any], gradient: Tensor, group: dict[str, Any]) -> None:
@@ -51,9 +79,9 @@ def _start(state: dict[str, Any], gradient: Tensor, group: dict[str, Any]) -> No
     state["step"] = 0  # updates made
     state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
     for side in SIDES:
-        size = gradient.shape[side]
+        size = gradient.shape[side - 2]
         if size <= group["max_precondition_dim"]:
-            state[f"covariance_{side}"] = gradient.new_zeros(size, size)
+            state[f"covariance_{side}"] = gradient.new_zeros(*gradient.shape[:-2], size, size)
     _accumulate(state, gradient, group["betas"][1])
     for side in SIDES:
         if f"covariance_{side}" in state:
@@ -69,16 +97,16 @@ def _update(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict
     root = (square.sqrt() / math.sqrt(1 - beta2 ** state["step"])).add_(group["eps"])
     step = out_of_basis(into_basis(mean, state) / root, state)
     weight.mul_(1 - group["lr"] * group["weight_decay"])
-    weight.add_(step, alpha=-group["lr"] / (1 - beta1 ** state["step"]))
+    weight.add_(out_of_blocks(step, weight.shape), alpha=-group["lr"] / (1 - beta1 ** state["step"]))
     _accumulate(state, gradient, beta2)
     if state["step"] % group["precondition_frequency"] == 0:
         _refresh_bases(state)
 
 
 def _accumulate(state: dict[str, Any], gradient: Tensor, beta: float) -> None:
-    for side, facing in zip(SIDES, (gradient, gradient.T), strict=True):
+    for side, facing in zip(SIDES, (gradient, gradient.mT), strict=True):
         if f"covariance_{side}" in state:
-            state[f"covariance_{side}"].lerp_(facing @ facing.T, 1 - beta)
+            state[f"covariance_{side}"].lerp_(facing @ facing.mT, 1 - beta)
 
 
 def _refresh_bases(state: dict[str, Any]) -> None:
@@ -88,15 +116,16 @@ def _refresh_bases(state: dict[str, Any]) -> None:
             continue
         basis = state[f"basis_{side}"]
         product = state[f"covariance_{side}"] @ basis
-        order = (basis * product).sum(0).argsort(descending=True)
-        state[f"basis_{side}"] = torch.linalg.qr(product[:, order]).Q
-        state["exp_avg_sq"] = state["exp_avg_sq"].index_select(side, order)
+        order = (basis * product).sum(-2, keepdim=True).argsort(-1, descending=True)  # (..., 1, size)
+        state[f"basis_{side}"] = torch.linalg.qr(product.take_along_dim(order, -1)).Q
+        along = order if side == 1 else order.mT
+        state["exp_avg_sq"] = state["exp_avg_sq"].take_along_dim(along, side - 2)
 
 
 def into_basis(matrix: Tensor, state: dict[str, Any]) -> Tensor:
     """Return Q_L^T matrix Q_R; a side without a preconditioner stays as it is."""
     if "basis_0" in state:
-        matrix = state["basis_0"].T @ matrix
+        matrix = state["basis_0"].mT @ matrix
     return matrix @ state["basis_1"] if "basis_1" in state else matrix
 
 
@@ -104,7 +133,7 @@ def out_of_basis(matrix: Tensor, state: dict[str, Any]) -> Tensor:
     """Return Q_L matrix Q_R^T: the way back."""
     if "basis_0" in state:
         matrix = state["basis_0"] @ matrix
-    return matrix @ state["basis_1"].T if "basis_1" in state else matrix
+    return matrix @ state["basis_1"].mT if "basis_1" in state else matrix
 
 
 class SOAPKeys(BaseModel, use_attribute_docstrings=True):
@@ -112,8 +141,11 @@ class SOAPKeys(BaseModel, use_attribute_docstrings=True):
 
     precondition_frequency: PositiveInt | None = None
     """soap: steps between refreshes of the eigenbases. Default: 10."""
+    precondition_block: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
+    """soap: longest side of a block with bases of its own. Default: 10000, whole matrices; the base's hidden_size or
+    below keeps the change of a layer's map over width."""
     max_precondition_dim: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
-    """soap: longer sides of a matrix get no preconditioner (a side of n costs 8 n^2 bytes). Default: 10000."""
+    """soap: longer sides of a block get no preconditioner (a side of n costs 8 n^2 bytes). Default: 10000."""
 
 
 def _make(groups: Groups, _sharded: bool) -> torch.optim.Optimizer:
@@ -122,13 +154,27 @@ def _make(groups: Groups, _sharded: bool) -> torch.optim.Optimizer:
 
 def _covariances_and_bases(shape: tuple[int, ...], keys: SOAPKeys) -> float:
     assert keys.max_precondition_dim is not None, "the configuration fills it in"
-    return sum(8.0 * size**2 for size in shape if size <= keys.max_precondition_dim)
+    assert keys.precondition_block is not None, "likewise"
+    lengths = [block_length(side, keys.precondition_block) for side in shape]
+    blocks = math.prod(shape) / math.prod(lengths)
+    return blocks * sum(8.0 * length**2 for length in lengths if length <= keys.max_precondition_dim)
+
+
+def _cautions(keys: SOAPKeys, base_hidden_size: int | None) -> Iterator[str]:
+    assert keys.precondition_block is not None, "the configuration fills it in"
+    if base_hidden_size is not None and keys.precondition_block > base_hidden_size:
+        yield (
+            f"optimizer.precondition_block = {keys.precondition_block} is wider than the base ({base_hidden_size}): "
+            "with bases that grow with the width, what was tuned at the base moves wider layers less; set "
+            f"optimizer.precondition_block={base_hidden_size}, at the base as well (docs/optimizers.md)"
+        )
 
 
 SOAP_KIND = OptimizerKind(
     "soap",
     _make,
-    own_keys={"precondition_frequency": 10, "max_precondition_dim": 10_000},
+    own_keys={"precondition_frequency": 10, "precondition_block": 10_000, "max_precondition_dim": 10_000},
     zero_stages=(0,),  # the state of a matrix cannot be cut
+    cautions=_cautions,
     state_beyond_adamw=_covariances_and_bases,
 )

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig, group_settings, make_optimizer
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.diagnostics.coordinate_check import GATES, Gate, activations, coordinate_check, slope
+from plumbline.model.diagnostics.coordinate_check import GATES, BlockMaps, Gate, activations, coordinate_check, slope
 from plumbline.model.parameterization import table
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
 from plumbline.model.parameterization.initialization import initialize
@@ -110,6 +111,56 @@ def failing(family: str, rule: str) -> set[str]:
 @pytest.mark.parametrize("family", ["width", "depth"])
 def test_completep_passes_every_gate(family: str) -> None:
     assert failing(family, "completep") == set()
+
+
+def change_of_maps(longest_block: int) -> float:
+    """Return the slope over width of the change of blocks' maps after ten steps of SOAP on hidden matrices."""
+    found = []
+    for width in (32, 128):
+        shape = {"vocab_size": 128, "hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": width // 16}
+        model = ModelConfig.model_validate(
+            {**shape, "head_dim": 16, "intermediate_size": 3 * width, "max_position_embeddings": 64}
+        )
+        rule = ParameterizationConfig(base_hidden_size=32, base_num_hidden_layers=2, base_head_dim=16)
+        rows = table.parameter_table(model, rule, OptimizerSettings(0.01, weight_decay=0.0, eps=1e-12))
+        module = CausalLM(model, multipliers(model, rule))
+        initialize(module, rows, seed=1)
+        optimizer = OptimizerConfig(name="soap", lr=0.01, eps=1e-12, precondition_block=longest_block)
+        groups = group_settings(rows, optimizer, (0.9, 0.95))
+        tokens = text()
+        made = make_optimizer(module, groups, sharded=False)
+        records = coordinate_check(module, made, tokens[:, :-1], tokens[:, 1:], (10,))
+        found.append(records[10]["change/map"])
+    return slope((32, 128), found)
+
+
+def test_soap_moves_maps_at_every_width_in_blocks_alone() -> None:
+    """Its spectral gates pass either way: bases that grow with the width spend the step where the data is not."""
+    gate = next(gate for gate in GATES["width"] if gate.quantity == "change/map")
+    assert gate.holds(change_of_maps(longest_block=32))
+    assert not gate.holds(change_of_maps(longest_block=10_000))
+
+
+def test_a_map_changes_by_its_own_weights_alone() -> None:
+    """Not by what enters the block, and in proportion to the residual multiplier."""
+    model = ModelConfig.model_validate(
+        {"vocab_size": 128, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        | {"max_position_embeddings": 64, "intermediate_size": 64}
+    )
+    rule = ParameterizationConfig(rule="sp")
+    module = CausalLM(model, multipliers(model, rule))
+    initialize(module, table.parameter_table(model, rule, OptimizerSettings(0.01, 0.0, 1e-8)), seed=1)
+    tokens = text()[:, :-1]
+    maps = BlockMaps(module, tokens)
+    assert maps.change() == 0.0
+    with torch.no_grad():
+        module.model.embed_tokens.weight.mul_(-2.0)
+        assert maps.change() == 0.0
+        last = module.model.layers[1]
+        added = last(*maps._arguments[1]) - maps._arguments[1][0]
+        for matrix in (last.self_attn.o_proj, last.mlp.down_proj):  # type: ignore[union-attr]
+            matrix.weight.zero_()  # type: ignore[union-attr, operator]
+    assert maps.change() == pytest.approx(added.square().mean().sqrt().item() / 2, rel=1e-6), "one block of two"
 
 
 def test_standard_parameterization_blows_up_with_width() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config, save_config
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
@@ -297,6 +297,8 @@ def test_memory_counts_what_each_optimizer_keeps(file: Path) -> None:
     assert optimizer_bytes(1, "optimizer.name=muon", "deepspeed.zero_stage=1") == (12 * count - 4 * hidden) / 4
     assert optimizer_bytes(0, "optimizer.name=soap") == 8 * count + 8 * squares
     assert optimizer_bytes(0, "optimizer.name=soap", "optimizer.max_precondition_dim=64") == 8 * count + 8 * short
+    blocks = sum(m * n / (32 * 32) * 2 * 32**2 for m, n in shapes)
+    assert optimizer_bytes(0, "optimizer.name=soap", "optimizer.precondition_block=40") == 8 * count + 8 * blocks
 
     _, optimizer = build(load_config(file, [*model, "optimizer.name=soap"]))
     for group in optimizer.param_groups:
@@ -305,6 +307,21 @@ def test_memory_counts_what_each_optimizer_keeps(file: Path) -> None:
     optimizer.step()
     kept = sum(t.nbytes for state in optimizer.state.values() for key, t in state.items() if key != "step")
     assert kept == optimizer_bytes(0, "optimizer.name=soap"), "and the optimizer holds exactly that"
+
+
+def test_soap_is_warned_of_bases_that_grow_with_the_width(file: Path) -> None:
+    wide = ["optimizer.name=soap", "parameterization.rule=completep", "parameterization.base_hidden_size=32"]
+    wide += ["parameterization.base_num_hidden_layers=2", "model.hidden_size=64"]
+
+    def warned(*overrides: str) -> bool:
+        config = load_config(file, [*wide, *overrides])
+        return any("set optimizer.precondition_block=32" in text for text in cautions(config, plan_run(config)))
+
+    assert warned()
+    assert not warned("optimizer.precondition_block=32")
+    assert not warned("parameterization.base_hidden_size=64")
+    assert not warned("parameterization.rule=sp")
+    assert not warned("optimizer.name=adamw")
 
 
 def test_plan_shows_only_stages_that_work(command: Command, tiny_config: Path) -> None:

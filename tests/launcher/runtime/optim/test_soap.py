@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ SOAP_GROUP: dict[str, Any] = {
     "eps": 1e-6,
     "weight_decay": 0.2,
     "precondition_frequency": 3,
+    "precondition_block": 100,
     "max_precondition_dim": 100,
 }
 
@@ -73,8 +75,8 @@ def test_the_first_gradient_only_sets_the_bases() -> None:
     assert torch.equal(found, weight)
     (state,) = optimizer.state.values()
     left = state["basis_0"]
-    product = left.T @ gradients[0] @ gradients[0].T @ left
-    torch.testing.assert_close(product, torch.diag(torch.diag(product)))
+    rotated = left.T @ gradients[0] @ gradients[0].T @ left
+    torch.testing.assert_close(rotated, torch.diag(torch.diag(rotated)))
 
 
 def test_soap_does_not_see_the_coordinates() -> None:
@@ -97,6 +99,18 @@ def test_soap_without_preconditioners_is_adamw_from_the_second_gradient_on() -> 
         parameter.grad = gradient.clone()
         adamw.step()
     torch.testing.assert_close(found, parameter.detach(), rtol=1e-12, atol=1e-14)
+
+
+def test_blocks_are_matrices_of_their_own() -> None:
+    """A matrix of 6 x 9 in blocks of 3 x 3, each as if it were alone; the longest block divides a side."""
+    weight, gradients = random_problem(6, 9)
+    found, optimizer = soap_run(weight, gradients, precondition_block=4)
+    for row, column in product(range(0, 6, 3), range(0, 9, 3)):
+        here = slice(row, row + 3), slice(column, column + 3)
+        alone, _ = soap_run(weight[here], [gradient[here] for gradient in gradients])
+        torch.testing.assert_close(found[here], alone, rtol=1e-9, atol=1e-11)
+    (state,) = optimizer.state.values()
+    assert state["basis_0"].shape == (6, 3, 3)
 
 
 def test_a_side_that_is_too_long_has_no_preconditioner() -> None:
