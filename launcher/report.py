@@ -2,7 +2,7 @@
 
 python launcher/report.py runs/quickstart                          # writes runs/quickstart/report.html
 python launcher/report.py runs/quickstart --output /tmp/page.html
-python launcher/report.py runs/quickstart --json                   # alerts and last values for programs
+python launcher/report.py runs/quickstart --json                   # alerts and last values, also by block, for programs
 
 The page needs no other file. The run may still be going on. A finished run on star_graph, sudoku, maze or reachability
 is shown with examples that it solves and fails.

@@ -4,6 +4,7 @@ The cost of training is C = (6/16) N D P (arXiv 2411.04330), which is 6 N D at 1
 paper are not used: eq. 12 lacks a beta, and eq. 6 and 17 disagree; both are derived anew, from eq. 13 and 16.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,8 @@ from plumbline.model.scaling_laws.precision import PrecisionLaw
 
 MOST_BITS = 64.0
 STEP = 1e-4  # bits: of derivatives
+CRITICAL = ("B", "beta", "C_T", "gamma_D", "gamma_N", "gamma_post")
+SPLIT = ("A", "alpha", "B", "beta")
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,33 @@ class Allocation:
     loss: float
 
 
+def open_questions(law: Law, undetermined: Collection[str]) -> dict[str, str]:
+    """Return which answers a fitted law must not give, and why: "critical" (D_crit), "split" (best N and D).
+
+    Args:
+        law: the fitted law.
+        undetermined: constants that its points left open.
+    """
+    questions: dict[str, tuple[str, tuple[str, ...]]] = {"split": ("the best N and D", SPLIT)}
+    if isinstance(law, PrecisionLaw) and "C_T" in law.constants:
+        questions["critical"] = ("D_crit", CRITICAL)
+    if law.TIED and "alpha" in undetermined:
+        undetermined = {*undetermined, "beta"}
+    missing = {key: [name for name in needed if name in undetermined] for key, (_, needed) in questions.items()}
+    return {
+        key: f"{questions[key][0]}: not stated, for the points do not determine {', '.join(names)}"
+        for key, names in missing.items()
+        if names
+    }
+
+
 def critical_tokens(law: PrecisionLaw, parameters: float, post_bits: float) -> float:
     """Return D_crit (eq. 13), in tokens, or inf: beyond it a bf16 model that is rounded to `post_bits` gets worse.
 
     Raises:
         ValueError: the law has no quantization after training.
     """
-    law.require("B", "beta", "C_T", "gamma_D", "gamma_N", "gamma_post")
+    law.require(*CRITICAL)
     if law.C_T * law.gamma_D == 0:
         return float("inf")
     size = law.beta * law.B * parameters**law.gamma_N * float(np.exp(post_bits / law.gamma_post - law.b))

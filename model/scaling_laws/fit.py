@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from plumbline.model.scaling_laws.identifiability import cautions
+from plumbline.model.scaling_laws.identifiability import exponents_apart, judge
 from plumbline.model.scaling_laws.law import Law
 from plumbline.model.scaling_laws.measured import Measured
 from plumbline.model.scaling_laws.points import Floats
@@ -36,6 +36,8 @@ class Fit:
     train: Measured
     held_out: Measured
     warnings: Sequence[str]
+    undetermined: frozenset[str]
+    """Constants that are not identified or poorly determined: no answer can stand on them."""
 
     @property
     def law(self) -> Law:
@@ -63,7 +65,9 @@ def fit(form: type[Law], measured: Measured, hold_out: str | None = None, seed: 
     # Bounds are those of all points: what is held out must have a prediction, too
     problem = Problem(form, train, form.search(measured.at))
     solution = problem.solve(seed=seed)
-    return Fit(problem, solution, train, measured[held], [*form.cautions(train.at), *cautions(problem, solution)])
+    judgement = judge(problem, solution)
+    warnings = [*form.cautions(train.at), *judgement.warnings, *exponents_apart(problem, solution)]
+    return Fit(problem, solution, train, measured[held], warnings, judgement.undetermined)
 
 
 def held_out(measured: Measured, how: str | None, seed: int = 0) -> NDArray[np.bool_]:

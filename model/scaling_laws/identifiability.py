@@ -1,44 +1,123 @@
 """Warn of constants that a fit could not find out: the points leave them open, or determine them only together."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
+from numpy.typing import NDArray
 
 from plumbline.model.scaling_laws.points import Floats
 from plumbline.model.scaling_laws.solver import Problem, Solution
 
+SILENT = 1e-6  # most that log L moves when a constant moves by its value; what differences round off is below 1e-9
 SINGULAR = 1e-6  # of the largest singular value, of columns of unit length
 DEGENERATE = 0.95  # correlation of two constants of the search
+OUTLIER = 5.0  # standard deviations
 POOR = 0.5  # standard error of a constant, of its value
+APART = 3.0  # standard errors by which two exponents differ
+NOTICEABLE = 0.02  # difference of two exponents, of their mean: where there is no noise
 NOTHING = 1e-6  # nats
 
 
-def cautions(problem: Problem, solution: Solution) -> list[str]:
-    """Return warnings about a solution, in words; the points' own shortcomings are in `Law.cautions`.
+@dataclass(frozen=True)
+class Judgement:
+    """Hold what the points could not tell of a solution."""
 
-    From the Gauss-Newton curvature of log L at the optimum. A pair is judged as it was searched for: an f by gamma and
-    its zero gamma x n.
+    warnings: Sequence[str]
+    """In words; the points' own shortcomings are in `Law.cautions`."""
+    undetermined: frozenset[str]
+    """Constants that are not identified or poorly determined: no answer can stand on them."""
+
+
+def judge(problem: Problem, solution: Solution) -> Judgement:
+    """Judge a solution by the Gauss-Newton curvature of log L at the optimum.
+
+    A pair is judged as it was searched for: an f by gamma and its zero gamma x n.
     """
     notes = _bounds(problem, solution)
+    curvature = _Curvature(problem, solution)
+    names = np.array(problem.names)
+    unidentified = names[~curvature.identified].tolist()
+    if unidentified:
+        notes.append(f"{', '.join(unidentified)}: not identified; the points fit as well with others")
     points, constants = len(problem.loss), len(problem.names)
     if points <= constants:
         notes.append(f"{points} points for {constants} constants: the fit goes through the points, whatever they say")
-        return notes
-    slopes = problem.sensitivity(solution)
-    lengths = np.linalg.norm(slopes, axis=0)
-    unit = slopes / np.where(lengths > 0, lengths, 1.0)
-    _, sizes, directions = np.linalg.svd(unit, full_matrices=False)
-    mixed = {
-        name
-        for size, direction in zip(sizes, directions, strict=True)
-        if size < SINGULAR * sizes[0]
-        for name, part in zip(problem.names, direction, strict=True)
-        if abs(part) > 0.1
+        return Judgement(notes, frozenset(unidentified))
+    notes += _pairs(problem, curvature)
+    errors = np.sqrt(np.diag(curvature.covariance))
+    searched = zip(problem.ranges, solution.place, errors, curvature.identified, strict=False)
+    poor = {
+        name: f"{name} = {value:.3g} has a standard error of {error:.2g}: poorly determined"
+        for name, value, error, identified in searched
+        if identified and not name.startswith("zero_") and error > POOR * abs(value)
     }
-    if mixed:
-        names = ", ".join(name for name in problem.names if name in mixed)
-        notes.append(f"{names}: not identified; the points fit as well with others")
-        return notes
-    spread = np.linalg.inv(unit.T @ unit)
-    return [*notes, *_pairs(problem, spread), *_poor(problem, solution, np.sqrt(np.diag(spread)) / lengths)]
+    return Judgement([*notes, *poor.values()], frozenset([*unidentified, *poor]))
+
+
+def exponents_apart(problem: Problem, solution: Solution) -> list[str]:
+    """Return a warning where a form has alpha = beta, and the points ask for two different exponents."""
+    free = problem.untied(solution)
+    if free is None or len(problem.loss) <= len(problem.names) + 1:
+        return []
+    untied, found = free
+    curvature = _Curvature(untied, found)
+    first, second = untied.names.index("alpha"), untied.names.index("beta")
+    if not (curvature.identified[first] and curvature.identified[second]):
+        return []
+    alpha, beta = found.place[first], found.place[second]
+    covariance = curvature.covariance
+    error = np.sqrt(covariance[first, first] + covariance[second, second] - 2 * covariance[first, second])
+    if abs(alpha - beta) <= max(APART * error, NOTICEABLE * (alpha + beta) / 2):
+        return []
+    return [
+        f"this form has alpha = beta, and with two exponents the points ask for alpha = {alpha:.3g} and beta = "
+        f"{beta:.3g} (standard error of the difference {error:.2g}): do not trust what follows from A, B and alpha"
+    ]
+
+
+class _Curvature:
+    """Hold what errors of the points do to the constants of a solution."""
+
+    identified: NDArray[np.bool_]
+    """Constants that move the losses, each in a way that the others do not make up for."""
+    spread: Floats
+    """Covariance of the constants for errors of log L of variance 1, within the directions that the points see."""
+    covariance: Floats
+    """The same for the errors that the points have."""
+
+    def __init__(self, problem: Problem, solution: Solution) -> None:
+        slopes = problem.sensitivity(solution)
+        # Before columns get unit length: what rounding leaves of a column of zeros would look like any other
+        moves = np.abs(slopes) * np.maximum(np.abs(solution.place), 0.1) > SILENT
+        heard = np.flatnonzero(moves.any(axis=0))
+        lengths = np.linalg.norm(slopes[:, heard], axis=0)
+        _, sizes, directions = np.linalg.svd(slopes[:, heard] / lengths)
+        strengths = np.zeros(len(heard))  # fewer points than constants: 0 in the directions that are left over
+        strengths[: len(sizes)] = sizes
+        seen = strengths > SINGULAR * strengths.max()
+        self.identified = np.zeros(len(problem.names), bool)
+        self.identified[heard] = ~(np.abs(directions[~seen]) > 0.1).any(axis=0)
+        inverse = np.zeros((len(problem.names), len(problem.loss)))  # of the slopes
+        scaled = directions[seen] / strengths[seen, None]
+        inverse[heard] = (scaled.T @ scaled @ (slopes[:, heard] / lengths).T) / lengths[:, None]
+        self.spread = inverse @ inverse.T
+        self.covariance = (inverse * _noise(problem, solution, moves) ** 2) @ inverse.T
+
+
+def _noise(problem: Problem, solution: Solution, moves: NDArray[np.bool_]) -> Floats:
+    """Return the standard deviation of each point's error of log L, of which `moves` says what constants move it.
+
+    Points that count by the ratio to their checkpoint have another than runs, often a tenth of it. An outlier has the
+    say of five deviations at most, as a fit under Huber's loss hardly follows it.
+    """
+    errors, noise = np.abs(problem.errors(solution)), np.zeros(len(problem.loss))
+    for kind in (problem.paired, ~problem.paired):
+        if kind.any():
+            most = OUTLIER * 1.4826 * np.median(errors[kind])
+            left = max(int(kind.sum() - moves[kind].any(axis=0).sum()), 1)  # degrees of freedom
+            noise[kind] = np.sqrt((np.minimum(errors[kind], most) ** 2).sum() / left)
+    return noise
 
 
 def _bounds(problem: Problem, solution: Solution) -> list[str]:
@@ -54,28 +133,18 @@ def _bounds(problem: Problem, solution: Solution) -> list[str]:
     return notes + [f"{name} ended at 0: the points ask for no such term" for name, size in nats if size < NOTHING]
 
 
-def _pairs(problem: Problem, spread: Floats) -> list[str]:
-    errors = np.sqrt(np.diag(spread))
-    correlation = spread / np.outer(errors, errors)
-    searched = list(problem.ranges)
+def _pairs(problem: Problem, curvature: _Curvature) -> list[str]:
+    spread, searched = curvature.spread, list(problem.ranges)
     notes = []
     for second, name in enumerate(searched):
         for first, other in enumerate(searched[:second]):
-            if abs(correlation[first, second]) > DEGENERATE:
+            if not (curvature.identified[first] and curvature.identified[second]):
+                continue
+            correlation = spread[first, second] / np.sqrt(spread[first, first] * spread[second, second])
+            if abs(correlation) > DEGENERATE:
                 advice = (
                     f"read the curve f_{other[6:]}(P) instead" if name == f"zero_{other[6:]}" else "do not read them"
                 )
                 pair = f"{other} and {name.replace('zero_', 'n_')}"
-                notes.append(f"{pair} are nearly degenerate (correlation {correlation[first, second]:.3f}): {advice}")
+                notes.append(f"{pair} are nearly degenerate (correlation {correlation:.3f}): {advice}")
     return notes
-
-
-def _poor(problem: Problem, solution: Solution, errors: Floats) -> list[str]:
-    residuals = problem.errors(solution)
-    noise = 1.4826 * float(np.median(np.abs(residuals - np.median(residuals))))
-    named = zip(problem.ranges, solution.place, noise * errors, strict=False)
-    return [
-        f"{name} = {value:.3g} has a standard error of {error:.2g}: poorly determined"
-        for name, value, error in named
-        if not name.startswith("zero_") and error > POOR * abs(value)
-    ]

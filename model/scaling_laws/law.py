@@ -118,8 +118,8 @@ class Law:
 
     @classmethod
     def build(cls, constants: Mapping[str, float]) -> "Law":
-        """Build a law from what `search` asked for and constants of `LINEAR`."""
-        return cls(**({"beta": constants["alpha"]} if cls.TIED else {}), **constants)
+        """Build a law from what `search` asked for and constants of `LINEAR`; a tied beta is alpha unless given."""
+        return cls(**{**({"beta": constants["alpha"]} if cls.TIED else {}), **constants})
 
     @classmethod
     def cautions(cls, at: Points) -> list[str]:

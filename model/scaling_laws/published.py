@@ -24,6 +24,8 @@ class SourcedLaw:
     """Smallest and largest D of the fit; nan where the source at hand does not say."""
     missing: str = ""
     """What was not reported: answers that need it are refused."""
+    undetermined: frozenset[str] = frozenset()
+    """Constants that the points of a fit left open: D_crit is not stated where it stands on one."""
 
 
 UNKNOWN = (float("nan"), float("nan"))

@@ -42,8 +42,9 @@ class Problem:
 
     def __init__(self, form: type[Law], measured: Measured, ranges: dict[str, Range]) -> None:
         self.form, self.at, self.loss, self.ranges = form, measured.at, measured.loss, ranges
+        self._measured = measured
         self._checkpoints = measured.checkpoints()
-        self._paired = self._checkpoints >= 0
+        self.paired = self._checkpoints >= 0
         low, high = np.array([(interval.low, interval.high) for interval in self.ranges.values()]).T
         self.low, self.high = low, high
         # A form without what its last term is about has columns of zeros
@@ -82,6 +83,14 @@ class Problem:
             )
             place = best.x
         return Solution(self._law(place), float(best.cost), place)
+
+    def untied(self, solution: Solution) -> tuple["Problem", Solution] | None:
+        """Return the problem with a beta of its own and its solution from here; None where the form has one already."""
+        if not self.form.TIED:
+            return None
+        free = Problem(self.form, self._measured, {**self.ranges, "beta": self.ranges["alpha"]})
+        place = np.insert(solution.place, len(self.ranges), solution.law.beta)
+        return free, free.polish(place, np.arange(len(self.at)))
 
     def sensitivity(self, solution: Solution) -> Floats:
         """Return slopes d log L / d constant at the solution, (points, constants in the order of `names`)."""
@@ -123,7 +132,7 @@ class Problem:
 
     def _from_checkpoint(self, values: Floats) -> Floats:
         """Subtract from the values of points quantized after training those of their checkpoints; keep the others."""
-        return values - np.where(self._paired, values[self._checkpoints], 0.0)
+        return values - np.where(self.paired, values[self._checkpoints], 0.0)
 
     def _logarithm(self, place: Floats) -> Floats:
         """Return log L of all points."""

@@ -5,8 +5,8 @@ source, training                   what it was fitted to: files, points, runs, r
 bands                              middle 95 % of each constant over bootstrapped fits
 fit, fit_post, held_out            points, R^2, mean absolute error in nats: of losses, of the deltas of quantization
                                    after training, of points that the fit did not see
-warnings                           what the points could not tell
-derived, curves                    what follows; f_x(P) with its band
+warnings, undetermined             what the points could not tell; constants that they leave open
+derived, curves                    what follows, null where it would stand on such constants; f_x(P) with its band
 """
 
 import json
@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 
 from plumbline.launcher.runtime.laws.rows import Rows
-from plumbline.model.scaling_laws.derived import allocate, allocate_with_precision, critical_tokens, optimal_precision
+from plumbline.model.scaling_laws.derived import (
+    allocate,
+    allocate_with_precision,
+    critical_tokens,
+    open_questions,
+    optimal_precision,
+)
 from plumbline.model.scaling_laws.fit import BAND, Fit, bands, score
 from plumbline.model.scaling_laws.forms import form_named, name_of
 from plumbline.model.scaling_laws.law import Law
@@ -52,7 +58,8 @@ def describe(rows: Rows, fit: Fit, resampled: Sequence[Law], hold_out: str | Non
         "fit": asdict(score(law.loss(train.at), train.loss)),
         "fit_post": asdict(score(law.post_delta(paired.at), deltas)) if len(deltas) else None,
         "held_out": {"how": hold_out, **asdict(score(law.loss(held.at), held.loss))} if len(held.at) else None,
-        "warnings": list(fit.warnings),
+        "warnings": [*fit.warnings, *open_questions(law, fit.undetermined).values()],
+        "undetermined": sorted(fit.undetermined),
         "derived": derive(fit, resampled),
         "curves": curves(fit, resampled),
     }
@@ -63,21 +70,22 @@ def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
     law, at = fit.law, fit.train.at
     flops = float((6 / 16 * at.parameters * at.tokens * at.weight_bits).max())
     derived: dict[str, Any] = {"flops": flops}
-    splits = law.A > 0 and law.B > 0
-    if splits:
-        derived["at_16_bits"] = asdict(allocate(law, flops))
+    unanswered = open_questions(law, fit.undetermined)
+    splits = law.A > 0 and law.B > 0 and "split" not in unanswered
+    derived["at_16_bits"] = asdict(allocate(law, flops)) if splits else None
     if not isinstance(law, PrecisionLaw):
         return derived
     best = derived["optimal_bits"] = _or_none(optimal_precision, law)
-    if best is not None and splits:
-        derived["at_optimal_bits"] = asdict(allocate_with_precision(law, flops))
+    if best is not None:
+        derived["at_optimal_bits"] = asdict(allocate_with_precision(law, flops)) if splits else None
         others = [_or_none(optimal_precision, other) for other in resampled if isinstance(other, PrecisionLaw)]
         known = [bits for bits in others if bits is not None]
         derived["optimal_bits_band"] = list(np.percentile(known, BAND)) if known else None
     if "C_T" in law.constants:
         size = float(at.parameters.max())
         critical = {str(bits): critical_tokens(law, size, bits) / size for bits in POST_BITS}
-        derived["critical_tokens_per_parameter"] = {"parameters": size, "post_bits": critical}
+        stated = {"parameters": size, "post_bits": critical}
+        derived["critical_tokens_per_parameter"] = None if "critical" in unanswered else stated
     return derived
 
 
@@ -120,6 +128,7 @@ def open_law(name: str) -> SourcedLaw:
         law = form(**{name: float(value) for name, value in document["constants"].items()})
         training = document["training"]
         ranges = tuple(training["parameters"]), tuple(training["tokens"])
-        return SourcedLaw(law, f"{path}, {document['source']}", *ranges)
+        undetermined = frozenset(map(str, document["undetermined"]))
+        return SourcedLaw(law, f"{path}, {document['source']}", *ranges, undetermined=undetermined)
     except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise ValueError(f"law {name}: not a law.json of launcher/fit.py ({error!r})") from error

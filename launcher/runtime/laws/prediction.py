@@ -12,6 +12,7 @@ from plumbline.model.scaling_laws.derived import (
     allocate,
     allocate_with_precision,
     critical_tokens,
+    open_questions,
     precision_at_size,
 )
 from plumbline.model.scaling_laws.forms import name_of
@@ -43,7 +44,8 @@ class AtPostBits:
     delta: float
     """Nats per token."""
     critical_tokens: float | None
-    """Training tokens beyond which the rounded model gets worse, or inf; None: the law does not say."""
+    """Training tokens beyond which the rounded model gets worse, or inf; None: the law does not say, or its points
+    left it open."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,12 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
     law = sourced.law
     flops = 6.0 * parameters * tokens
     loss = _loss(sourced, name, points(parameters, tokens))
-    notes = _notes(name, sourced, parameters, tokens)
-    questions: dict[str, Callable[[], Allocation]] = {"at_16_bits": lambda: allocate(law, flops)}
-    if isinstance(law, PrecisionLaw) and law.indices:
+    unanswered = open_questions(law, sourced.undetermined)
+    notes = [*_notes(name, sourced, parameters, tokens), *unanswered.values()]
+    questions: dict[str, Callable[[], Allocation]] = {}
+    if "split" not in unanswered:
+        questions["at_16_bits"] = lambda: allocate(law, flops)
+    if "split" not in unanswered and isinstance(law, PrecisionLaw) and law.indices:
         questions["at_optimal_bits"] = lambda: allocate_with_precision(law, flops)
         questions["at_this_size"] = lambda: precision_at_size(law, parameters, flops)
     allocations = {}
@@ -123,7 +128,7 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
         loss_at_bits=_loss(sourced, name, points(parameters, tokens, **bits)),
         quantized=[TRAINING[index] for index in law.indices] if isinstance(law, PrecisionLaw) else [],
         training=_training(law, parameters, tokens),
-        post=_post(law, parameters, tokens),
+        post=_post(law, parameters, tokens, states_critical="critical" not in unanswered),
         flops=flops,
         notes=notes,
         allocations=allocations,
@@ -148,7 +153,7 @@ def _training(law: Law, parameters: int, tokens: int) -> list[AtTrainingBits]:
     ]
 
 
-def _post(law: Law, parameters: int, tokens: int) -> list[AtPostBits]:
+def _post(law: Law, parameters: int, tokens: int, *, states_critical: bool) -> list[AtPostBits]:
     """Return what quantization after training in bf16 adds, by width."""
     if not {"C_T", "gamma_P"} & set(law.constants):
         return []
@@ -156,7 +161,9 @@ def _post(law: Law, parameters: int, tokens: int) -> list[AtPostBits]:
         AtPostBits(
             bits=float(bits),
             delta=float(law.post_delta(points(parameters, tokens, post_bits=bits))),
-            critical_tokens=critical_tokens(law, parameters, bits) if isinstance(law, PrecisionLaw) else None,
+            critical_tokens=(
+                critical_tokens(law, parameters, bits) if states_critical and isinstance(law, PrecisionLaw) else None
+            ),
         )
         for bits in POST_BITS
     ]

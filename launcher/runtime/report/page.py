@@ -42,6 +42,7 @@ def summary(history: History, alerts: list[Alert]) -> dict[str, Any]:
         "step": int(max(series.steps[-1] for series in history.series.values())),
         "tokens": int(max(series.tokens[-1] for series in history.series.values())),
         "last": last,
+        "by_place": _by_places(history),
         "alerts": [asdict(alert) for alert in alerts],
     }
 
@@ -168,6 +169,20 @@ def _alert_list(alerts: list[Alert]) -> str:
     items = [f'<li class="alert">{escape(str(alert))}</li>' for alert in alerts[:ALERTS_SHOWN]]
     more = f"<p>and {len(alerts) - ALERTS_SHOWN} more: see --json</p>" if len(alerts) > ALERTS_SHOWN else ""
     return f"<ul>{''.join(items)}</ul>{more}"
+
+
+def _by_places(history: History) -> dict[str, dict[str, Any]]:
+    """Return quantity -> the last step that it was observed at, and its value there by place, in the order of depth."""
+    places = {}
+    for quantity in sorted({key.rpartition("/")[0] for key in history.series if _by_place(key)}):
+        layers = history.layers(quantity)
+        step = max(series.steps[-1] for series in layers.values())
+        # A place without a number at that step must not be shown with an older one
+        values = {
+            place: _number(series.values[-1]) if series.steps[-1] == step else None for place, series in layers.items()
+        }
+        places[quantity] = {"step": int(step), "last": values}
+    return places
 
 
 def _by_place(key: str) -> bool:

@@ -85,7 +85,9 @@ class MetricsLog:
         self._printed = now
         first, done, whole = (self.work_before(step) for step in (self._first_step, step, self.total_steps))
         seconds_left = (now - self._started) / max(1, done - first) * (whole - done)
-        mfu = f"  mfu {record['mfu']:.1%}" if record.get("mfu") is not None else ""
+        mfu = ""
+        if "mfu" in record:
+            mfu = "  mfu unknown, peak too low" if record["mfu"] is None else f"  mfu {record['mfu']:.1%}"
         TRAINING.info(
             f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  loss {record['loss']:.4f}  "
             f"lr {record['lr']:.2e}  grad {record['grad_norm']:.2f}  {record['tokens_per_second']:,.0f} tokens/s"

@@ -6,6 +6,7 @@ from functools import cache
 import torch
 
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.flops import training_flops_per_token
 
@@ -16,7 +17,8 @@ PEAK_BF16_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "B200": 22
 class SpeedMeter:
     """Measure the speed over the steps since the last reading, evaluations and saves left out.
 
-    mfu = tokens/s x training FLOPs per token (`model.flops`) / (ranks x peak of one device).
+    mfu = tokens/s x training FLOPs per token (`model.flops`) / (ranks x peak of one device); None from the first value
+    above 1 on. That proves the peak too low: one measured while the machine was busy, or on its slow cores.
     """
 
     def __init__(self, config: Config, world: World, step: int) -> None:
@@ -24,18 +26,27 @@ class SpeedMeter:
         self.peak = peak_flops(world, dtype, config.metrics.peak_tflops) * world.size
         self.tokens_before = config.data.batch_plan.tokens_before
         self.flops_per_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
+        self._peak_is_wrong = False
         self.restart(step)
 
     def restart(self, step: int) -> None:
         """Count from now, where training stands at `step`."""
         self._time, self._step = time.perf_counter(), step
 
-    def read(self, step: int) -> dict[str, float]:
-        """Return tokens_per_second and mfu since the last restart or reading."""
+    def read(self, step: int) -> dict[str, float | None]:
+        """Return tokens_per_second and mfu since the last restart or reading; warn when the peak turns out wrong."""
         tokens = self.tokens_before(step) - self.tokens_before(self._step)
         speed = tokens / (time.perf_counter() - self._time)
         self.restart(step)
-        return {"tokens_per_second": speed, "mfu": speed * self.flops_per_token / self.peak}
+        mfu = speed * self.flops_per_token / self.peak
+        if mfu > 1 and not self._peak_is_wrong:
+            self._peak_is_wrong = True
+            TRAINING.warning(
+                f"mfu came out at {mfu:.0%}: the peak of {self.peak / 1e12:.3g} TFLOP/s over all devices is too low, "
+                "so earlier values are too high, and later ones are not stated; set metrics.peak_tflops to the peak of "
+                "one device"
+            )
+        return {"tokens_per_second": speed, "mfu": None if self._peak_is_wrong else mfu}
 
 
 @cache  # a worker of a sweep asks once for each cell

@@ -126,3 +126,21 @@ def test_the_weight_that_is_given_stays_as_it_is() -> None:
     gptq(weight, products, CHANNEL)
     assert torch.equal(weight, before[0])
     assert torch.equal(products, before[1])
+
+
+@pytest.mark.parametrize("ends", ["absmax", "mse"])
+@pytest.mark.parametrize("act_order", [False, True])
+def test_groups_of_two_bits_lose_less_on_other_text_than_rounding_to_nearest(ends: str, act_order: bool) -> None:
+    """Where a grid has four values, the updates of later columns widen the groups that are still to come."""
+    quantizer = Quantizer(format="int2", granularity="group", group_size=32, full_range=True, range=ends, scales="fp16")
+    absmax = quantizer.model_copy(update={"range": "absmax"})
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        mixing = torch.randn(96, 96, generator=generator) * torch.linspace(0.2, 2.0, 96)
+        seen, unseen = (torch.randn(1000, 96, generator=generator) @ mixing for _ in range(2))
+        weight = torch.randn(32, 96, generator=generator)
+        rounded, _ = gptq(weight, (seen.T @ seen).double(), quantizer, act_order)
+        missed, missed_by_nearest = (
+            (unseen @ (each - weight).T).norm() for each in (rounded, absmax.fake_quantize(weight, "weights"))
+        )
+        assert missed < missed_by_nearest, seed

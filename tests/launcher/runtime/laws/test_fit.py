@@ -115,6 +115,7 @@ def test_the_law_says_how_far_to_trust_it(fitted: dict[str, Any]) -> None:
     best = derived["at_16_bits"]
     assert 6 * best["parameters"] * best["tokens"] == pytest.approx(derived["flops"])
     assert derived["critical_tokens_per_parameter"]["parameters"] == 220e6
+    assert not any("not stated" in warning for warning in facts["warnings"])
 
 
 def test_what_was_left_out_is_told(fitted: dict[str, Any]) -> None:
@@ -222,6 +223,23 @@ def test_plan_says_where_the_law_is_from(run: Run, tiny_config: Path, fitted: di
     assert "law.json, fitted to " in output
     assert "do not transfer" not in output
     assert "   weight_bits\n" in output, "the widths that this law knows"
+
+
+def test_what_stands_on_an_open_constant_is_not_stated(run: Run, tiny_config: Path, tmp_path: Path) -> None:
+    rows = [row for row in synthetic() if row["tokens"] == 6_000_000_000 and row["weight_bits"] == 16]
+    file, folder = write(tmp_path / "points.jsonl", rows), tmp_path / "out"
+    code, output, _ = run(fit.main, file, "--output", folder, "--bootstrap", "0", "--json")
+    facts = json.loads(output)
+    assert code == 0
+    assert "gamma_D" in facts["undetermined"]
+    assert facts["derived"]["critical_tokens_per_parameter"] is None
+    assert facts["derived"]["at_16_bits"] is None
+    caution = next(line for line in facts["warnings"] if line.startswith("D_crit: not stated, for the points do not "))
+    assert "gamma_D" in caution
+    law = json.loads(run(plan.main, "--config", tiny_config, "--law", folder / "law.json", "--json")[1])["law"]
+    assert not any("critical_tokens" in row for row in law["post"])
+    assert caution in law["notes"]
+    assert "at_16_bits" not in law
 
 
 def test_plan_without_a_law_does_not_mention_one(run: Run, tiny_config: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from plumbline.launcher import report
 from plumbline.launcher.runtime.report.alerts import Alert, find_alerts, loss_spikes, trend_alerts
 from plumbline.launcher.runtime.report.history import Floats, Series, read_history
-from plumbline.launcher.runtime.report.page import page
+from plumbline.launcher.runtime.report.page import page, summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,6 +105,20 @@ def test_every_kurtosis_of_every_block_is_watched(tmp_path: Path) -> None:
     assert {alert.step for alert in alerts} == {260}
 
 
+def test_a_place_is_never_shown_with_an_older_number(tmp_path: Path) -> None:
+    records: list[Mapping[str, object]] = [
+        {"step": 10, "stream/kurt/00": 3.0, "stream/kurt/01": 4.0, "gain/max_norm/00": 1.0, "eval/a/loss": 2.0},
+        {"step": 20, "stream/kurt/00": 5.0, "stream/kurt/01": None},
+        {"step": 30, "loss": 2.0},
+    ]
+    assert summary(read_history(write_run(tmp_path, *records)), [])["by_place"] == {
+        "gain/max_norm": {"step": 10, "last": {"00": 1.0}},
+        "stream/kurt": {"step": 20, "last": {"00": 5.0, "01": None}},
+    }
+    broken = write_run(tmp_path, {"step": 10, "stream/kurt/00": float("nan")})
+    assert summary(read_history(broken), [])["by_place"]["stream/kurt"]["last"] == {"00": None}
+
+
 class Page(HTMLParser):
     """Collect the figures and headings of a page, and whatever it would have to load."""
 
@@ -140,6 +154,13 @@ def test_a_real_run_becomes_one_page_that_needs_nothing_else(run: Run, command: 
     assert facts["complete"] is True
     assert facts["last"]["loss"] == run.column("loss")[20]
     assert facts["last"]["eval/email/w8a8_delta"] == run.column("eval/email/w8a8_delta")[20]
+    kurtosis = facts["by_place"]["stream/kurt"]
+    assert kurtosis["step"] == 20
+    observed = next(record for record in reversed(run.records) if "stream/kurt/00" in record)
+    assert len(kurtosis["last"]) > 1
+    assert all(observed[f"stream/kurt/{place}"] == value for place, value in kurtosis["last"].items())
+    assert {"attn/entropy", "branch/ratio_mlp", "gain/mean_self_attn.q_norm"} <= set(facts["by_place"])
+    assert not any(key.startswith("eval/") for key in facts["by_place"])
     text = output.read_text()
     shown = Page(text)
     assert len(shown.images) == 9

@@ -185,6 +185,34 @@ def test_speed_is_tokens_over_time(tiny_config: Path, monkeypatch: pytest.Monkey
     assert meter.read(14)["tokens_per_second"] == 256.0
 
 
+def test_a_utilisation_above_one_is_not_stated_but_warned_of_once(
+    tiny_config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Flops of 1000 steps in a second, of a device that is said to do those of 500."""
+    config = load_config(tiny_config, ["metrics.peak_tflops=1"])
+    flops = 8 * 32 * training_flops_per_token(config.model, 32, config.objective)
+    config = load_config(tiny_config, [f"metrics.peak_tflops={500 * flops / WORLD.size / 1e12}"])
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    meter = SpeedMeter(config, WORLD, step=0)
+    readings = []
+    for step in (400, 1400, 2400, 2500):
+        now += 1.0
+        readings.append(meter.read(step))
+    assert [reading["mfu"] for reading in readings] == [pytest.approx(0.8), None, None, None]
+    assert [reading["tokens_per_second"] for reading in readings] == [400 * 256, 1000 * 256, 1000 * 256, 100 * 256]
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert warning.startswith("warning: mfu came out at 200%: ")
+    assert "metrics.peak_tflops" in warning
+    log = MetricsLog(tmp_path, 0, 1, tensorboard=True)
+    record = {**step_line(1), **readings[1]}
+    log.write(record)
+    log.progress(record)
+    log.close()
+    assert read(tmp_path)[-1]["mfu"] is None
+    assert "mfu unknown, peak too low" in capsys.readouterr().out
+
+
 def test_speed_counts_the_tokens_of_steps_that_differ_in_size(
     tiny_config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
