@@ -22,14 +22,18 @@ from plumbline.data.tasks.candidates import CandidatesConfig
 from plumbline.data.tasks.draws import Draws
 from plumbline.data.tasks.task import DrawnTaskConfig, Example
 
-IN_DEGREE = (90, 530, 810, 920, 960, 985)
+IN_DEGREE = (65, 430, 750, 910, 965, 990)
 """Of 1000 nodes, how many have 0, up to 1, ... up to 5 parents, where there are so many to choose from; the rest 6.
 
-As `SIDE` and the weights in `grow`, a fit to the validation problems of ProsQA: tests hold it to their statistics.
+As `SIDE`, `SHALLOW` and the weights in `grow`, a fit to the validation problems of ProsQA: tests hold it to their
+statistics.
 """
 
-SIDE = 4
-"""Of 10 nodes, how many choose parents that the first root alone leads to, and the second; the rest choose any."""
+SIDE = 26
+"""Of 100 nodes, how many choose parents that the second root does not lead to, and the first; the rest choose any."""
+
+SHALLOW = 20
+"""Of so many graphs whose candidates are both as near as they may be, one is taken."""
 
 MOST_NUMBERS = 8
 """Random numbers for a node: its in-degree, its side, up to six parents."""
@@ -48,8 +52,8 @@ class ReachabilityConfig(CandidatesConfig, DrawnTaskConfig):
     name: Literal["reachability"] = "reachability"
     """Which task."""
     nodes: int = Field(default=25, ge=12, le=100)
-    """Nodes that a graph grows to. Those that no edge touches, about two, are not to be seen. The statistics of ProsQA
-    are those of 25."""
+    """Nodes that a graph grows to at most; up to an eighth fewer are as likely. Those that no edge touches are not
+    to be seen. The statistics of ProsQA are those of 25."""
     names: int | None = Field(default=None, ge=12, le=1000)
     """Names, of which each graph takes others for its nodes; null: as many as nodes. For a model that is to read the
     graphs of another task as well, such as prosqa, as many as that one has."""
@@ -81,15 +85,26 @@ class ReachabilityConfig(CandidatesConfig, DrawnTaskConfig):
 
     def draw(self, draws: Draws) -> Example:
         """Draw one random example."""
-        graph = grow(self.nodes, iter(draws.numbers(MOST_NUMBERS * self.nodes)))
-        while len(graph.ends) < 2 or sum(map(len, graph.parents)) > self._most_edges:
-            graph = grow(self.nodes, iter(draws.numbers(MOST_NUMBERS * self.nodes)))
+        graph = self._graph(draws)
+        while not self._is_taken(graph, draws):
+            graph = self._graph(draws)
         names = draws.distinct(self.nodes, self.most_names).tolist()
         edges = np.array([(names[p], names[n]) for n, parents in enumerate(graph.parents) for p in parents], np.int64)
         edges = edges[draws.distinct(len(edges), len(edges))]
         asked, swapped = draws.integers(2, 2).tolist()
         candidates = [names[node] for node in (reversed(graph.ends) if swapped else graph.ends)]
         return self.spell(edges, candidates, graph.shortest_path(graph.ends[asked], names))
+
+    def _graph(self, draws: Draws) -> "Graph":
+        nodes = self.nodes - int(draws.integers(1, self.nodes // 8 + 1)[0])
+        return grow(nodes, iter(draws.numbers(MOST_NUMBERS * nodes)))
+
+    def _is_taken(self, graph: "Graph", draws: Draws) -> bool:
+        """Return whether there are two candidates, not too many edges, and steps as often as in ProsQA."""
+        if len(graph.ends) < 2 or sum(map(len, graph.parents)) > self._most_edges:
+            return False
+        shallow = all(graph.depth[node] == FEWEST_STEPS for node in graph.ends)
+        return not shallow or not draws.integers(1, SHALLOW)[0]
 
 
 class Graph(NamedTuple):
@@ -111,7 +126,7 @@ class Graph(NamedTuple):
 
 
 def grow(nodes: int, numbers: Iterator[int]) -> Graph:
-    """Add nodes one by one, each below some earlier ones; deeper ones are likelier to become parents.
+    """Add nodes one by one, each below some earlier ones; roots and deeper nodes are likelier to become parents.
 
     Args:
         nodes: how many there will be.
@@ -120,10 +135,11 @@ def grow(nodes: int, numbers: Iterator[int]) -> Graph:
     parents: list[list[int]] = [[], []]
     depth, roots = [0, 0], [1, 2]  # roots: one bit for each root that leads to a node
     for node in range(2, nodes):
-        count, side = bisect_right(IN_DEGREE, next(numbers) % 1000), next(numbers) % 10
-        wanted = 1 if side < SIDE else 2 if side < 2 * SIDE else None
-        candidates = [n for n in range(node) if wanted is None or roots[n] == wanted]
-        parents.append(_choose(candidates, [8 * depth[n] + 1 for n in candidates], count, numbers))
+        count, side = bisect_right(IN_DEGREE, next(numbers) % 1000), next(numbers) % 100
+        unwanted = 2 if side < SIDE else 1 if side < 2 * SIDE else 0
+        candidates = [n for n in range(node) if not roots[n] & unwanted]
+        weights = [9 * depth[n] + (4 if n < 2 else 1) for n in candidates]
+        parents.append(_choose(candidates, weights, count, numbers))
         led_to = [n for n in parents[node] if roots[n]]
         depth.append(min((depth[n] + 1 for n in led_to), default=0))
         roots.append(reduce(or_, (roots[n] for n in led_to), 0))
