@@ -19,7 +19,7 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     this or task."""
 
     task: AnyTaskConfig | None = Field(default=None, discriminator="name")
-    """A synthetic task, for example {name: retrieval, pairs: 16}; see data/tasks/README.md. Give this or path."""
+    """A task, for example {name: retrieval, pairs: 16}; see data/tasks/README.md. Give this or path."""
 
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Share of the samples, relative to the other sources; the sum need not be 1."""
@@ -49,8 +49,8 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Corpora to train on; each sample comes from exactly one of them."""
 
     validation: list[SourceConfig] = Field(default=[], json_schema_extra={"shapes": "course"})
-    """Corpora to evaluate on, each by its held-out split (a bare Megatron pair has none: all of it is read).
-    Empty: the held-out split of every training corpus."""
+    """Corpora to evaluate on, each by its held-out split (a bare Megatron pair and a prosqa file have none: all is
+    read). Empty: the held-out split of every training corpus."""
 
     sequence_length: int = Field(ge=1)
     """Tokens per sample (T); each sample of text reads T + 1 tokens so that every position has a target."""
@@ -88,7 +88,8 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     @property
     def held_out_tasks(self) -> dict[str, SourceConfig]:
         """Return the tasks among the sources of evaluation, by label."""
-        return {source.label: source for source in self.validation or self.train if source.task is not None}
+        own = [source for source in self.train if source.task is not None and source.task.holds_out]
+        return {source.label: source for source in self.validation or own if source.task is not None}
 
     def micro_batch(self, world_size: int) -> int:
         """Return the sequences per rank and forward pass: `micro_batch_size`, or the next smaller number that fits.

@@ -4,6 +4,7 @@ from plumbline.data.tasks.addition import AdditionConfig
 from plumbline.data.tasks.induction import InductionConfig
 from plumbline.data.tasks.maze import MazeConfig
 from plumbline.data.tasks.memorization import MemorizationConfig
+from plumbline.data.tasks.prosqa import ProsqaConfig
 from plumbline.data.tasks.reachability import ReachabilityConfig
 from plumbline.data.tasks.retrieval import RetrievalConfig
 from plumbline.data.tasks.star_graph import StarGraphConfig
@@ -18,4 +19,5 @@ AnyTaskConfig = (
     | SudokuConfig
     | MazeConfig
     | ReachabilityConfig
+    | ProsqaConfig
 )

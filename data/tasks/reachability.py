@@ -1,11 +1,9 @@
 """Generate reachability problems: which of two nodes of a directed graph can be reached from a root.
 
-symbols   r b | b c | s d / d c r = [c]               from r, does one come to d or to c?
-words     r is a b . Every b is a c . s is a d . Is r a d or c ? [c]
-chain     ... / d c r = [b c | c]          ... Is r a d or c ? [r is a b . Every b is a c . c]
+    r b | b c | s d / d c r = [c]               from r, does one come to d or to c?
 
-The graphs are like those of ProsQA (arXiv 2412.06769), spelled in symbols as in arXiv 2505.12514 or with one token for
-each word. In none of the 300 validation problems of ProsQA is a leaf further from its root than the right answer, which
+The graphs are like those of ProsQA (arXiv 2412.06769), spelled as in `candidates.py`; `prosqa.py` reads the real ones.
+In none of the 300 validation problems of ProsQA is a leaf further from its root than the right answer, which
 can therefore be told without reading the root. Here each candidate is the furthest leaf of its own root and either root
 may be asked about: a model that does not read the root is right half the time.
 """
@@ -13,29 +11,29 @@ may be asked about: a model that does not read the root is right half the time.
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from itertools import pairwise
 from operator import or_
 from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
+from pydantic import model_validator as validator
 
-from plumbline.data.indexed import Int64s
+from plumbline.data.tasks.candidates import CandidatesConfig
 from plumbline.data.tasks.draws import Draws
-from plumbline.data.tasks.graphs import BAR, FIRST_NODE, edges_of, prompt_length, spell
-from plumbline.data.tasks.task import DrawnTaskConfig, Example, answering
+from plumbline.data.tasks.task import DrawnTaskConfig, Example
 
-EVERY, IS, A, STOP, ASK, OR, QUESTION, FIRST_NAME = 1, 2, 3, 4, 5, 6, 7, 8
-"""Words: every, is, a, a full stop, the "is" of the question, or, a question mark, then the names of the nodes."""
-
-IN_DEGREE = (90, 530, 810, 920, 960, 985)
+IN_DEGREE = (65, 430, 750, 910, 965, 990)
 """Of 1000 nodes, how many have 0, up to 1, ... up to 5 parents, where there are so many to choose from; the rest 6.
 
-As `SIDE` and the weights in `grow`, a fit to the validation problems of ProsQA: tests hold it to their statistics.
+As `SIDE`, `SHALLOW` and the weights in `grow`, a fit to the validation problems of ProsQA: tests hold it to their
+statistics.
 """
 
-SIDE = 4
-"""Of 10 nodes, how many choose parents that the first root alone leads to, and the second; the rest choose any."""
+SIDE = 26
+"""Of 100 nodes, how many choose parents that the second root does not lead to, and the first; the rest choose any."""
+
+SHALLOW = 20
+"""Of so many graphs whose candidates are both as near as they may be, one is taken."""
 
 MOST_NUMBERS = 8
 """Random numbers for a node: its in-degree, its side, up to six parents."""
@@ -44,40 +42,42 @@ FEWEST_STEPS, MOST_STEPS = 3, 6
 """Steps from a root to its candidate; ProsQA has no others."""
 
 
-class ReachabilityConfig(DrawnTaskConfig):
+class ReachabilityConfig(CandidatesConfig, DrawnTaskConfig):
     """Configure reachability in a directed graph without cycles, whose edges and two candidates come in random order.
 
-    Symbols: token 1 is |, 2 is /, 3 is =, then the nodes. Words: tokens 1 to 7 are the words, then the nodes.
+    Symbols: token 1 is |, 2 is /, 3 is =, then the names of nodes. Words: tokens 1 to 7 are the words, then the names.
+    A chain is a shortest path, of several the one whose names have the lowest ids.
     """
 
     name: Literal["reachability"] = "reachability"
     """Which task."""
     nodes: int = Field(default=25, ge=12, le=100)
-    """Nodes that a graph grows to, and their names. Those that no edge touches, about two, are not to be seen. The
-    statistics of ProsQA are those of 25."""
-    form: Literal["symbols", "words"] = "symbols"
-    """Edges as pairs of nodes, or sentences. "Every" stands before a node that has parents."""
-    answer: Literal["node", "chain"] = "node"
-    """node: the candidate that is reached. chain: the steps of a shortest path first, of several the one whose names
-    have the lowest ids, then the candidate."""
+    """Nodes that a graph grows to at most; up to an eighth fewer are as likely. Those that no edge touches are not
+    to be seen. The statistics of ProsQA are those of 25."""
+    names: int | None = Field(default=None, ge=12, le=1000)
+    """Names, of which each graph takes others for its nodes; null: as many as nodes. For a model that is to read the
+    graphs of another task as well, such as prosqa, as many as that one has."""
+
+    @validator(mode="after")
+    def _check(self) -> "ReachabilityConfig":
+        if self.names is not None and self.names < self.nodes:
+            raise ValueError(f"names = {self.names}: every node has another one; give at least nodes = {self.nodes}")
+        return self
 
     @property
-    def vocab_size(self) -> int:
-        """Return the number of ids: padding, signs or words, and nodes."""
-        return self._first + self.nodes
+    def most_names(self) -> int:
+        """Return how many names of nodes there are, over all examples."""
+        return self.names or self.nodes
+
+    @property
+    def most_steps(self) -> int:
+        """Return the most steps from a root to its candidate."""
+        return MOST_STEPS
 
     @property
     def longest(self) -> int:
         """Return the most tokens that an example can have by its edges and steps; its last answer is not read."""
-        if self.form == "symbols":
-            prompt, chain = prompt_length(self._most_edges, 3), MOST_STEPS + 1
-        else:
-            prompt, chain = 6 * self._most_edges + 7, 6 * MOST_STEPS - 1
-        return prompt + (chain if self.answer == "chain" else 0)
-
-    @property
-    def _first(self) -> int:
-        return FIRST_NODE if self.form == "symbols" else FIRST_NAME
+        return self.length_of(self._most_edges, self.longest_answer)
 
     @property
     def _most_edges(self) -> int:
@@ -85,51 +85,26 @@ class ReachabilityConfig(DrawnTaskConfig):
 
     def draw(self, draws: Draws) -> Example:
         """Draw one random example."""
-        graph = grow(self.nodes, iter(draws.numbers(MOST_NUMBERS * self.nodes)))
-        while len(graph.ends) < 2 or sum(map(len, graph.parents)) > self._most_edges:
-            graph = grow(self.nodes, iter(draws.numbers(MOST_NUMBERS * self.nodes)))
-        names = draws.distinct(self.nodes, self.nodes).tolist()
+        graph = self._graph(draws)
+        while not self._is_taken(graph, draws):
+            graph = self._graph(draws)
+        names = draws.distinct(self.nodes, self.most_names).tolist()
         edges = np.array([(names[p], names[n]) for n, parents in enumerate(graph.parents) for p in parents], np.int64)
         edges = edges[draws.distinct(len(edges), len(edges))]
         asked, swapped = draws.integers(2, 2).tolist()
-        path = graph.shortest_path(graph.ends[asked], names)
         candidates = [names[node] for node in (reversed(graph.ends) if swapped else graph.ends)]
-        steps = path if self.answer == "chain" else []
-        if self.form == "symbols":
-            chain = [*(FIRST_NODE + node for node in steps[1:]), BAR] if steps else []
-            answer = np.array([*chain, FIRST_NODE + path[-1]], np.int64)
-            return spell(edges, (*candidates, path[0]), answer)
-        return _spell_in_words(edges, candidates, path[0], steps, path[-1])
+        return self.spell(edges, candidates, graph.shortest_path(graph.ends[asked], names))
 
-    def ask_otherwise(self, tokens: Int64s, draws: Draws) -> Int64s:
-        """Ask about another root, from which the other candidate is reached."""
-        edges, places = self.question_of(tokens)
-        one, other, root = tokens[places].tolist()
-        mine, theirs = ancestors(edges, one), ancestors(edges, other)
-        if root in theirs:
-            mine, theirs = theirs, mine
-        others = sorted((theirs - mine).difference(edges[:, 1].tolist()))
-        asked: Int64s = tokens.copy()
-        asked[places[2]] = others[draws.integers(1, len(others))[0]]
-        return asked
+    def _graph(self, draws: Draws) -> "Graph":
+        nodes = self.nodes - int(draws.integers(1, self.nodes // 8 + 1)[0])
+        return grow(nodes, iter(draws.numbers(MOST_NUMBERS * nodes)))
 
-    def question_of(self, tokens: Int64s) -> "Question":
-        """Return what the tokens of an example say."""
-        if self.form == "symbols":
-            edges = edges_of(tokens)
-            return Question(edges, 3 * len(edges) + np.arange(3))
-        question = int(np.argmax(tokens == ASK))
-        stems = np.flatnonzero(tokens[:question] == IS)
-        return Question(np.stack((tokens[stems - 1], tokens[stems + 2]), axis=1), question + np.array([3, 5, 1]))
-
-
-class Question(NamedTuple):
-    """Hold a graph by the tokens of its nodes, and what is asked about it."""
-
-    edges: Int64s
-    """[E, 2]: parent, child."""
-    places: Int64s
-    """[3]: where the text asks about one candidate, the other, and the root."""
+    def _is_taken(self, graph: "Graph", draws: Draws) -> bool:
+        """Return whether there are two candidates, not too many edges, and steps as often as in ProsQA."""
+        if len(graph.ends) < 2 or sum(map(len, graph.parents)) > self._most_edges:
+            return False
+        shallow = all(graph.depth[node] == FEWEST_STEPS for node in graph.ends)
+        return not shallow or not draws.integers(1, SHALLOW)[0]
 
 
 class Graph(NamedTuple):
@@ -151,7 +126,7 @@ class Graph(NamedTuple):
 
 
 def grow(nodes: int, numbers: Iterator[int]) -> Graph:
-    """Add nodes one by one, each below some earlier ones; deeper ones are likelier to become parents.
+    """Add nodes one by one, each below some earlier ones; roots and deeper nodes are likelier to become parents.
 
     Args:
         nodes: how many there will be.
@@ -160,10 +135,11 @@ def grow(nodes: int, numbers: Iterator[int]) -> Graph:
     parents: list[list[int]] = [[], []]
     depth, roots = [0, 0], [1, 2]  # roots: one bit for each root that leads to a node
     for node in range(2, nodes):
-        count, side = bisect_right(IN_DEGREE, next(numbers) % 1000), next(numbers) % 10
-        wanted = 1 if side < SIDE else 2 if side < 2 * SIDE else None
-        candidates = [n for n in range(node) if wanted is None or roots[n] == wanted]
-        parents.append(_choose(candidates, [8 * depth[n] + 1 for n in candidates], count, numbers))
+        count, side = bisect_right(IN_DEGREE, next(numbers) % 1000), next(numbers) % 100
+        unwanted = 2 if side < SIDE else 1 if side < 2 * SIDE else 0
+        candidates = [n for n in range(node) if not roots[n] & unwanted]
+        weights = [9 * depth[n] + (4 if n < 2 else 1) for n in candidates]
+        parents.append(_choose(candidates, weights, count, numbers))
         led_to = [n for n in parents[node] if roots[n]]
         depth.append(min((depth[n] + 1 for n in led_to), default=0))
         roots.append(reduce(or_, (roots[n] for n in led_to), 0))
@@ -188,34 +164,3 @@ def _choose(items: list[int], weights: list[int], count: int, numbers: Iterator[
         chosen.append(items.pop(place))
         weights.pop(place)
     return chosen
-
-
-def _spell_in_words(edges: Int64s, candidates: Sequence[int], root: int, steps: Sequence[int], answer: int) -> Example:
-    """Return the example of named edges [E, 2] in the order to be read; `steps` is the path to be answered, if any."""
-    has_parents = set(edges[:, 1].tolist())
-
-    def sentence(parent: int, child: int) -> list[int]:
-        every = [EVERY] if parent in has_parents else []
-        return [*every, FIRST_NAME + parent, IS, A, FIRST_NAME + child, STOP]
-
-    one, other = (FIRST_NAME + node for node in candidates)
-    text = [word for parent, child in edges.tolist() for word in sentence(parent, child)]
-    text += [ASK, FIRST_NAME + root, A, one, OR, other, QUESTION]
-    prompt = len(text)
-    text += [word for parent, child in pairwise(steps) for word in sentence(parent, child)]
-    text.append(FIRST_NAME + answer)
-    return answering(np.array(text, np.int64), np.arange(len(text)) >= prompt)
-
-
-def ancestors(edges: Int64s, node: int) -> set[int]:
-    """Return a node and all from which it can be reached along the edges [E, 2]."""
-    parents: dict[int, list[int]] = {}
-    for parent, child in edges.tolist():
-        parents.setdefault(child, []).append(parent)
-    reached, waiting = {node}, [node]
-    while waiting:
-        for parent in parents.get(waiting.pop(), []):
-            if parent not in reached:
-                reached.add(parent)
-                waiting.append(parent)
-    return reached

@@ -73,15 +73,13 @@ class TaskSource:
         """Check that there is something to train on and something to hold out.
 
         Raises:
-            ValueError: the task is so small that there is not.
+            ValueError: the task is so small that there is not, or its file cannot be read.
         """
         self.name = task.name
         self.fingerprint = task.fingerprint
         self.vocab_size = task.vocab_size
-        self.splits: Mapping[str, TaskStream] = {
-            "train": TaskStream(task, "train"),
-            "validation": TaskStream(task, "validation"),
-        }
+        names: tuple[SplitName, ...] = ("train", "validation") if task.holds_out else ("train",)
+        self.splits: Mapping[str, TaskStream] = {name: TaskStream(task, name) for name in names}
         for stream in self.splits.values():
             task.example(stream.name, 0)
 
@@ -90,5 +88,5 @@ class TaskSource:
 
     @property
     def held_out(self) -> TaskStream:
-        """Return the examples that are not trained on."""
-        return self.splits["validation"]
+        """Return the examples to evaluate on: those that are held out, or all where none are."""
+        return self.splits.get("validation", self.splits["train"])

@@ -6,7 +6,7 @@ fixed by its configuration, its seed included, as a corpus is by its files; `run
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,9 @@ class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Which task."""
     seed: NonNegativeInt = 0
     """Which examples; tasks of different seeds are different tasks of one kind."""
+
+    holds_out: ClassVar[bool] = True
+    """Whether it has examples to be evaluated on beside those to train on; without, all are for either."""
 
     @property
     @abstractmethod

@@ -5,10 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from plumbline.data.tasks.candidates import FIRST_NAME
 from plumbline.data.tasks.draws import Draws
 from plumbline.data.tasks.graphs import BAR, EQUALS, FIRST_NODE, SLASH, asked_of
 from plumbline.data.tasks.maze import MazeConfig
-from plumbline.data.tasks.reachability import FIRST_NAME, ReachabilityConfig
+from plumbline.data.tasks.reachability import ReachabilityConfig
 from plumbline.data.tasks.star_graph import Star, StarGraphConfig
 from plumbline.data.tasks.sudoku import SudokuConfig
 

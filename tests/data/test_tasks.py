@@ -211,6 +211,7 @@ def test_a_fingerprint_is_that_of_runs_made_before_examples_could_be_limited() -
         "1849e059f4a4dac3",
         "c502077d1dc570bb",
     ]
+    assert ReachabilityConfig().fingerprint == "eec8de96641da536"  # 24edef8fb2aad41d drew other graphs
 
 
 def test_a_fingerprint_covers_every_key() -> None:
@@ -235,6 +236,7 @@ def test_a_task_without_examples_to_hold_out_is_refused(task: AnyTaskConfig) -> 
         ({"path": "a", "task": {"name": "addition"}}, r"path = a, task = addition: give exactly one of the two"),
         ({"task": {"name": "retrieval", "pairs": 65}}, r"pairs = 65 exceeds keys = 64"),
         ({"task": {"name": "retrieval", "pairs": 2, "queries": 3}}, r"queries = 3 exceeds pairs = 2"),
+        ({"task": {"name": "reachability", "names": 24}}, r"names = 24: every node has another one; .* nodes = 25"),
         ({"task": {"name": "memorization", "entries": 5, "symbols": 2}}, r"entries = 5: 2 symbols spell 4 keys of two"),
         (
             {"task": {"name": "sorting"}},

@@ -190,6 +190,56 @@ def test_eval_scores_a_run_on_its_task(
     assert f"pairs {found['task']['pairs']}, " in shuffled["task"]
 
 
+def test_choices_are_logged_on_any_number_of_ranks_and_told_by_eval(
+    run_pretrain: Pretrain,
+    tiny_config: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Train on one file with thoughts, and evaluate on another, where the deeper one is right in two of four."""
+    names = ["A", "B", "c", "d", "e"]
+    graph = {"idx_to_symbol": names, "edges": [[0, 2], [2, 3], [1, 4]]}
+    stated, ways = "A is a c. Every c is a d. B is a e.", (["A is a c.", "Every c is a d."], ["B is a e."])
+    entries = [
+        {**graph, "question": f"{stated} Is {names[root]} a d or e?", "steps": ways[root]}
+        | {"root": root, "target": (3, 4)[root], "neg_target": (4, 3)[root]}
+        for root in (0, 1)
+    ]
+    files = {name: tmp_path / f"{name}.json" for name in ("train", "valid")}
+    files["train"].write_text(json.dumps(entries * 8))
+    files["valid"].write_text(json.dumps(entries * 2))
+    tasks = {name: f"{{task: {{name: prosqa, path: {path}, answer: chain}}}}" for name, path in files.items()}
+    settings = [
+        *(f"data.train=[{tasks['train']}]", f"data.validation=[{tasks['valid']}]", "data.sequence_length=17"),
+        *("objective.name=latent_lookahead", "objective.horizon=2", "objective.anchors=1"),
+        *("objective.anchor_policy=response_start", "deepspeed.zero_stage=3"),
+        *("train.steps=4", "train.eval_interval=4", "train.eval_batches=null", "checkpoint.interval=4"),
+    ]
+    results = []
+    for ranks in (1, 2):
+        outcome = run_pretrain(tiny_config, f"choices_{ranks}", settings, ranks=ranks)
+        assert outcome.code == 0, outcome.stderr
+        assert outcome.stdout.count("(the deeper candidate: 50.00%)") == 2, "with thoughts and without"
+        results.append(json.loads((outcome.run.folder / "result.json").read_text()))
+    for key in ("examples", "deeper_candidate", "answer_match", "thinking_answer_match"):
+        assert results[0][f"eval/prosqa/{key}"] == results[1][f"eval/prosqa/{key}"]
+    assert results[0]["eval/prosqa/examples"] == 4
+    assert results[0]["eval/prosqa/deeper_candidate"] == 0.5
+
+    run = outcome.run.folder
+    monkeypatch.setattr(sys, "argv", ["eval", "--model", str(run), "--task", "prosqa", "--device", "cpu", "--json"])
+    plumbline.launcher.eval.main()
+    found = json.loads(capsys.readouterr().out)
+    for key in ("answer_match", "deeper_candidate"):
+        assert found[key] == results[1][f"eval/prosqa/{key}"]
+
+    files["train"].write_text(json.dumps(entries * 9))
+    outcome = run_pretrain(tiny_config, "choices_2", [*settings, "train.steps=6"], ranks=1)
+    assert outcome.code != 0
+    assert "corpora: {'prosqa': " in outcome.stderr
+
+
 def test_eval_knows_the_tasks_of_a_run_by_name(
     whole: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

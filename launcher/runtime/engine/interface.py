@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.moving_average import MovingAverage
 from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
-from plumbline.launcher.runtime.run.scores import AnswerSums, LossSums, answer_sums, loss_sums
+from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
@@ -134,16 +134,11 @@ class Engine(ABC):
         method = TrainedLM.thinking_cross_entropy if thinking else TrainedLM.cross_entropy
         return loss_sums(self._evaluate(method, batch), batch["labels"])
 
-    def evaluate_answers(self, batch: Batch, thinking: bool = False) -> AnswerSums:
-        """Return the sums of loss and right answers on this rank's batch of a task. Collective.
+    def logits(self, batch: Batch, thinking: bool = False) -> Tensor:
+        """Return what is predicted after each token of this rank's batch: [B, T, V], fp32. Collective.
 
         All logits of the batch are held at once. The arguments are those of `evaluate`.
         """
-        batch = self._to_device(batch)
-        return answer_sums(self.logits(batch, thinking), batch["labels"])
-
-    def logits(self, batch: Batch, thinking: bool = False) -> Tensor:
-        """Return what is predicted after each token of this rank's batch: [B, T, V], fp32. Collective."""
         method = TrainedLM.thinking_logits if thinking else TrainedLM.logits
         return self._evaluate(method, self._to_device(batch))
 

@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.models.averages import open_weights
-from plumbline.launcher.runtime.run.scores import AnswerSums, LossSums, answer_sums, loss_sums
+from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker
 from plumbline.model.export.native import MODEL_TYPE
@@ -104,10 +104,6 @@ class LoadedModel:
             logits = self.logits(batch).flatten(0, 1)
             nats = nn.functional.cross_entropy(logits, labels.flatten(), ignore_index=-100, reduction="sum")
         return loss_sums(nats, labels)
-
-    def evaluate_answers(self, batch: Mapping[str, Any], thinking: bool = False) -> AnswerSums:
-        """Return the sums of loss and right answers on a batch of a task."""
-        return answer_sums(self.logits(batch, thinking), batch["labels"].to(self.device))
 
     def _to_device(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
         return {name: tensor.to(self.device) for name, tensor in batch.items()}

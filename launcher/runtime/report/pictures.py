@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from plumbline.data.indexed import Int64s
+from plumbline.data.tasks.candidates import CandidatesConfig, ancestors
 from plumbline.data.tasks.graphs import BAR, FIRST_NODE
 from plumbline.data.tasks.maze import MazeConfig
-from plumbline.data.tasks.reachability import ReachabilityConfig, ancestors
 from plumbline.data.tasks.star_graph import StarGraphConfig
 from plumbline.data.tasks.sudoku import SudokuConfig
 from plumbline.data.tasks.task import TaskConfig
@@ -115,7 +115,7 @@ def maze(axes: Axes, task: MazeConfig, example: Answered) -> None:
     axes.invert_yaxis()
 
 
-def reachability(axes: Axes, task: ReachabilityConfig, example: Answered) -> None:
+def reachability(axes: Axes, task: CandidatesConfig, example: Answered) -> None:
     """Draw the graph downwards, black where the root leads to; the steps, and a ring around the chosen candidate."""
     edges, asked = task.question_of(example.tokens)
     one, other, root = example.tokens[asked].tolist()
@@ -190,13 +190,18 @@ DRAW: dict[str, Callable[[Axes, Any, Answered], None]] = {
     "sudoku": sudoku,
     "maze": maze,
     "reachability": reachability,
+    "prosqa": reachability,
 }
 _WAY = "The band is the true way; from each of its nodes a line leads to the next one by the model, red where wrong; "
+_REACHED = (
+    "Edges lead downwards, black where the root (blue) leads to; of the two candidates (orange) the one that the model "
+    "ends at has a ring, green where the whole answer is right. Of an answer in steps, the band is the true way, and "
+    "lines lead to the model's next steps, red where wrong. Numbers are token ids."
+)
 LEGENDS = {
     "star_graph": _WAY + "a cross: no node at all. The source is blue, the goal orange; numbers are token ids.",
     "sudoku": "What is given stands on grey; a digit is red where it is wrong.",
     "maze": _WAY + "a cross: no cell at all. From the dot to the star.",
-    "reachability": "Edges lead downwards, black where the root (blue) leads to; of the two candidates (orange) "
-    "the one that the model ends at has a ring, green where the whole answer is right. Of an answer in steps, the band "
-    "is the true way, and lines lead to the model's next steps, red where wrong. Numbers are token ids.",
+    "reachability": _REACHED,
+    "prosqa": _REACHED,
 }

@@ -1,17 +1,20 @@
 """Define held-out loss and exact match on tasks once, for the loop, `eval.py` and all that compares models."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, astuple, dataclass, replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from plumbline.data.streams import WindowStream
+from plumbline.data.tasks.candidates import CandidatesConfig
+from plumbline.data.tasks.source import TaskStream
+from plumbline.launcher.runtime.run.greedy import Batch, decode_answers
 
-Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
 Reduce = Callable[[list[float]], list[float]]  # numbers of one rank -> their sums over all ranks
 
 
@@ -48,15 +51,24 @@ class AnswerSums(LossSums):
     """Number of rows with an answer."""
     right_examples: float = 0.0
     """Number of rows whose every answer token has the largest logit."""
+    right_conclusions: float = 0.0
+    """Number of rows in which what the model says by itself ends in the right candidate, whatever its steps."""
+    right_deeper: float = 0.0
+    """Number of rows in which the deeper candidate is the right one; half of those in which both are as deep."""
 
     def result(self, split: WindowStream) -> "HeldOutLoss":
         """Return the means over the examples of a split."""
-        return replace(
+        scores = replace(
             super().result(split),
             examples=round(self.examples),
             exact_match=self.right_examples / self.examples,
             accuracy=self.right_tokens / self.tokens,
         )
+        task = candidates_of(split)
+        if task is None:
+            return scores
+        deeper = None if task.deeper_candidate(0) is None else self.right_deeper / self.examples
+        return replace(scores, answer_match=self.right_conclusions / self.examples, deeper_candidate=deeper)
 
 
 class Scorer(Protocol):
@@ -65,8 +77,8 @@ class Scorer(Protocol):
     def evaluate(self, batch: Batch, thinking: bool = False) -> LossSums:
         """Return the sums of the loss on a batch; with `thinking`, by the predictions of an objective that thinks."""
 
-    def evaluate_answers(self, batch: Batch, thinking: bool = False) -> AnswerSums:
-        """Return the same on a batch of a task, and how many answers are right."""
+    def logits(self, batch: Batch, thinking: bool = False) -> Tensor:
+        """Return what is predicted after each token of a batch in the same way: [B, T, V], fp32."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +99,12 @@ class HeldOutLoss:
     """Share of the examples of a task whose every answer token is the likeliest one; None where there is no task."""
     accuracy: float | None = None
     """Share of the answer tokens of a task that are the likeliest ones; None where there is no task."""
+    answer_match: float | None = None
+    """Share of the examples whose greedily decoded answer ends in the right one of two candidates, whatever its steps;
+    None where there are no candidates."""
+    deeper_candidate: float | None = None
+    """Share of the examples that whoever chooses the deeper candidate, and by lot between equals, gets right without
+    reading which root is asked about; None where that is a guess."""
 
     def metrics(self, name: str) -> dict[str, float | int]:
         """Return the entries for metrics.jsonl, eval/NAME/loss and so on, as far as they are known."""
@@ -106,7 +124,9 @@ class HeldOutLoss:
             return f"{self.loss:.4f}{per_byte}"
         low, high = self.exact_match_interval
         exact = f"exact match {self.exact_match:.2%} [{low:.2%}, {high:.2%}], accuracy {self.accuracy:.2%}"
-        return f"{self.loss:.4f}{per_byte}, {exact}"
+        ends = "" if self.answer_match is None else f", answer match {self.answer_match:.2%}"
+        rule = "" if self.deeper_candidate is None else f" (the deeper candidate: {self.deeper_candidate:.2%})"
+        return f"{self.loss:.4f}{per_byte}, {exact}{ends}{rule}"
 
 
 def held_out_loss(
@@ -126,10 +146,42 @@ def held_out_loss(
         reduce: returns the sums over ranks.
     """
     sums: LossSums = AnswerSums() if split.has_answers else LossSums()
-    score: Callable[[Batch, bool], LossSums] = scorer.evaluate_answers if split.has_answers else scorer.evaluate
+    task, predict = candidates_of(split), partial(scorer.logits, thinking=thinking)
     for batch in batches:
-        sums += score(batch, thinking)
+        if not split.has_answers:
+            sums += scorer.evaluate(batch, thinking)
+            continue
+        logits = predict(batch)
+        found = answer_sums(logits, batch["labels"].to(logits.device))
+        sums += found if task is None else _with_choices(found, task, batch, predict, logits, reduce)
     return sums.total(reduce).result(split)
+
+
+def candidates_of(split: WindowStream) -> CandidatesConfig | None:
+    """Return the task of a split that asks which of two candidates is right; None where there is no such question."""
+    return split.task if isinstance(split, TaskStream) and isinstance(split.task, CandidatesConfig) else None
+
+
+def _with_choices(
+    found: AnswerSums,
+    task: CandidatesConfig,
+    batch: Batch,
+    predict: Callable[[Batch], Tensor],
+    logits: Tensor,
+    reduce: Reduce,
+) -> AnswerSums:
+    """Return the sums of a batch with those of its choices between two candidates: the model's, and the deeper one.
+
+    An answer that is right token by token is what greedy decoding says. If any rank has others, all decode.
+    """
+    deeper = sum(task.deeper_candidate(number) or 0.0 for number in batch["sample_index"].tolist() if number >= 0)
+    found = replace(found, right_conclusions=found.right_examples, right_deeper=deeper)
+    if not reduce([found.examples - found.right_examples])[0]:
+        return found
+    said = decode_answers(predict, batch, logits, task.longest_answer).tolist()
+    answers = [[label for label in row if label >= 0] for row in batch["labels"].tolist()]
+    right = sum(task.conclusion(row) == true[-1] for row, true in zip(said, answers, strict=True) if true)
+    return replace(found, right_conclusions=float(right))
 
 
 def wilson_interval(successes: float, trials: float) -> tuple[float, float]:

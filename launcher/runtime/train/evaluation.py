@@ -15,6 +15,7 @@ from plumbline.model.quantization.layers import quantized_linears
 from plumbline.model.quantization.quantizer import Quantizer
 
 INT8 = Quantizer(format="int8")
+THOUGHT_OF = ("loss", "exact_match", "answer_match", "accuracy")  # scores that are logged with thoughts as well
 INT8_BATCHES = 2  # held-out micro-batches of each rank that are scored with int8 weights and activations, too
 
 
@@ -50,7 +51,7 @@ class Evaluation:
             say(f"held-out loss of {name} {scores.describe()}")
             if self.engine.model.objective.thinks:
                 scores = self._score(name, thinking=True)
-                found = {key: getattr(scores, key) for key in ("loss", "exact_match", "accuracy")}
+                found = {key: getattr(scores, key) for key in THOUGHT_OF}
                 record |= {f"eval/{name}/thinking_{key}": value for key, value in found.items() if value is not None}
                 say(f"held-out loss of {name} {scores.describe()}, thinking")
             # What int8 adds is asked of models that round nothing by themselves

@@ -1,5 +1,7 @@
 """GPTQ against the method it is a fast form of, one column at a time with the whole inverse, in fp64."""
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor
@@ -130,7 +132,9 @@ def test_the_weight_that_is_given_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("ends", ["absmax", "mse"])
 @pytest.mark.parametrize("act_order", [False, True])
-def test_groups_of_two_bits_lose_less_on_other_text_than_rounding_to_nearest(ends: str, act_order: bool) -> None:
+def test_groups_of_two_bits_lose_less_on_other_text_than_rounding_to_nearest(
+    ends: Literal["absmax", "mse"], act_order: bool
+) -> None:
     """Where a grid has four values, the updates of later columns widen the groups that are still to come."""
     quantizer = Quantizer(format="int2", granularity="group", group_size=32, full_range=True, range=ends, scales="fp16")
     absmax = quantizer.model_copy(update={"range": "absmax"})

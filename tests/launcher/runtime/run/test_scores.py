@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from plumbline.data.loader import ValidationBatches
 from plumbline.data.tasks.kinds import AnyTaskConfig
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.tasks.star_graph import StarGraphConfig
-from plumbline.launcher.runtime.run.scores import AnswerSums, HeldOutLoss, answer_sums, held_out_loss, wilson_interval
+from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss, wilson_interval
 
 STAR = StarGraphConfig(arms=2, path_length=3, nodes=8)
 
@@ -64,17 +65,18 @@ def walk(tokens: list[int], goal: int) -> list[int]:
 def scores_of(stream_changes: dict[str, Any], task: AnyTaskConfig, reads_the_goal: bool) -> HeldOutLoss:
     """Score a model that walks to the goal it reads, or else to the end of the arm that is listed first."""
 
-    def score(batch: Mapping[str, Any], _thinking: bool = False) -> AnswerSums:
-        logits = torch.zeros(*batch["labels"].shape, task.vocab_size)
+    def logits(batch: Mapping[str, Any], thinking: bool) -> Tensor:
+        assert not thinking
+        found = torch.zeros(*batch["labels"].shape, task.vocab_size)
         for row, tokens in enumerate(batch["input_ids"].tolist()):
             parents, children = (set(tokens[start:12:3]) for start in (0, 1))
             goal = tokens[13] if reads_the_goal else next(node for node in tokens[1:12:3] if node not in parents)
             assert goal in children
-            logits[row, 14:17] = F.one_hot(torch.tensor(walk(tokens, goal)), task.vocab_size).float()
-        return answer_sums(logits, batch["labels"])
+            found[row, 14:17] = F.one_hot(torch.tensor(walk(tokens, goal)), task.vocab_size).float()
+        return found
 
     split = replace(TaskSource(task).splits["validation"], **stream_changes)
-    scorer: Any = SimpleNamespace(evaluate_answers=score)
+    scorer: Any = SimpleNamespace(logits=logits)
     return held_out_loss(scorer, ValidationBatches(split, task.longest, 32, 16), split)
 
 

@@ -1,0 +1,42 @@
+"""Decode the answers of a batch greedily, from the tokens that a model itself has said."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
+
+
+def decode_answers(logits_of: Callable[[Batch], Tensor], batch: Batch, logits: Tensor, count: int) -> Tensor:
+    """Return the first `count` tokens [B, count] that a model says where the labels of each row begin.
+
+    Every token takes one more pass over the whole batch, so that all ranks make the same passes. Labels stay, and with
+    them the anchors of an objective that thinks. A row without labels, and what lies beyond its end, says nothing.
+
+    Args:
+        logits_of: returns what is predicted after each token of a batch, [B, T, V].
+        batch: one example in each row.
+        logits: what `logits_of` returns for it.
+        count: at least 1.
+    """
+    tokens, labels, documents, positions = (
+        batch[name].to(logits.device, copy=True) for name in ("input_ids", "labels", "document_ids", "positions")
+    )
+    start = (labels >= 0).int().argmax(1, keepdim=True)  # [B, 1]
+    place = torch.arange(tokens.size(1), device=tokens.device).expand_as(tokens)
+    answer = (place > start) & (place < start + count)
+    # What follows the labels was padding, a document of its own, and is now read as part of the answer
+    documents = torch.where(answer, documents.gather(1, start), documents)
+    positions = torch.where(answer, positions.gather(1, start) + (place - start).to(positions.dtype), positions)
+    said = []
+    for step in range(count):
+        if step:
+            read = {"input_ids": tokens, "labels": labels, "document_ids": documents, "positions": positions}
+            logits = logits_of({**batch, **read})
+        here = (start + step).clamp_max(tokens.size(1) - 1)
+        token = logits.argmax(-1).gather(1, here)  # [B, 1]
+        said.append(token)
+        tokens = torch.where(place == start + step + 1, token, tokens)
+    return torch.cat(said, dim=1)
