@@ -38,7 +38,7 @@ OWN: dict[
     str, dict[str, Any]
 ] = {  # SOAP refreshes its bases before and after the middle checkpoint; one side of the MLP's matrices has none
     "muon": {"momentum": 0.9},
-    "soap": {"precondition_frequency": 4, "max_precondition_dim": 64},
+    "soap": {"precondition_frequency": 4, "precondition_block": 10_000, "max_precondition_dim": 64},
 }
 CHOICE = {
     name: [*STEPS, f"optimizer.name={name}", *(f"optimizer.{key}={value}" for key, value in OWN[name].items())]
