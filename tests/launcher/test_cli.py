@@ -264,6 +264,7 @@ def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> No
     for row in facts["parameters"]:
         assert set(row) == {
             "name", "role", "shape", "init_mean", "init_std", "trainable", "lr", "lr_multiplier", "weight_decay", "eps",
+            "gradient_growth",
         }  # fmt: skip
         assert row["lr"] == pytest.approx(4e-3 * row["lr_multiplier"])
     count = sum(math.prod(row["shape"]) for row in facts["parameters"])
