@@ -1,6 +1,6 @@
 """Measure whether attention's change grows with width where one key/value head serves ever more query heads.
 
-    python tests/benchmarks/shared_heads.py [--widths 32 64 128 256] [--seeds 3] [--steps 10]
+    python tests/benchmarks/shared_heads.py [--widths 32 64 128 256] [--seeds 3] [--steps 10] [--text FILE]
 
 It prints a JSON object: QK-norm -> start -> step -> [slope of log2(change of the attention branch) against log2(width),
 standard error over seeds]; the change is the RMS since the start on the batch that is trained on. `spectral` starts
@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 from plumbline.model.config import ModelConfig
@@ -37,7 +38,6 @@ RULE = ParameterizationConfig(
     base_intermediate_size=96,
 )
 VOCABULARY, SEQUENCE, BATCH = 256, 64, 16
-TEXT = torch.tensor(list(Path(typing.__file__).read_bytes()))
 
 
 def main() -> None:
@@ -46,13 +46,17 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--text", type=Path, default=Path(typing.__file__), help="file of bytes to train on")
     arguments = parser.parse_args()
+    text = torch.tensor(list(arguments.text.read_bytes()))
     found: dict[str, dict[str, dict[int, list[float]]]] = {}
     for qk_norm in ("head", "none"):
         for start in ("spectral", "fan_in"):
             slopes: dict[int, list[float]] = {1: [], arguments.steps: []}
             for seed in range(arguments.seeds):
-                sized = [attention_changes(width, qk_norm, start, seed, sorted(slopes)) for width in arguments.widths]
+                sized = [
+                    attention_changes(text, width, qk_norm, start, seed, sorted(slopes)) for width in arguments.widths
+                ]
                 for step, of_seeds in slopes.items():
                     of_seeds.append(slope(arguments.widths, [records[step] for records in sized]))
             found.setdefault(qk_norm, {})[start] = {
@@ -62,7 +66,9 @@ def main() -> None:
     print(json.dumps(found, indent=2))
 
 
-def attention_changes(width: int, qk_norm: str, start: str, seed: int, steps: Sequence[int]) -> dict[int, float]:
+def attention_changes(
+    text: Tensor, width: int, qk_norm: str, start: str, seed: int, steps: Sequence[int]
+) -> dict[int, float]:
     """Return step -> change of the attention branch in a model of two blocks with one key/value head."""
     shape = {"vocab_size": VOCABULARY, "hidden_size": width, "num_hidden_layers": 2, "qk_norm": qk_norm}
     shape |= {"num_attention_heads": width // 16, "num_key_value_heads": 1, "head_dim": 16}
@@ -77,8 +83,8 @@ def attention_changes(width: int, qk_norm: str, start: str, seed: int, steps: Se
     parameters = dict(model.named_parameters())
     groups = [{"params": [parameters[row.name]], "lr": row.lr, "eps": row.eps} for row in rows]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
-    begins = torch.randint(len(TEXT) - SEQUENCE, (BATCH, 1), generator=torch.Generator().manual_seed(seed))
-    tokens = TEXT[begins + torch.arange(SEQUENCE + 1)[None]]
+    begins = torch.randint(len(text) - SEQUENCE, (BATCH, 1), generator=torch.Generator().manual_seed(seed))
+    tokens = text[begins + torch.arange(SEQUENCE + 1)[None]]
     before, changes = activations(model, tokens[:, :-1])["attention"], {}
     for step in range(1, max(steps) + 1):
         optimizer.zero_grad()
