@@ -23,9 +23,9 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: setup  ## prepare a small real corpus, pretrain, evaluate, sample, export (about 5 minutes on 2 cores)
 	$(BIN)/python launcher/quickstart.py
 
-# The third process begins with the Slurm tests, which mostly wait
-test: setup      ## the tests, by three processes for two cores; of long matrices a part
-	$(BIN)/python -m pytest -m "not proof" --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# More processes than cores: the first begins with the Slurm tests, and others wait for ranks that they have started
+test: setup      ## the tests, by four processes for two cores; of long matrices a part
+	$(BIN)/python -m pytest -m "not proof" --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 proofs: setup    ## the rest of those matrices: every ZeRO stage, launcher and kind (tests/proofs.txt)
 	$(BIN)/python -m pytest -m proof --numprocesses 3 --dist loadfile --no-loadscope-reorder
