@@ -23,7 +23,7 @@ Activations = dict[str, list[Tensor]]  # name -> one tensor for each place where
 Record = dict[str, float]  # quantity -> value
 
 SIZES = ("embedding", "attention_logits", "attention", "mlp", "residual", "logits")
-CHANGES = ("embedding", "attention_logits", "block", "residual", "logits")
+CHANGES = ("embedding", "attention_logits", "attention", "block", "residual", "logits")
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from torch import Tensor
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
-from plumbline.model.diagnostics.coordinate_check import activations, slope
+from plumbline.model.diagnostics.coordinate_check import coordinate_check, slope
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
@@ -85,17 +85,8 @@ def attention_changes(
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
     begins = torch.randint(len(text) - SEQUENCE, (BATCH, 1), generator=torch.Generator().manual_seed(seed))
     tokens = text[begins + torch.arange(SEQUENCE + 1)[None]]
-    before, changes = activations(model, tokens[:, :-1])["attention"], {}
-    for step in range(1, max(steps) + 1):
-        optimizer.zero_grad()
-        loss, _ = model(tokens[:, :-1], labels=tokens[:, 1:])
-        (loss / (BATCH * SEQUENCE)).backward()
-        optimizer.step()
-        if step in steps:
-            after = activations(model, tokens[:, :-1])["attention"]
-            squares = [(now - then).square().mean() for now, then in zip(after, before, strict=True)]
-            changes[step] = float(torch.stack(squares).sqrt().mean())
-    return changes
+    records = coordinate_check(model, optimizer, tokens[:, :-1], tokens[:, 1:], steps)
+    return {step: record["change/attention"] for step, record in records.items()}
 
 
 def by_fan_in(row: ParameterRow, model: ModelConfig) -> ParameterRow:
