@@ -4,18 +4,21 @@
     python launcher/sweep.py --config configs/sweeps/grid.yaml --workers 2 train.steps=50
     python launcher/sweep.py --config configs/sweeps/grid.yaml --dry-run             check it, train nothing
     python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --json    what came of it so far
+    python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --rows FILE      the same, of rows alone
     python launcher/sweep.py --config configs/sweeps/grid.yaml --seeds 1             one seed now, the others later
     python launcher/sweep.py --config configs/sweeps/grid.yaml --slurm --tasks 16 --gpus-per-task 1 --time 8:00:00
     python launcher/sweep.py --config configs/sweeps/grid.yaml --share 0/2           every second run; 1/2: the others
 
 The same command again trains what is missing: finished cells stay, failed ones are tried again. The results are
-results.jsonl, summary.json and, for some kinds, summary.png in the sweep's folder.
+results.jsonl, summary.json and, for some kinds, summary.png in the sweep's folder. With --rows, runs that another
+machine's results.jsonl has finished are not made again; with --summarize it alone is read, and no run or corpus needed.
 Exit codes: 0 all finished; 1 cells failed; 2 unusable configuration, data or request; 85 asked to stop (SIGUSR1,
 SIGTERM, Ctrl-C), cells in progress saved: start the same command again.
 """
 
 import argparse
 from contextlib import closing
+from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
@@ -35,6 +38,9 @@ def parse_arguments() -> argparse.Namespace:
         "--share", type=one_of_several, default=(0, 1), help="I/N: only every N-th run from the I-th on"
     )
     parser.add_argument("--seeds", type=integers, help="1,2,...: only these of the sweep's seeds")
+    parser.add_argument(
+        "--rows", type=cli.existing, metavar="FILE", help="results.jsonl of this sweep from another machine"
+    )
     parser.add_argument("--summarize", action="store_true", help="train nothing, summarize what is finished")
     parser.add_argument(
         "--json", action="store_true", help="print the summary, or the submission, as one JSON document"
@@ -55,6 +61,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error(f"{arguments.overrides[0]}: a plan is fixed; give values with --config")
     if arguments.plan and arguments.seeds:
         parser.error("--seeds: a plan is fixed; give seeds with --config")
+    if arguments.rows and (arguments.plan or arguments.slurm):
+        parser.error("--rows: tasks of a job array read run folders alone; give it without --plan and --slurm")
     return arguments
 
 
@@ -76,10 +84,12 @@ if __name__ == "__main__":
 
 
 from plumbline.launcher.runtime.sweep.cells import Cell
-from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan, unfinished
+from plumbline.launcher.runtime.sweep.config import SweepConfig, load_sweep
+from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan
 from plumbline.launcher.runtime.sweep.pool import default_workers, places, run_all
 from plumbline.launcher.runtime.sweep.progress import Progress
-from plumbline.launcher.runtime.sweep.results import check_same_cells, write_results
+from plumbline.launcher.runtime.sweep.result import read_rows
+from plumbline.launcher.runtime.sweep.results import SweepSummary, check_same_cells, summarize, write_results
 from plumbline.launcher.runtime.sweep.slurm import write_submission
 from plumbline.launcher.runtime.sweep.worker import ERROR, outcome_of
 from plumbline.launcher.runtime.system.log import LOG
@@ -91,10 +101,14 @@ FAILED = 1  # exit code
 def main() -> int:
     """Check every cell, train those that are not finished, summarize."""
     arguments = parse_arguments()
+    if arguments.rows and arguments.summarize:
+        sweep = load_sweep(arguments.config)
+        show(sweep, summarize(sweep, read_rows(arguments.rows)), arguments.json, arguments.rows)
+        return 0
     if arguments.plan:
         plan = load_plan(arguments.plan)
     else:
-        plan = make_plan(arguments.config, arguments.overrides, arguments.seeds)
+        plan = make_plan(arguments.config, arguments.overrides, arguments.seeds, arguments.rows)
     if arguments.slurm:
         return queue(plan, arguments)
     if arguments.dry_run:
@@ -104,22 +118,26 @@ def main() -> int:
         check_same_cells(plan.sweep, plan.cells)
     else:
         train(plan, arguments)
-    summary = write_results(plan.sweep, plan.cells)
-    if arguments.json:
-        cli.print_json(summary.to_json())
-    else:
-        print("\n".join(plan.sweep.how.lines(summary.found)))
-        print(f"{plan.sweep.folder}: {', '.join(f'{count} {status}' for status, count in summary.runs.items())}")
+    show(plan.sweep, write_results(plan.sweep, plan.cells, plan.elsewhere), arguments.json, plan.sweep.folder)
     if STOP:
         LOG.info(f"stopped on request; the same command goes on with {plan.sweep.folder}")
         return REQUEUE
     return FAILED if report_failed(share(plan, arguments)) else 0
 
 
+def show(sweep: SweepConfig, summary: SweepSummary, as_json: bool, source: Path) -> None:
+    """Print what a sweep has found, and in what."""
+    if as_json:
+        cli.print_json(summary.to_json())
+    else:
+        print("\n".join(sweep.how.lines(summary.found)))
+        print(f"{source}: {', '.join(f'{count} {status}' for status, count in summary.runs.items())}")
+
+
 def train(plan: Plan, arguments: argparse.Namespace) -> None:
     """Train what is not finished of this process's share."""
     LOG.info(intention(plan, arguments))
-    todo = unfinished(share(plan, arguments))
+    todo = plan.unfinished(share(plan, arguments))
     where = places(workers_for(todo, arguments), plan.sweep.folder / "workers.log")
     with closing(Progress(todo)) as progress:
         run_all(todo, where, plan.sweep.how.run, plan.sweep.keep_checkpoints, STOP, progress.ended)
@@ -128,7 +146,7 @@ def train(plan: Plan, arguments: argparse.Namespace) -> None:
 def intention(plan: Plan, arguments: argparse.Namespace) -> str:
     """Say in one line what `train` does: cells, distinct runs, how many are to do, and with how many workers."""
     mine = share(plan, arguments)
-    todo = unfinished(mine)
+    todo = plan.unfinished(mine)
     of_all = "" if arguments.share[1] == 1 else f" (share {arguments.share[0]} of {arguments.share[1]})"
     return (
         f"{plan.sweep.folder}: {len(plan.cells)} cells, {len(plan.runs)} distinct runs; of {len(mine)}{of_all} "
@@ -158,7 +176,7 @@ def report_failed(cells: list[Cell]) -> bool:
 
 def queue(plan: Plan, arguments: argparse.Namespace) -> int:
     """Submit the unfinished runs as a job array, and say how to follow it."""
-    todo = Plan(plan.sweep, plan.cells, unfinished(plan.runs))
+    todo = Plan(plan.sweep, plan.cells, plan.unfinished(plan.runs))
     if not todo.runs:
         raise ValueError(f"{plan.sweep.folder}: all runs are finished, there is nothing to queue")
     require_sbatch(arguments.dry_run)

@@ -8,17 +8,19 @@ over seeds. A point counts only if all its seeds have finished.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, model_validator
 
-from plumbline.launcher.runtime.sweep.result import Result
-from plumbline.launcher.runtime.sweep.statistics import Estimate, estimate
+from plumbline.launcher.runtime.sweep.result import MATCHES, Result
+from plumbline.launcher.runtime.sweep.statistics import Estimate, estimate, wilson
 
 COLUMNS = {
     "loss": "loss",
     "exact_match": "exact match",
     "thinking_exact_match": "thinking",
+    "answer_match": "answer match",
+    "thinking_answer_match": "with thoughts",
     "kurt": "kurtosis",
     "kurt_peak": "its peak",
     "mmr": "max/median",
@@ -26,15 +28,30 @@ COLUMNS = {
     "w8a8_delta": "int8 adds",
     "tokens_per_second": "tokens/s",
 }
-PLOTTED = ("loss", "exact_match", "thinking_exact_match")
-Merit = Literal["loss", "exact_match", "thinking_exact_match"]
-MATCHES: dict[Merit, tuple[str, ...]] = {
+PLOTTED = ("loss", *MATCHES)
+Merit = Literal["loss", "exact_match", "thinking_exact_match", "answer_match", "thinking_answer_match"]
+MERITS: dict[Merit, tuple[str, ...]] = {
     "loss": (),
     "exact_match": ("exact_match",),
     "thinking_exact_match": ("thinking_exact_match", "exact_match"),
+    "answer_match": ("answer_match",),
+    "thinking_answer_match": ("thinking_answer_match", "answer_match"),
 }  # what each goes by, in this order; then by the loss
 Point = dict[str, Estimate]
 """Those of COLUMNS that every seed of a point has, each over seeds."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Hold with how many seeds a variant's best point reaches a score."""
+
+    seeds: int
+    of: int
+    low: float
+    """Lower end of the 95 % interval of the share of seeds (Wilson), as `high` is its upper end."""
+    high: float
+    steps: dict[int, int | None]
+    """Seed -> step of the first evaluation that reached the score; None: none did."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,8 @@ class Variant:
     """None for a point that is not complete."""
     seeds: dict[str, dict[int, float]]
     """Those of PLOTTED that the best point has: quantity -> seed -> value."""
+    solved: Solved | None = None
+    """None where `ComparisonConfig.solved` is, or no point is complete."""
 
     @property
     def at_best(self) -> Point | None:
@@ -64,6 +83,9 @@ class ComparisonSummary:
     def to_json(self) -> dict[str, Any]:
         """Return the tables as plain values."""
         tables: dict[str, Any] = asdict(self)["tables"]
+        for variant in (variant for variants in tables.values() for variant in variants.values()):
+            if variant["solved"] is None:
+                del variant["solved"]
         return tables
 
 
@@ -75,8 +97,19 @@ class ComparisonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     within: str | None = None
     """An axis whose labels are kept apart, a table for each; all remaining axes are tuned."""
     by: Merit = "loss"
-    """What chooses points and orders rows: the loss; exact_match; or thinking_exact_match, and exact_match of those
-    that do not think. Where nothing is matched, the loss."""
+    """What chooses points and orders rows: the loss; exact_match or answer_match; or one of them with thoughts, and
+    without for those that do not think. Where nothing is matched, the loss."""
+    solved: Annotated[float, Field(gt=0, le=1)] | None = None
+    """A score of `by`: with how many seeds the best point reaches it at the end, and in which step each did first."""
+
+    @model_validator(mode="after")
+    def _solves_something(self) -> "ComparisonConfig":
+        if self.solved is not None and not MERITS[self.by]:
+            raise ValueError(
+                f"solved = {self.solved} is a share of right answers: by = {self.by!r} has none; say "
+                "by: exact_match, or another of its kind"
+            )
+        return self
 
 
 def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
@@ -87,7 +120,9 @@ def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
     """
     if settings is None:
         raise ValueError("comparison: missing; a sweep of this kind says `comparison: {variants: AXIS}`")
-    wanted = {key: axis for key, axis in settings.model_dump(exclude={"by"}).items() if axis is not None}
+    wanted = {
+        key: axis for key, axis in settings.model_dump(include={"variants", "within"}).items() if axis is not None
+    }
     for result in results:
         for key, axis in wanted.items():
             if axis not in result.labels:
@@ -108,18 +143,31 @@ def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> Comparis
         tables.setdefault(table, {}).setdefault(variant, {}).setdefault(point, []).append(result)
     return ComparisonSummary(
         {
-            table: _ranked({name: _variant(points, settings.by) for name, points in variants.items()}, settings.by)
+            table: _ranked({name: _variant(points, settings) for name, points in variants.items()}, settings.by)
             for table, variants in tables.items()
         }
     )
 
 
-def _variant(points: dict[str, list[Result]], by: Merit) -> Variant:
+def _variant(points: dict[str, list[Result]], settings: ComparisonConfig) -> Variant:
     found = {point: _point(cells) for point, cells in points.items()}
     complete = {point: values for point, values in found.items() if values is not None}
-    best = max(complete, key=lambda point: _merit(complete[point], by), default=None)
+    best = max(complete, key=lambda point: _merit(complete[point], settings.by), default=None)
     seeds = {} if best is None else {key: _of_seeds(key, points[best]) for key in PLOTTED if key in complete[best]}
-    return Variant(best, found, seeds)
+    solved = None
+    if best is not None and settings.solved is not None:
+        solved = _solved(points[best], settings.by, settings.solved)
+    return Variant(best, found, seeds, solved)
+
+
+def _solved(cells: Sequence[Result], by: Merit, threshold: float) -> Solved:
+    """Return with how many seeds a point reaches a score at its end, and when each did first."""
+    right, steps = 0, {}
+    for cell in cells:
+        of_step = next((of for score in MERITS[by] if (of := cell.outcome.evaluations.get(score))), {})
+        right += bool(of_step) and of_step[max(of_step)] >= threshold
+        steps[cell.seed] = min((step for step, value in of_step.items() if value >= threshold), default=None)
+    return Solved(right, len(cells), *wilson(right, len(cells)), steps)
 
 
 def _of_seeds(key: str, cells: Sequence[Result]) -> dict[int, float]:
@@ -135,7 +183,7 @@ def _ranked(variants: dict[str, Variant], by: Merit) -> dict[str, Variant]:
 
 def _merit(point: Point, by: Merit) -> float:
     """Return how good a point is: the larger, the better."""
-    known = [point[key].mean for key in MATCHES[by] if key in point]
+    known = [point[key].mean for key in MERITS[by] if key in point]
     return known[0] if known else -point["loss"].mean
 
 
@@ -171,6 +219,13 @@ def _table(variants: dict[str, Variant]) -> Iterator[str]:
     for name, point in best.items():
         cells = " ".join(f"{_text(point.get(key)):>17}" for key in columns)
         yield f"{name:<{width}}  {cells}  {variants[name].best}"
+    for name, solved in ((name, variants[name].solved) for name in best):
+        if solved is not None:
+            first = ", ".join(f"{'never' if step is None else step} ({seed})" for seed, step in solved.steps.items())
+            yield (
+                f"{name}: solved with {solved.seeds} of {solved.of} seeds ({solved.low:.0%} to {solved.high:.0%}, 95 % "
+                f"Wilson interval), first in step (seed) {first}"
+            )
     for name in [name for name in variants if name not in best]:
         yield f"{name:<{width}}  no point is complete"
 

@@ -4,14 +4,15 @@ A job may wait for days; what the user edits meanwhile does not change it, and e
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.parse import parse_config
 from plumbline.launcher.runtime.sweep.cells import Cell, distinct, expand
 from plumbline.launcher.runtime.sweep.config import SweepConfig, load_sweep, parse_sweep
+from plumbline.launcher.runtime.sweep.result import RunOutcome, read_rows
 from plumbline.launcher.runtime.sweep.results import describe
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
 
@@ -25,17 +26,28 @@ class Plan:
     runs: list[Cell]
     """One cell for each run to make, the longest first."""
 
+    elsewhere: Mapping[str, RunOutcome] = field(default_factory=dict)
+    """Signature -> outcome of runs that were made on another machine."""
 
-def unfinished(cells: Sequence[Cell]) -> list[Cell]:
-    """Return those cells whose run is not finished."""
-    return [cell for cell in cells if outcome_of(cell.config) not in FINISHED]
+    def unfinished(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return those cells whose run is not finished, here or elsewhere."""
+        return [
+            cell for cell in cells if cell.signature not in self.elsewhere and outcome_of(cell.config) not in FINISHED
+        ]
 
 
-def make_plan(path: Path, overrides: list[str], seeds: list[int] | None = None) -> Plan:
-    """Read a sweep's file and check everything in it; `seeds` leaves only these of its seeds.
+def make_plan(path: Path, overrides: list[str], seeds: list[int] | None = None, rows: Path | None = None) -> Plan:
+    """Read a sweep's file and check everything in it.
+
+    Args:
+        path: the sweep's file.
+        overrides: `section.key=value` for all cells.
+        seeds: only these of its seeds.
+        rows: results.jsonl of the same sweep from another machine.
 
     Raises:
-        ValueError: the sweep, a cell's configuration or a corpus cannot be used, or it has no such seed.
+        ValueError: the sweep, a cell's configuration or a corpus cannot be used, it has no such seed, or the rows are
+            those of another sweep.
     """
     sweep = load_sweep(path)
     if seeds is not None:
@@ -44,7 +56,19 @@ def make_plan(path: Path, overrides: list[str], seeds: list[int] | None = None) 
         sweep = sweep.model_copy(update={"seeds": [seed for seed in sweep.seeds if seed in seeds]})
     cells = expand(sweep, path.parent / sweep.base, overrides)
     sweep.how.check(sweep.settings, [describe(cell) for cell in cells])
-    return Plan(sweep, cells, distinct(cells))
+    return Plan(sweep, cells, distinct(cells), {} if rows is None else _finished_in(rows, cells))
+
+
+def _finished_in(rows: Path, cells: Sequence[Cell]) -> dict[str, RunOutcome]:
+    """Return signature -> outcome of the runs that rows have finished."""
+    finished = {row.signature: row.outcome for row in read_rows(rows) if row.outcome.status in FINISHED}
+    strangers = finished.keys() - {cell.signature for cell in cells}
+    if strangers:
+        raise ConfigError(
+            f"{rows}: {len(strangers)} of its {len(finished)} finished runs are none of this sweep's: other settings, "
+            "another corpus or other seeds; give the same ones, or leave out --rows"
+        )
+    return finished
 
 
 def save_plan(plan: Plan, path: Path) -> None:

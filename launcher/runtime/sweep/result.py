@@ -1,8 +1,13 @@
 """Hold what a sweep knows of each of its cells: a line of results.jsonl."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+from plumbline.launcher.runtime.system.files import read_json_lines
+
+MATCHES = ("exact_match", "thinking_exact_match", "answer_match", "thinking_answer_match")
+"""Shares of held-out answers that are right: all of the answer or its conclusion alone, plain and with thoughts."""
 Label = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
@@ -37,12 +42,20 @@ class RunOutcome:
     """Mean training loss over the last tenth of the logged steps."""
     exact_match: float | None = None
     thinking_exact_match: float | None = None
+    answer_match: float | None = None
+    thinking_answer_match: float | None = None
+    evaluations: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Score, one of MATCHES -> step -> its mean over corpora, of every evaluation on the way."""
     tokens: int | None = None
     seconds: float | None = None
     """Seconds of training alone."""
     outliers: Outliers | None = None
     result: dict[str, Any] | None = None
     """The run's result.json."""
+
+
+ADDED = {"answer_match", "thinking_answer_match", "evaluations"}
+"""What rows of older versions lack."""
 
 
 @dataclass(frozen=True)
@@ -75,3 +88,35 @@ class Result:
         line = asdict(self)
         outcome: dict[str, Any] = line.pop("outcome")
         return {**line, **outcome}
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any]) -> "Result":
+        """Return what `to_json` gave, here or on another machine.
+
+        Raises:
+            KeyError: a value is missing.
+        """
+        cell = {key.name: line[key.name] for key in fields(cls) if key.name != "outcome"}
+        known = {key.name: line[key.name] for key in fields(RunOutcome) if key.name not in ADDED or key.name in line}
+        if known["outliers"] is not None:
+            known["outliers"] = Outliers(**known["outliers"])
+        for score, of_step in known.get("evaluations", {}).items():
+            known["evaluations"][score] = {int(step): value for step, value in of_step.items()}
+        return cls(**cell, outcome=RunOutcome(**known))
+
+
+def read_rows(file: Path) -> list[Result]:
+    """Return the cells of a results.jsonl.
+
+    Raises:
+        ValueError: a line is not one of a sweep's results, or there is none.
+    """
+    rows = []
+    for number, line in read_json_lines(file):
+        try:
+            rows.append(Result.from_json(line))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{file}, line {number}: not a row of a sweep's results.jsonl: {error}") from error
+    if not rows:
+        raise ValueError(f"{file}: has no rows; give the results.jsonl of a sweep")
+    return rows

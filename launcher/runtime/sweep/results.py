@@ -9,9 +9,11 @@ import fcntl
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from plumbline.launcher.runtime.config.budget import totals
@@ -20,12 +22,13 @@ from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.sweep.cells import Cell, distinct
 from plumbline.launcher.runtime.sweep.config import SweepConfig
 from plumbline.launcher.runtime.sweep.kinds import Summary
-from plumbline.launcher.runtime.sweep.result import Outliers, Result, RunOutcome
+from plumbline.launcher.runtime.sweep.result import MATCHES, Outliers, Result, RunOutcome
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
 from plumbline.launcher.runtime.system.files import read_json_lines, write_json, write_json_lines
 
 RESULTS, SUMMARY, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.png", "lock"
+NOWHERE: Mapping[str, RunOutcome] = MappingProxyType({})
 LAST = 0.1  # share of the logged steps that train_loss averages over, at the end of the run
 
 
@@ -69,9 +72,9 @@ def describe(cell: Cell) -> Result:
     )
 
 
-def read_results(cells: Sequence[Cell]) -> list[Result]:
-    """Return each cell with the outcome of its run; cells that share a run share its outcome."""
-    outcomes = {cell.signature: _read_run(cell) for cell in distinct(cells)}
+def read_results(cells: Sequence[Cell], elsewhere: Mapping[str, RunOutcome] = NOWHERE) -> list[Result]:
+    """Return each cell with the outcome of its run, here or elsewhere; cells that share a run share its outcome."""
+    outcomes = {cell.signature: elsewhere.get(cell.signature) or _read_run(cell) for cell in distinct(cells)}
     return [replace(describe(cell), outcome=outcomes[cell.signature]) for cell in cells]
 
 
@@ -101,9 +104,21 @@ def _read_run(cell: Cell) -> RunOutcome:
         outcome,
         loss=loss,
         train_loss=train_loss,
+        evaluations=_evaluations(records),
         exact_match=_mean_of_corpora("exact_match", result),
         thinking_exact_match=_mean_of_corpora("thinking_exact_match", result),
+        answer_match=_mean_of_corpora("answer_match", result),
+        thinking_answer_match=_mean_of_corpora("thinking_answer_match", result),
     )
+
+
+def _evaluations(records: Sequence[dict[str, Any]]) -> dict[str, dict[int, float]]:
+    """Return score -> step -> mean over corpora, of the scores that a run has."""
+    found: dict[str, dict[int, float]] = {}
+    for record, score in product(records, MATCHES):
+        if (value := _mean_of_corpora(score, record)) is not None:
+            found.setdefault(score, {})[record["step"]] = value
+    return found
 
 
 def _mean_of_corpora(metric: str, result: dict[str, Any]) -> float | None:
@@ -140,6 +155,17 @@ def _records(file: Path) -> list[dict[str, Any]]:
     return [record for _, record in read_json_lines(file)] if file.is_file() else []
 
 
+def summarize(sweep: SweepConfig, results: Sequence[Result]) -> SweepSummary:
+    """Return what a sweep's kind makes of its results, and how many of its runs ended how."""
+    return SweepSummary(
+        name=sweep.name,
+        kind=sweep.kind,
+        cells=len(results),
+        runs=dict(Counter({result.signature: result.outcome.status for result in results}.values())),
+        found=sweep.how.summarize(sweep.settings, results),
+    )
+
+
 def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell]) -> None:
     """Refuse to rebuild results of one sweep from the cells of another.
 
@@ -155,20 +181,16 @@ def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell]) -> None:
         )
 
 
-def write_results(sweep: SweepConfig, cells: Sequence[Cell]) -> SweepSummary:
-    """Rebuild everything from the run folders, and return the summary."""
+def write_results(
+    sweep: SweepConfig, cells: Sequence[Cell], elsewhere: Mapping[str, RunOutcome] = NOWHERE
+) -> SweepSummary:
+    """Rebuild everything from the run folders and from what was made elsewhere, and return the summary."""
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with (sweep.folder / LOCK).open("w") as lock:
         # One process of a sweep at a time, or one that looked early could overwrite what a later one saw
         fcntl.flock(lock, fcntl.LOCK_EX)
-        results = read_results(cells)
-        summary = SweepSummary(
-            name=sweep.name,
-            kind=sweep.kind,
-            cells=len(results),
-            runs=dict(Counter({result.signature: result.outcome.status for result in results}.values())),
-            found=sweep.how.summarize(sweep.settings, results),
-        )
+        results = read_results(cells, elsewhere)
+        summary = summarize(sweep, results)
         write_json_lines(sweep.folder / RESULTS, (result.to_json() for result in results))
         write_json(sweep.folder / SUMMARY, summary.to_json())
         if sweep.how.plot is not None:

@@ -57,6 +57,47 @@ def test_the_best_variant_comes_first() -> None:
     assert "no point is complete" in text[3]
 
 
+def test_a_score_that_solves_is_counted_over_seeds_with_the_step_that_reached_it() -> None:
+    def thinker(seed: int, *scores: float) -> Result:
+        of_step = {500 * number: score for number, score in enumerate(scores, start=1)}
+        known = RunOutcome(loss=1.0, exact_match=0.5, thinking_exact_match=scores[-1])
+        return make_result(
+            {"block": "thinks"},
+            seed,
+            replace(known, evaluations={"thinking_exact_match": of_step, "exact_match": {9: 1.0}}),
+        )
+
+    plain = RunOutcome(loss=1.0, exact_match=0.5, evaluations={"exact_match": {500: 0.96, 1000: 0.5}})
+    results = [
+        thinker(1, 0.5, 0.97, 0.99),
+        thinker(2, 0.5, 0.5, 0.51),
+        thinker(3, 0.95, 0.5, 0.95),
+        make_result({"block": "guesses"}, 1, plain),
+        make_result({"block": "loss alone"}, 1, RunOutcome(loss=2.0)),
+    ]
+    settings = ComparisonConfig(variants="block", by="thinking_exact_match", solved=0.95)
+    check(settings, results)
+    summary = summarize(settings, results)
+    solved = {name: variant.solved for name, variant in summary.tables["all"].items() if variant.solved}
+    thinks = solved["thinks"]
+    assert (thinks.seeds, thinks.of, thinks.steps) == (2, 3, {1: 1000, 2: None, 3: 500})
+    assert (thinks.low, thinks.high) == pytest.approx((0.2077, 0.9385), abs=1e-4)
+    assert (solved["guesses"].seeds, solved["guesses"].steps) == (0, {1: 500}), "what it was on the way does not count"
+    assert (solved["loss alone"].seeds, solved["loss alone"].steps) == (0, {1: None})
+    assert any(
+        line == "thinks: solved with 2 of 3 seeds (21% to 94%, 95 % Wilson interval), first in step (seed) 1000 (1), "
+        "never (2), 500 (3)"
+        for line in lines(summary)
+    )
+    assert json.loads(json.dumps(summary.to_json()))["all"]["thinks"]["solved"]["steps"] == {
+        "1": 1000,
+        "2": None,
+        "3": 500,
+    }
+    with pytest.raises(ValueError, match=r"solved = 0\.95 is a share of right answers: by = 'loss' has none"):
+        ComparisonConfig(variants="block", solved=0.95)
+
+
 def test_the_document_has_the_keys_it_always_had() -> None:
     found = summarize(SETTINGS, [cell("b", 0.1, 1, 1.5), cell("b", 0.1, 2, 2.5), cell("c", 0.1, 1, None)])
     assert json.dumps(found.to_json()) == (

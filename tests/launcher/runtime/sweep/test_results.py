@@ -1,16 +1,40 @@
 """What results.jsonl says of runs that ended in different ways, from their folders."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
-from plumbline.launcher.runtime.sweep.plan import make_plan
-from plumbline.launcher.runtime.sweep.result import Outliers
-from plumbline.launcher.runtime.sweep.results import check_same_cells, read_results, write_results
+from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
+from plumbline.launcher.runtime.sweep.result import Outliers, read_rows
+from plumbline.launcher.runtime.sweep.results import check_same_cells, read_results, summarize, write_results
 
 LOSSES = [5.0, 4.0, 3.0, 2.0]
+
+
+def rows_of_another_machine_count(file: Path, plan: Plan, rows: Path, tmp_path: Path) -> None:
+    """Assert that rows without their runs are results, that what they finished is not made again, and no others are."""
+    assert read_rows(rows) == read_results(plan.cells)
+    again = make_plan(file, [], rows=rows)
+    assert again.unfinished(again.cells) == again.cells[2:]
+    moved = tmp_path / "moved"
+    plan.sweep.folder.rename(moved)
+    assert plan.unfinished(plan.cells) == plan.cells
+    assert again.unfinished(again.cells) == again.cells[2:]
+    known = write_results(again.sweep, again.cells, again.elsewhere)
+    assert known == summarize(plan.sweep, read_rows(moved / "results.jsonl"))
+    shutil.rmtree(plan.sweep.folder)
+    moved.rename(plan.sweep.folder)
+    with pytest.raises(ValueError, match=r"results\.jsonl: 2 of its 2 finished runs are none of this sweep's"):
+        make_plan(file, ["train.steps=7"], rows=rows)
+    (tmp_path / "other.jsonl").write_text('{"loss": 1.0}\n')
+    with pytest.raises(ValueError, match=r"other\.jsonl, line 1: not a row .* 'labels'"):
+        read_rows(tmp_path / "other.jsonl")
+    (tmp_path / "other.jsonl").write_text("")
+    with pytest.raises(ValueError, match=r"has no rows; give the results\.jsonl of a sweep"):
+        read_rows(tmp_path / "other.jsonl")
 
 
 def test_outcomes_are_read_from_the_run_folders(tiny_config: Path, tmp_path: Path) -> None:
@@ -27,6 +51,7 @@ def test_outcomes_are_read_from_the_run_folders(tiny_config: Path, tmp_path: Pat
     ]
     seen = {"stream/kurt/00": 4.0, "stream/kurt/head": 2.0, "stream/mmr/head": 3.0, "stream/corr_mean/head": 0.5}
     lines += [{"step": 4, "tokens": 400, **seen}, {"step": 4, "tokens": 400, "eval/a/loss": 2.5, "eval/b/loss": 3.5}]
+    lines[-1] |= {"eval/a/exact_match": 0.25, "eval/b/exact_match": 0.75}
     (finished / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (finished / "result.json").write_text(json.dumps(lines[-1]))
     (diverged / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
@@ -36,6 +61,7 @@ def test_outcomes_are_read_from_the_run_folders(tiny_config: Path, tmp_path: Pat
     assert (first.status, first.loss, first.train_loss, first.tokens) == ("finished", 3.0, 2.0, 400)
     assert first.seconds == pytest.approx(100 * (1 / 50 + 1 / 100 + 1 / 150 + 1 / 200), abs=1e-3)
     assert first.outliers == Outliers(3.0, 4.0, 3.0, 0.5, None, 150.0)
+    assert (first.exact_match, first.evaluations) == (0.5, {"exact_match": {4: 0.5}})
     assert first.result == lines[-1]
     assert (second.status, second.diverged, second.loss, second.tokens) == ("diverged", True, None, 100)
     assert (third.status, third.diverged, third.tokens) == ("pending", False, None)
@@ -53,6 +79,7 @@ def test_outcomes_are_read_from_the_run_folders(tiny_config: Path, tmp_path: Pat
         ({"optimizer.lr": lr}, lr, loss) for lr, loss in ((0.1, 3.0), (0.2, None), (0.3, None))
     ]
     assert rows[0]["outliers"]["kurt_peak"] == 4.0
+    rows_of_another_machine_count(file, plan, plan.sweep.folder / "results.jsonl", tmp_path)
     check_same_cells(plan.sweep, plan.cells)
     with pytest.raises(ValueError, match=r"holds 2 finished runs, none of them of these cells"):
         check_same_cells(plan.sweep, make_plan(file, ["train.steps=7"]).cells)
