@@ -142,6 +142,13 @@ def test_damage_is_noticed_and_passed_over(
     assert len(warning.splitlines()) == 1
 
 
+def test_a_file_that_was_cut_is_noticed_without_reading_it(root: Path) -> None:
+    file = root / "step_00000003" / KINDS["weights"]
+    size = file.stat().st_size
+    os.truncate(file, size - 1)
+    assert checkpoint.problems(file.parent) == [f"{file.name} has {size - 1} bytes, expected {size}"]
+
+
 def test_any_flipped_byte_of_the_manifest_is_noticed(root: Path) -> None:
     """Every other file is vouched for by the manifest; it must vouch for itself."""
     folder = root / "step_00000003"
