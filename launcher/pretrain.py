@@ -68,7 +68,7 @@ def main() -> int:
         config = branch.resolve(load_config(arguments.config, arguments.overrides))
         plan = plan_run(config)
         inputs = open_inputs(config, world)
-        branch.check(config, inputs.fingerprints, world)
+        branch.check(config, inputs.fingerprints)
         initial_weights.check(config)
         alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
         if alone and is_finished(config, world):

@@ -23,9 +23,9 @@ from typing import Any
 
 import psutil
 import pytest
-from safetensors.torch import load_file
 from torch import Tensor
 
+from plumbline.launcher.runtime.checkpoint.tensors import read_model
 from tests.fork_server import Forked, start_server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -126,8 +126,7 @@ class Run:
 
     def weights(self, step: int) -> dict[str, Tensor]:
         """Return the fp32 weights in the checkpoint of a step."""
-        files = sorted((self.folder / "checkpoints" / f"step_{step:08d}").glob("*.safetensors"))
-        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+        return read_model(self.folder / "checkpoints" / f"step_{step:08d}")
 
     @property
     def checkpoints(self) -> list[str]:

@@ -23,8 +23,10 @@ from plumbline.launcher.runtime.checkpoint.store import TrainState
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
@@ -38,6 +40,15 @@ if TYPE_CHECKING:
 def set_environment(variables: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
+
+
+def whole_weights(engine: Engine) -> dict[str, Tensor]:
+    """Return copies of all fp32 weights by name, put together from the parts of all ranks. Collective."""
+    mine = [piece.share(engine.world) for piece in engine.pieces()]
+    parts = gather_objects([piece.of(piece.shard).float().clone() for piece in mine], engine.world)
+    return {
+        piece.name: torch.cat([share[number] for share in parts]).view(piece.shape) for number, piece in enumerate(mine)
+    }
 
 
 @pytest.fixture(scope="session")

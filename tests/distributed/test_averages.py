@@ -6,7 +6,6 @@ Every step of each run is saved, so the average can be formed again from the wei
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint import resume
-from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint.save import save
+from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, WEIGHT, SavedTensors, read_model
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
@@ -28,6 +28,7 @@ from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.objectives.next_token import NextToken
 from plumbline.model.objectives.objective import Losses
+from tests.distributed.conftest import state_after, whole_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,14 +58,14 @@ def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     return lambda name: found(f"ema_{name}")
 
 
-def saved(run: Run, prefix: str, step: int) -> dict[str, Tensor]:
-    return load_file(run.folder / "checkpoints" / f"step_{step:08d}" / f"{prefix}-00000.safetensors")
+def saved(run: Run, kind: str, step: int) -> dict[str, Tensor]:
+    return read_model(run.folder / "checkpoints" / f"step_{step:08d}", kind)
 
 
 def plain_average(run: Run, steps: int) -> dict[str, Tensor]:
     """Return weights averaged by definition: 2^(-age / half-life), age in tokens, over the states after each step."""
     shares = [2.0 ** (-(steps - step) * STEP_TOKENS / HALF_LIFE) for step in range(1, steps + 1)]
-    states = [saved(run, "model", step) for step in range(1, steps + 1)]
+    states = [saved(run, WEIGHT, step) for step in range(1, steps + 1)]
     return {
         name: sum((share * state[name].double() for share, state in zip(shares, states, strict=True)), torch.zeros(()))
         / sum(shares)
@@ -76,10 +77,10 @@ def plain_average(run: Run, steps: int) -> dict[str, Tensor]:
 def test_the_average_is_that_of_the_weights(runs: Callable[[str], Run], name: str) -> None:
     run = runs(name)
     assert all(
-        torch.equal(saved(run, "ema", 1)[tensor], weight) for tensor, weight in saved(run, "model", 1).items()
+        torch.equal(saved(run, AVERAGE, 1)[tensor], weight) for tensor, weight in saved(run, WEIGHT, 1).items()
     ), "after one update there is nothing else to average"
     for steps in range(2, STEPS + 1):
-        found, expected = saved(run, "ema", steps), plain_average(run, steps)
+        found, expected = saved(run, AVERAGE, steps), plain_average(run, steps)
         assert found.keys() == expected.keys()
         for tensor, average in expected.items():
             torch.testing.assert_close(found[tensor].double(), average, rtol=1e-6, atol=1e-8, msg=f"{name}: {tensor}")
@@ -107,22 +108,25 @@ def test_it_changes_nothing_in_training(runs: Callable[[str], Run], name: str) -
     for key in ("loss", "grad_norm", "eval/email/loss"):
         assert with_it.column(key) == without.column(key), key
     assert without.column("eval/email/ema_loss") == {}
-    files = checkpoint.read_manifest(without.folder / "checkpoints" / f"step_{STEPS:08d}")["files"]
-    assert not [file for file in files if file.startswith("ema")]
+    with SavedTensors(without.folder / "checkpoints" / f"step_{STEPS:08d}") as tensors:
+        assert tensors.average is None
+        assert all(AVERAGE not in kinds for kinds in tensors.kinds.values())
 
 
 @pytest.mark.parametrize("name", list(STAGES))
 def test_every_rank_keeps_its_own_shard(runs: Callable[[str], Run], name: str) -> None:
-    """Half of the parameters each, but for padding; at stage 0 every rank has everything."""
-    count = sum(weight.numel() for weight in saved(runs(name), "model", 1).values())
+    """Half of the parameters each, but for padding; at stage 0, where every rank has everything, half is written."""
+    count = sum(weight.numel() for weight in saved(runs(name), WEIGHT, 1).values())
     folder = runs(name).folder / "checkpoints" / f"step_{STEPS:08d}"
-    shards = sorted((folder / "ema").iterdir())
+    shards = sorted((folder / "state").iterdir())
     assert [shard.name for shard in shards] == ["rank_00000.safetensors", "rank_00001.safetensors"]
-    sizes = [sum(tensor.numel() for tensor in load_file(shard).values()) for shard in shards]
-    expected = count if name.endswith("_0") else count / 2
-    assert sizes == pytest.approx([expected, expected], rel=0.01)
-    files = checkpoint.read_manifest(folder)["files"]
-    assert {f"ema/{shard.name}" for shard in shards} | {"ema-00000.safetensors"} <= files.keys()
+    for kind in (WEIGHT, AVERAGE, "exp_avg"):
+        sizes = [
+            sum(tensor.numel() for key, tensor in load_file(shard).items() if key.startswith(f"{kind}/"))
+            for shard in shards
+        ]
+        assert sum(sizes) == count
+        assert sizes == pytest.approx([count / 2, count / 2], rel=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -133,11 +137,11 @@ def config(tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Confi
 def average_of(engine: Engine) -> dict[str, Tensor]:
     assert engine.ema is not None
     with engine.ema.in_place():
-        return {name: weight.clone() for name, weight in engine.fp32_weights()}
+        return whole_weights(engine)
 
 
 def weights_of(engine: Engine) -> dict[str, Tensor]:
-    return {name: weight.clone() for name, weight in engine.fp32_weights()}
+    return whole_weights(engine)
 
 
 def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
@@ -191,32 +195,34 @@ def test_only_an_average_of_the_same_half_life_goes_on(
 ) -> None:
     value = "null" if half_life is None else half_life
     new = load_config(tiny_config, [BF16, *AVERAGED, f"train.ema_half_life_tokens={value}"])
-    resume.check_resume(config, new, inputs.fingerprints, folder, world)
+    resume.check_resume(config, new, inputs.fingerprints, folder)
     trainer = Trainer(new, inputs, world, StopRequest())
     capsys.readouterr()
     trainer.resume(folder)
     told = "the moving average starts here" in capsys.readouterr().out
-    assert equal(weights_of(trainer.engine), load_file(folder / "model-00000.safetensors"))
+    assert equal(weights_of(trainer.engine), read_model(folder))
     if half_life is None:
         assert (trainer.engine.ema, told) == (None, False)
         return
     assert trainer.engine.ema is not None
     if half_life == HALF_LIFE:
         assert (trainer.engine.ema.tokens, told) == (3 * STEP_TOKENS, False)
-        assert equal(average_of(trainer.engine), load_file(folder / "ema-00000.safetensors"))
+        assert equal(average_of(trainer.engine), read_model(folder, AVERAGE))
     else:
         assert (trainer.engine.ema.tokens, told) == (0, True)
         assert equal(average_of(trainer.engine), weights_of(trainer.engine)), "of the checkpoint, not initial ones"
 
 
 def test_it_can_be_switched_on_in_the_middle(
-    folder: Path, config: Config, inputs: Inputs, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: Config, tiny_config: Path, inputs: Inputs, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = shutil.copytree(folder, tmp_path / folder.name)
-    (folder / "ema" / "rank_00000.safetensors").unlink()
+    without = load_config(tiny_config, [BF16, *SHORT])
+    engine = DeepSpeedEngine(without, world)
+    engine.train_step(inputs.train.micro_batches(2), 2, 1e-3)
+    folder = save(engine, without, state_after(3, inputs), tmp_path, world)
     trainer = Trainer(config, inputs, world, StopRequest())
     trainer.resume(folder)
     assert "the moving average starts here" in capsys.readouterr().out
     trainer.engine.train_step(inputs.train.micro_batches(3), 3, 1e-3)
     assert equal(average_of(trainer.engine), weights_of(trainer.engine))
-    assert not equal(weights_of(trainer.engine), load_file(folder / "model-00000.safetensors"))
+    assert not equal(weights_of(trainer.engine), read_model(folder))

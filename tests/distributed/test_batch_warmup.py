@@ -108,6 +108,6 @@ def test_another_warm_up_is_another_run(runs: Callable[[str], Run], config: Conf
     other = load_config(tiny_config, [*GROWING, "data.batch_size_warmup=[{tokens: 300, global_batch_size: 8}]"])
     world, folder = World(0, 0, 2, torch.device("cpu")), runs("growing_bf16").folder / "checkpoints" / "step_00000003"
     fingerprints = open_inputs(config, world).fingerprints
-    check_resume(config, config, fingerprints, folder, world)
+    check_resume(config, config, fingerprints, folder)
     with pytest.raises(CheckpointError, match=r"data\.batch_size_warmup: \[\{'tokens': 300, 'global_batch_size': 4"):
-        check_resume(config, other, fingerprints, folder, world)
+        check_resume(config, other, fingerprints, folder)

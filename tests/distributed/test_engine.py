@@ -17,6 +17,7 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspe
 from plumbline.launcher.runtime.run.scores import LossSums
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
+from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,12 +62,12 @@ def test_compiling_changes_neither_names_nor_groups_nor_the_step(
         engine.evaluate(micro_batches(config)[0])  # first, as after some resumes
         assert engine.train_step(micro_batches(config), 0, 1e-3).applied
     plain, compiled_engine = engines[False], engines[True]
-    assert "compile" not in "".join(name for name, _ in compiled_engine.fp32_weights())
+    assert "compile" not in "".join(whole_weights(compiled_engine))
     for one, other in zip(plain.groups, compiled_engine.groups, strict=True):
         assert {k: v for k, v in one.items() if k != "params"} == {k: v for k, v in other.items() if k != "params"}
         assert [p.shape for p in one["params"]] == [p.shape for p in other["params"]]
     for (name, weight), (other_name, other_weight) in zip(
-        plain.fp32_weights(), compiled_engine.fp32_weights(), strict=True
+        whole_weights(plain).items(), whole_weights(compiled_engine).items(), strict=True
     ):
         assert name == other_name
         # Adam's first step is lr * sign(gradient): a gradient of rounding size may differ
@@ -85,7 +86,7 @@ def test_every_valid_token_weighs_the_same(tiny_config: Path, world: World) -> N
     batches[3]["labels"][:] = -100  # nothing at all
 
     model = CausalLM(config.model, multipliers(config.model, config.parameterization))
-    model.load_state_dict(dict(engine.fp32_weights()))
+    model.load_state_dict(whole_weights(engine))
     logits = model(torch.cat([batch["input_ids"] for batch in batches]))
     assert isinstance(logits, Tensor)
     labels = torch.cat([batch["labels"] for batch in batches]).flatten()
@@ -103,11 +104,11 @@ def test_every_valid_token_weighs_the_same(tiny_config: Path, world: World) -> N
 
 def test_evaluation_drops_nothing_and_changes_nothing(engine: DeepSpeedEngine, config: Config) -> None:
     batch = micro_batches(config)[0]
-    before = {name: weight.clone() for name, weight in engine.fp32_weights()}
+    before = whole_weights(engine)
     scores = [engine.evaluate(batch) for _ in range(2)]
     assert scores[0] == scores[1]
     assert not engine.logits(batch).requires_grad
-    assert all(torch.equal(weight, before[name]) for name, weight in engine.fp32_weights())
+    assert all(torch.equal(weight, before[name]) for name, weight in whole_weights(engine).items())
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -134,12 +135,12 @@ def test_deepspeed_follows_a_growing_batch(tiny_config: Path, world: World) -> N
     engine = DeepSpeedEngine(config, world)
     assert (engine._engine.train_batch_size(), engine._engine.gradient_accumulation_steps()) == (8, 4)
     for step, (batch_size, accumulation) in enumerate([(4, 2), (4, 2), (8, 4)]):
-        before = {name: weight.clone() for name, weight in engine.fp32_weights()}
+        before = whole_weights(engine)
         assert engine.train_step(micro_batches(config, step), step, 1e-3).applied
         found = (engine._engine.train_batch_size(), engine._engine.gradient_accumulation_steps())
         assert found == (batch_size, accumulation)
         assert engine._engine.global_steps == step + 1, "one update a step"
-        assert not all(torch.equal(weight, before[name]) for name, weight in engine.fp32_weights())
+        assert not all(torch.equal(weight, before[name]) for name, weight in whole_weights(engine).items())
 
 
 @pytest.mark.parametrize(("key", "value"), [("gradient_clipping", 0.25), ("train_batch_size", 16)])

@@ -25,6 +25,7 @@ from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
+from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -87,7 +88,7 @@ def test_a_run_starts_as_the_function_of_the_folder(
     assert (config.model.hidden_size, config.model.num_key_value_heads, config.model.family) == (64, 1, "qwen3")
     initial_weights.check(config)
     engine = DeepSpeedEngine(config, world, initial_weights.initial_weights(config))
-    assert difference(dict(engine.fp32_weights()), config, folder) <= 1e-5
+    assert difference(whole_weights(engine), config, folder) <= 1e-5
 
 
 def test_pruning_may_be_learned_on_top(folder: Path, without_model: Path, world: World) -> None:
@@ -96,7 +97,7 @@ def test_pruning_may_be_learned_on_top(folder: Path, without_model: Path, world:
     config = load_config(without_model, typed)
     initial_weights.check(config)
     engine = DeepSpeedEngine(config, world, initial_weights.initial_weights(config))
-    weights = dict(engine.fp32_weights())
+    weights = whole_weights(engine)
     assert weights["model.layers.0.self_attn.ask_proj.weight"].abs().max() > 0
     assert difference(weights, config, folder) <= 1e-5
 
@@ -119,7 +120,7 @@ def test_two_ranks_start_there_and_a_resume_does_not_need_the_folder(
     ended = again.wait()
     assert ended.code == 0, ended.stderr
     assert "resuming after step 1" in ended.stdout
-    weights = load_file(first.run.folder / "checkpoints" / "step_00000002" / "model-00000.safetensors")
+    weights = first.run.weights(2)
     assert difference(weights, config, folder) <= 1e-5
 
 
@@ -129,7 +130,7 @@ def test_a_resume_from_another_start_is_refused(folder: Path, tiny_config: Path,
     old = load_config(found / "config.yaml", [])
     new = load_config(tiny_config, [f"train.initialize_from={folder}"])
     with pytest.raises(CheckpointError, match=r"train.initialize_from: None -> '.*exported'"):
-        check_resume(old, new, open_inputs(old, world).fingerprints, found, world)
+        check_resume(old, new, open_inputs(old, world).fingerprints, found)
 
 
 def test_a_model_section_that_differs_is_named_key_by_key(folder: Path, tiny_config: Path, tmp_path: Path) -> None:

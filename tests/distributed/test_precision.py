@@ -16,6 +16,7 @@ import torch
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.checkpoint.resume import check_resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
@@ -24,6 +25,7 @@ from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.model.quantization import float8
 from plumbline.model.quantization.precision import apply_precision
+from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -151,8 +153,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
     assert "resuming after step 2" in outcome.stdout
     lines = [[{k: v for k, v in r.items() if k not in SPEED} for r in run.records] for run in (outcome.run, whole)]
     assert lines[0] == lines[1]
-    weights = [run.folder / "checkpoints" / "step_00000004" / "model-00000.safetensors" for run in (outcome.run, whole)]
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    for rank in (0, 1):
+        file = f"checkpoints/step_00000004/{shard_name(rank)}"
+        assert (outcome.run.folder / file).read_bytes() == (whole.folder / file).read_bytes()
 
 
 @pytest.mark.parametrize("change", ["precision.weights=3", "precision.kv_cache=null"])
@@ -162,7 +165,7 @@ def test_a_resume_in_another_precision_is_refused(
     found = runs("whole").folder / "checkpoints" / "step_00000002"
     old, new = load_config(found / "config.yaml", []), load_config(tiny_config, [*RESUMED, change])
     with pytest.raises(CheckpointError, match=rf"\n  {change.partition('=')[0]}[.:\w]* .* -> "):
-        check_resume(old, new, open_inputs(old, world).fingerprints, found, world)
+        check_resume(old, new, open_inputs(old, world).fingerprints, found)
 
 
 def test_a_branch_may_round_what_its_parent_did_not(
@@ -207,7 +210,7 @@ def test_float8_trains_alike_when_it_is_sharded(tiny_config: Path, world: World,
     layers: Any = torch.nn.Sequential(torch.nn.Linear(16, 16))
     float8.compute_in_float8(layers, config.precision)
     assert layers[0].config.emulate, "a CPU may well have these products, and other devices not"
-    names = [name for name, _ in DeepSpeedEngine(config, world).fp32_weights()]
+    names = list(whole_weights(DeepSpeedEngine(config, world)))
     assert names == [row.name for row in plan_run(config).rows]
 
 

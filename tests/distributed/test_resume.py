@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.system.signals import REQUEUE
 from tests.conftest import PATIENCE, written
 
@@ -51,8 +52,8 @@ def assert_same_numbers(found: Run, expected: Run) -> None:
     results = [json.loads((run.folder / "result.json").read_text()) for run in (found, expected)]
     assert results[0] == results[1]
     last = f"checkpoints/step_{STEPS:08d}"
-    for weights in ("model-00000.safetensors", "ema-00000.safetensors"):
-        assert (found.folder / last / weights).read_bytes() == (expected.folder / last / weights).read_bytes()
+    for file in (shard_name(rank) for rank in (0, 1)):
+        assert (found.folder / last / file).read_bytes() == (expected.folder / last / file).read_bytes()
     assert list(found.column("eval/email/ema_loss")) == [9, 18]
 
 

@@ -30,6 +30,7 @@ from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.scores import held_out_loss, wilson_interval
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
+from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
     from plumbline.launcher.runtime.system.world import World
@@ -106,7 +107,7 @@ def test_exact_match_is_what_a_plain_argmax_says(tiny_config: Path, world: World
     scores = held_out_loss(engine, batches, split)
 
     model = CausalLM(config.model, multipliers(config.model, config.parameterization)).eval()
-    model.load_state_dict(dict(engine.fp32_weights()))
+    model.load_state_dict(whole_weights(engine))
     with torch.no_grad():
         expected = scored_by_hand(model, batches)
     assert 0 < expected["exact_match"] < expected["accuracy"] < 1, "the test has something to tell apart"
@@ -146,10 +147,10 @@ def test_another_task_does_not_resume(whole: Run, tiny_config: Path, world: Worl
     for other in (TASK.replace("pairs: 4", "pairs: 3"), TASK.replace("}", ", seed: 1}")):
         config = load_config(tiny_config, [f"data.train=[{{task: {other}}}]", "data.sequence_length=12", *STEPS])
         with pytest.raises(CheckpointError) as caught:
-            check_resume(begun, config, open_inputs(config, world).fingerprints, found, world)
+            check_resume(begun, config, open_inputs(config, world).fingerprints, found)
         assert "data.train: " in str(caught.value)
         assert "corpora: {'retrieval': " in str(caught.value)
-    check_resume(begun, begun, open_inputs(begun, world).fingerprints, found, world)
+    check_resume(begun, begun, open_inputs(begun, world).fingerprints, found)
 
 
 def test_two_ranks_that_shard_everything_score_the_same(whole: Run, run_pretrain: Pretrain, tiny_config: Path) -> None:

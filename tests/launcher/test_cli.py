@@ -164,11 +164,7 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(run_pretrain: Pretrain, 
 @pytest.mark.parametrize(
     ("overrides", "nodes", "words"),
     [
-        (
-            ["train.steps=30"],
-            2,
-            "written by a different run; .* or undo:\n  world_size: 1 -> 2",
-        ),
+        (["train.steps=30", "run.seed=2"], 2, "written by a different run; .* or undo:\n  run.seed: 1 -> 2"),
         (["optimizer.lr=0.5"], 1, "is complete, and was trained with other values"),
     ],
 )

@@ -45,17 +45,16 @@ def resolve(config: Config) -> Config:
     return _with_branch(config, branch)
 
 
-def check(config: Config, corpora: dict[str, str], world: World) -> None:
+def check(config: Config, corpora: dict[str, str]) -> None:
     """Refuse a branch that would not continue its parent; sizes of files are checked here, their bytes by `start`.
 
     Args:
         config: as `resolve` returned it.
         corpora: name -> fingerprint of the training corpora.
-        world: this process among all; no process group is needed.
 
     Raises:
         CheckpointError: the parent's checkpoint is missing or damaged, lies in its warm-up or decay, or is of another
-            model, parameterization, data order, seed, learning rate, world size or ZeRO stage.
+            model, parameterization, data order, seed, learning rate or precision of training.
     """
     branch = config.schedule.branch
     if branch is None or checkpoints(config.run.folder / "checkpoints"):
@@ -65,7 +64,7 @@ def check(config: Config, corpora: dict[str, str], world: World) -> None:
     parent = load_config(folder / "config.yaml", [])
     # A branch differs from its parent in being a branch, and may in precision; `check_resume` compares the rest
     like = _with_branch(parent, branch).model_copy(update={"precision": config.precision})
-    check_resume(like, config, corpora, folder, world, remedy="a branch continues its parent, so undo")
+    check_resume(like, config, corpora, folder, remedy="a branch continues its parent, so undo")
     _check_length(config, parent, folder)
 
     plan = plan_run(parent)

@@ -3,17 +3,14 @@
 Every rank writes its files into one hidden staging folder; then one of them publishes the folder.
 """
 
-import contextlib
 import json
 import os
 import shutil
-import stat
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-import torch
 import xxhash
 
 from plumbline.data.workspace import sync
@@ -52,7 +49,7 @@ def make_room(staging: Path) -> None:
     staging.mkdir(parents=True)
 
 
-def write_files(files: Mapping[str, Any], folder: Path) -> dict[str, FileFacts]:
+def write_files(files: Mapping[str, TensorFile | str], folder: Path) -> dict[str, FileFacts]:
     """Write one rank's files of a snapshot to disk, and return the size and checksum of each.
 
     Raises:
@@ -124,41 +121,17 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _write_file(path: Path, content: Any) -> FileFacts:
-    """Write a text, a TensorFile, or an object by torch.save to disk; return its size and checksum.
-
-    A text that is a script may be run by whoever may read it, as in the checkpoints that DeepSpeed writes itself.
-    """
+def _write_file(path: Path, content: TensorFile | str) -> FileFacts:
+    """Write a text or tensors to disk; return size and checksum."""
     with path.open("wb") as file:
         sink = _HashedFile(file)
         if isinstance(content, str):
             sink.write(content.encode())
-            if content.startswith("#!"):
-                _make_executable(file)
-        elif isinstance(content, TensorFile):
-            content.write(sink)
         else:
-            _save_object(content, sink)
+            content.write(sink)
         file.flush()
         os.fsync(file.fileno())  # some file systems notice only here that they are full
     return sink.facts
-
-
-def _make_executable(file: BinaryIO) -> None:
-    """Let whoever may read a file run it."""
-    mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-    with contextlib.suppress(PermissionError):  # a file system without permissions
-        os.fchmod(file.fileno(), mode | (mode & 0o444) >> 2)
-
-
-def _save_object(content: Any, sink: "_HashedFile") -> None:
-    """Write an object by torch.save, which reports what goes wrong with the file in words of its own."""
-    try:
-        torch.save(content, cast(BinaryIO, sink))  # all that it asks of a file is to write and to flush
-    except RuntimeError:
-        if sink.error is not None:
-            raise sink.error from None
-        raise
 
 
 class _HashedFile:
@@ -166,24 +139,14 @@ class _HashedFile:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._digest, self._size = file, xxhash.xxh3_64(), 0
-        self.error: OSError | None = None
-        """Why something could not be written."""
 
     def write(self, data: Any, /) -> int:
         """Write the bytes of an object that has a buffer."""
         size = memoryview(data).nbytes
         self._digest.update(data)
         self._size += size
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
+        self._file.write(data)
         return size
-
-    def flush(self) -> None:
-        """Do what torch.save expects of a file."""
-        self._file.flush()
 
     @property
     def facts(self) -> FileFacts:

@@ -4,11 +4,11 @@ import json
 from functools import partial
 from pathlib import Path
 
+from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.store import (
     STATE,
     CheckpointError,
     TrainState,
-    average_shard,
     checkpoints,
     newest_whole,
     problems,
@@ -45,11 +45,20 @@ def damage(folder: Path, world: World) -> list[str]:
 
 
 def load(engine: Engine, folder: Path) -> TrainState:
-    """Read the engine's state from a checkpoint that `find` returned, and return where training stands."""
-    engine.restore(folder)
-    if engine.ema is not None:
-        engine.ema.restore(folder / average_shard(engine.world.rank))
+    """Read the engine's state from a checkpoint that `find` returned, and return where training stands. Collective."""
+    tensors.restore(engine, folder)
     return TrainState(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+
+
+def other_layout(folder: Path, config: Config, world: World) -> str | None:
+    """Say how the ranks that wrote a checkpoint differ from these in number or ZeRO stage; None: they do not.
+
+    On the same number at the same stage, training goes on to the same bits; on others sums are taken in another order.
+    """
+    manifest = read_manifest(folder)
+    before = f"{manifest['world_size']} rank(s) at ZeRO stage {manifest['zero_stage']}"
+    now = f"{world.size} rank(s) at ZeRO stage {config.deepspeed.zero_stage}"
+    return None if before == now else f"written by {before}, read by {now}"
 
 
 def check_resume(
@@ -57,17 +66,15 @@ def check_resume(
     new: Config,
     corpora: dict[str, str],
     folder: Path,
-    world: World,
     remedy: str = "give this one another run.name, or undo",
 ) -> None:
-    """Refuse a resume that contradicts what a run keeps until it ends: keys (config/identity.py), ranks and text.
+    """Refuse a resume that contradicts what a run keeps until it ends: keys (config/identity.py) and text.
 
     Args:
         old: the configuration in the checkpoint.
         new: the configuration that wants to resume.
         corpora: name -> fingerprint of the training corpora as they are now.
         folder: the checkpoint.
-        world: this process among all.
         remedy: what the error says to do.
 
     Raises:
@@ -81,7 +88,7 @@ def check_resume(
             f"{folder} is at step {manifest['step']}, beyond the {total_steps} that train.steps (or train.tokens) "
             "asks for: raise it, or give this run another run.name"
         )
-    facts = {"world_size": world.size, "corpora": corpora}  # the same path may hold another text by now
-    lines += [f"  {key}: {manifest[key]!r} -> {value!r}" for key, value in facts.items() if manifest[key] != value]
+    if manifest["corpora"] != corpora:  # the same path may hold another text by now
+        lines.append(f"  corpora: {manifest['corpora']!r} -> {corpora!r}")
     if lines:
         raise CheckpointError(f"{folder} was written by a different run; {remedy}:\n" + "\n".join(lines))

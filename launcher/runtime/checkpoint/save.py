@@ -62,7 +62,7 @@ def _on_all(action: Callable[[], Result], staging: Path, world: World) -> list[R
     result, error = None, None
     try:
         result = action()
-    except (OSError, RuntimeError) as problem:  # RuntimeError: torch could not serialize something
+    except OSError as problem:
         error = f"{type(problem).__name__}: {problem}"
     results, errors = zip(*gather_objects((result, error), world), strict=True)
     if any(errors):

@@ -1,20 +1,12 @@
 """Take a snapshot of training: the first half of a save, in which all ranks exchange what they need."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from plumbline.launcher.runtime.checkpoint.store import (
-    CONFIG,
-    EMA_WEIGHTS,
-    STATE,
-    WEIGHTS,
-    BrokenWeightsError,
-    TrainState,
-    average_shard,
-)
-from plumbline.launcher.runtime.checkpoint.weights import TensorFile, weight_files
+from plumbline.launcher.runtime.checkpoint.store import CONFIG, STATE, BrokenWeightsError, TrainState
+from plumbline.launcher.runtime.checkpoint.tensors import collect, shard_name
+from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.load import as_yaml
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
@@ -26,14 +18,19 @@ from plumbline.launcher.runtime.system.world import World
 class Snapshot:
     """Hold what one rank writes of a checkpoint, copied to host memory: training may go on while it is written.
 
-    These are this rank's shards of the optimizer states and of the moving average, and its share of the files of fp32
-    weights. Together the ranks hold what the checkpoint takes on disk.
+    Together the ranks hold what the checkpoint takes on disk.
     """
 
-    files: dict[str, Any]
-    """Name within the checkpoint -> a text, a TensorFile, or an object that torch.save writes."""
+    files: dict[str, TensorFile | str]
+    """Name within the checkpoint -> tensors, or a text."""
     facts: dict[str, Any]
     """What the manifest says of the checkpoint as a whole; the same on all ranks."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the host memory that this rank's tensors take."""
+        files = (file for file in self.files.values() if isinstance(file, TensorFile))
+        return sum(tensor.nbytes for file in files for tensor in file.tensors.values())
 
 
 def take_snapshot(engine: Engine, config: Config, state: TrainState, world: World) -> Snapshot:
@@ -42,13 +39,9 @@ def take_snapshot(engine: Engine, config: Config, state: TrainState, world: Worl
     Raises:
         BrokenWeightsError: a weight is not finite.
     """
-    files: dict[str, Any] = dict(weight_files(engine.fp32_weights(), WEIGHTS, world.rank, world.size))
-    _check_finite(files.values(), world)
-    files |= engine.snapshot()
-    if engine.ema is not None:
-        files[average_shard(world.rank)] = TensorFile(*engine.ema.snapshot())
-        with engine.ema.in_place():
-            files |= weight_files(engine.fp32_weights(), EMA_WEIGHTS, world.rank, world.size)
+    mine = collect(engine)
+    _check_finite(mine, world)
+    files: dict[str, TensorFile | str] = {shard_name(world.rank): mine}
     if world.is_main:
         files[CONFIG] = as_yaml(config)
         files[STATE] = json.dumps(asdict(state), indent=2) + "\n"
@@ -61,9 +54,9 @@ def take_snapshot(engine: Engine, config: Config, state: TrainState, world: Worl
     return Snapshot(files, facts)
 
 
-def _check_finite(files: Iterable[TensorFile], world: World) -> None:
-    """Raise BrokenWeightsError on all ranks if a tensor in the files of any of them is not finite."""
-    mine = [name for file in files for name, tensor in file.tensors.items() if not tensor.isfinite().all()]
-    broken = [name for share in gather_objects(mine, world) for name in share]
+def _check_finite(mine: TensorFile, world: World) -> None:
+    """Raise BrokenWeightsError on all ranks if a tensor of any of them is not finite."""
+    broken = [name for name, tensor in mine.tensors.items() if not tensor.isfinite().all()]
+    broken = sorted({name for share in gather_objects(broken, world) for name in share})
     if broken:
-        raise BrokenWeightsError(f"{len(broken)} tensors hold weights that are not finite, {broken[0]} for one")
+        raise BrokenWeightsError(f"{len(broken)} tensors hold values that are not finite, {broken[0]} for one")

@@ -5,10 +5,7 @@ written last, then the folder is renamed to its final name and the `latest` poin
 name is complete, whatever was killed when. Whoever reads one verifies it first, and takes the newest that is whole.
 
     checkpoints/latest                      text: the name of the newest checkpoint, for people and scripts
-    checkpoints/step_00001000/deepspeed/    DeepSpeed's shards: fp32 master weights, Adam moments
-                              model-*.safetensors   fp32 weights under Hugging Face names: read without unpickling
-                              ema-*.safetensors     the same of the moving average, if there is one
-                              ema/          its shards, one for each rank
+    checkpoints/step_00001000/state/        a file for each rank: its part of weights, optimizer states, moving average
                               config.yaml   the resolved configuration
                               state.json    where training stood: step, samples, tokens
                               manifest.json every other file with size and checksum
@@ -24,9 +21,8 @@ import xxhash
 
 from plumbline.launcher.runtime.system.log import LOG
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, STATE, CONFIG, POINTER = "manifest.json", "state.json", "config.yaml", "latest"
-WEIGHTS, EMA_WEIGHTS = "model", "ema"  # how the names of safetensors files begin
 
 
 class CheckpointError(ValueError):
@@ -75,11 +71,6 @@ def checkpoints(root: Path) -> list[Path]:
 def step_of(folder: Path) -> int:
     """Return the step after which a checkpoint was saved."""
     return int(folder.name[5:])
-
-
-def average_shard(rank: int) -> str:
-    """Return the name, within a checkpoint, of a rank's shard of the moving average."""
-    return f"ema/rank_{rank:05d}.safetensors"
 
 
 def newest_whole(folders: Iterable[Path], check: Callable[[Path], list[str]], warn: bool = True) -> Path | None:

@@ -64,7 +64,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say what to ask of DeepSpeed. The rest of its configuration is generated, with every key explicit."""
 
-    zero_stage: int = Field(default=1, ge=0, le=3, json_schema_extra={"shapes": "state"})
+    zero_stage: int = Field(default=1, ge=0, le=3)
     """0: replicate everything; 1: shard optimizer states; 2: gradients as well; 3: parameters as well."""
     precision: Literal["bf16", "fp32"] = Field(default="bf16", json_schema_extra={"shapes": "state"})
     """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: do all in fp32."""

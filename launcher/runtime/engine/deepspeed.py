@@ -4,10 +4,8 @@ DeepSpeed accepts unknown keys in silence and its defaults move between releases
 here with every key that matters, what took effect is read back after `initialize`, and a mismatch refuses to train.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,24 +15,19 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
 from plumbline.launcher.runtime.engine.build import build_for_training
-from plumbline.launcher.runtime.engine.host_memory import copy_to_host
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
+from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm, clip_gradients
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
     CombinedOptimizer,
     group_settings,
     make_optimizer,
-    restore_settings,
     verify_settings,
 )
 from plumbline.launcher.runtime.system.startup import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
-
-TAG = "deepspeed"  # sub-folder of a checkpoint with DeepSpeed's own files
-ROOT = "checkpoint"  # where DeepSpeed is told to save; what it would write is collected instead
-SCRIPTS = ("zero_to_fp32.py", "zero_to_torch.py")  # put the shards together again, without our code
 
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
@@ -75,7 +68,6 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": not config.optimizer.kind.on_deepspeeds_list,
         "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW updates offloaded states as well
-        "checkpoint": {"tag_validation": "Fail", "load_universal": False},
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
     }
@@ -188,9 +180,14 @@ class DeepSpeedEngine(Engine):
     @property
     def groups(self) -> list[dict[str, Any]]:
         """Return the optimizer's parameter groups, as the running optimizer sees them."""
-        optimizer = self._engine.optimizer
-        groups: list[dict[str, Any]] = getattr(optimizer, "optimizer", optimizer).param_groups
+        groups: list[dict[str, Any]] = self._optimizer.param_groups
         return groups
+
+    @property
+    def _optimizer(self) -> Any:
+        """Return the optimizer that we made, which ZeRO wraps from stage 1 on."""
+        optimizer = self._engine.optimizer
+        return getattr(optimizer, "optimizer", optimizer)
 
     def master_weights(self) -> list[Tensor]:
         """Return this rank's flat shards; at stage 0 the parameters."""
@@ -200,68 +197,19 @@ class DeepSpeedEngine(Engine):
         """Round and gather the master weights as DeepSpeed does after an update. Collective."""
         zero_shards.refresh_weights(self._engine)
 
-    def master_pieces(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and this rank's flat piece of the master weight of every trained tensor."""
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                yield name, zero_shards.master_piece(parameter, self.stage, self.world)
+    def pieces(self) -> list[Piece]:
+        """Return this rank's part of every tensor."""
+        return [
+            zero_shards.locate(self._engine, name, parameter, self.groups, self.world)
+            for name, parameter in self.model.named_parameters()
+        ]
+
+    @property
+    def optimizer_state(self) -> MutableMapping[Tensor, dict[str, Any]]:
+        """Return the state of the optimizer by flat shard; at stage 0 by parameter."""
+        state: MutableMapping[Tensor, dict[str, Any]] = self._optimizer.state
+        return state
 
     def gradient(self, name: str) -> Tensor:
         """Return the whole gradient of a tensor; at stage 0 it is clipped. Collective."""
         return zero_shards.whole_gradient(self.model.get_parameter(name))
-
-    def fp32_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and whole fp32 weight of every tensor, one at a time, on the CPU. Collective."""
-        for name, parameter in self.model.named_parameters():
-            yield name, zero_shards.whole_weight(parameter).float().cpu()
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return what DeepSpeed would write of a checkpoint on this rank, under the names that it would have."""
-        # universal_checkpoint_info lets DeepSpeed's converter read the files, for a resume on another world size
-        state = {"universal_checkpoint_info": {"universal_checkpoint_version": 0.2}}
-        with _captured_writes(self._engine) as files:
-            self._engine.save_checkpoint(ROOT, tag=TAG, client_state=state, save_latest=False)
-        return files
-
-    def restore(self, folder: Path) -> None:
-        """Read this rank's shards of a `snapshot`; the configuration's hyperparameters win over the saved ones.
-
-        Raises:
-            RuntimeError: DeepSpeed found nothing to load (it would go on from scratch without a word).
-        """
-        loaded, _ = self._engine.load_checkpoint(str(folder), tag=TAG, load_lr_scheduler_states=False)
-        if loaded is None:
-            raise RuntimeError(f"{folder / TAG}: DeepSpeed loaded nothing")
-        restore_settings(self.groups, self.settings)
-        if self.stage > 0:  # DeepSpeed brings back the limit of the checkpoint
-            self._engine.optimizer.clip_grad = self.requested["gradient_clipping"]
-
-
-@contextmanager
-def _captured_writes(engine: Any) -> Iterator[dict[str, Any]]:
-    """Collect what DeepSpeed would write below ROOT meanwhile, by name, copied to host memory; nothing is written."""
-    import deepspeed
-
-    files: dict[str, Any] = {}
-
-    def save(state_dict: Any, path: str) -> None:
-        files[str(Path(path).relative_to(ROOT))] = copy_to_host(state_dict)
-
-    def copy_scripts(_folder: str) -> None:
-        utilities = Path(deepspeed.utils.__path__[0])
-        files.update({name: (utilities / name).read_text(encoding="utf-8") for name in SCRIPTS})
-
-    writer = engine.checkpoint_engine
-    replaced: list[tuple[Any, str, Any]] = [
-        (writer, "save", save),
-        (writer, "makedirs", lambda *_, **__: None),
-        (engine, "_copy_recovery_script", copy_scripts),
-    ]
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, method in replaced:
-        setattr(owner, name, method)
-    try:
-        yield files
-    finally:
-        for owner, name, method in originals:
-            setattr(owner, name, method)

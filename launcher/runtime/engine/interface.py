@@ -7,9 +7,8 @@ A method that is marked as collective exchanges something between ranks: all of 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.moving_average import MovingAverage
 from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
 from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
@@ -62,6 +62,9 @@ class Engine(ABC):
         world: this process among all; the process group must be up.
         model: the model with its objective. Its parameters may be sharded, so only the engine calls it.
     """
+
+    settings: dict[str, dict[str, Any]]
+    """Hyperparameters of the optimizer's groups as the parameterization's table has them, by name of the group."""
 
     def __init__(self, config: Config, plan: RunPlan, world: World, model: TrainedLM) -> None:
         self.config, self.plan, self.world, self.model = config, plan, world, model
@@ -192,10 +195,26 @@ class Engine(ABC):
         """Make the model compute with the master weights as they are now, rounded and gathered. Collective."""
 
     @abstractmethod
+    def pieces(self) -> list[Piece]:
+        """Return this rank's part of every tensor of the model, trained or not, in the order of the model."""
+
     def master_pieces(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and master weight of every trained tensor, as far as this rank is to look at it.
 
         Each is flat, perhaps empty, and no copy; the pieces of all ranks, one behind the other, are the tensor.
+        """
+        for piece in self.pieces():
+            if piece.trained:
+                mine = piece.share(self.world)
+                yield mine.name, mine.of(mine.shard)
+
+    @property
+    @abstractmethod
+    def optimizer_state(self) -> MutableMapping[Tensor, dict[str, Any]]:
+        """Return the state of the optimizer by shard, as `Piece.shard` names it; empty until the first update.
+
+        A value of the shard's shape holds an element for each of the shard's. Any other, such as a count of steps,
+        belongs to all tensors of the shard alike. It may be written to.
         """
 
     @abstractmethod
@@ -203,25 +222,4 @@ class Engine(ABC):
         """Return the whole gradient of a tensor, averaged over ranks. Collective; between backward and update only.
 
         An engine may have clipped it already.
-        """
-
-    @abstractmethod
-    def fp32_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and whole fp32 weight of every tensor, one at a time, on the CPU. Collective: all iterate."""
-
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def snapshot(self) -> dict[str, Any]:
-        """Return this rank's files of a checkpoint: by name, what each is to hold, copied to host memory. Collective.
-
-        A text is to be written as it is, anything else by torch.save. The moving average is not among them.
-        """
-
-    @abstractmethod
-    def restore(self, folder: Path) -> None:
-        """Read the files of a `snapshot`; the configuration's hyperparameters win over the saved ones. Collective.
-
-        Raises:
-            RuntimeError: there is nothing to read.
         """

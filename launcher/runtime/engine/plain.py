@@ -5,9 +5,8 @@ In fp32 they agree up to the order of summation; bf16 is autocast over fp32 weig
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,19 +15,12 @@ from torch import Tensor
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_for_training
-from plumbline.launcher.runtime.engine.host_memory import copy_to_host
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
+from plumbline.launcher.runtime.engine.pieces import Piece, replicated
 from plumbline.launcher.runtime.optim.clipping import clip_gradients
-from plumbline.launcher.runtime.optim.optimizer import (
-    group_settings,
-    make_optimizer,
-    restore_settings,
-    verify_settings,
-)
+from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer, verify_settings
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
-
-FILE = "plain.pt"  # of a checkpoint: weights and optimizer
 
 
 class PlainEngine(Engine):
@@ -87,30 +79,17 @@ class PlainEngine(Engine):
     def refresh_weights(self) -> None:
         """Do nothing: the model computes with the master weights themselves."""
 
-    def master_pieces(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and flat weight of every trained tensor."""
-        for name, parameter in self.model.named_parameters():
-            if parameter.requires_grad:
-                yield name, parameter.detach().flatten()
+    def pieces(self) -> list[Piece]:
+        """Return every tensor, whole."""
+        return [replicated(name, parameter) for name, parameter in self.model.named_parameters()]
+
+    @property
+    def optimizer_state(self) -> MutableMapping[Tensor, dict[str, Any]]:
+        """Return the optimizer's state by parameter."""
+        return self._optimizer.state
 
     def gradient(self, name: str) -> Tensor:
         """Return the gradient of a tensor, not clipped yet."""
         gradient = self.model.get_parameter(name).grad
         assert gradient is not None, "gradients are there between backward and update"
         return gradient
-
-    def fp32_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and weight of every tensor, on the CPU."""
-        for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach().float().cpu()
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return weights and optimizer state."""
-        return {FILE: copy_to_host({"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict()})}
-
-    def restore(self, folder: Path) -> None:
-        """Read a `snapshot`; the configuration's hyperparameters win over the saved ones."""
-        state = torch.load(folder / FILE, map_location=self.world.device)
-        self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        restore_settings(self.groups, self.settings)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plumbline.launcher.runtime.engine.pieces import Piece, replicated
 from plumbline.launcher.runtime.optim.muon import MatrixPieces, ShardedMuon
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.launcher.runtime.system.world import World
@@ -46,17 +47,39 @@ def refresh_weights(engine: Any) -> None:
         optimizer.checkpoint_event_epilogue()  # gathers what DeepSpeed keeps gathered
 
 
-def master_piece(parameter: nn.Parameter, stage: int, world: World) -> Tensor:
-    """Return this rank's part of a tensor's master weight, flat; at stage 0, where everyone has all, an even share."""
-    from deepspeed.utils import safe_get_local_fp32_param
+def locate(engine: Any, name: str, parameter: nn.Parameter, groups: Sequence[Mapping[str, Any]], world: World) -> Piece:
+    """Return where this rank keeps its part of a tensor.
 
-    if stage == 0:
-        return parameter.detach().flatten().tensor_split(world.size)[world.rank]
-    if stage == 3:
-        padded: Tensor = safe_get_local_fp32_param(parameter)
-        return padded[: max(0, parameter.ds_numel - world.rank * padded.numel())]  # type: ignore[attr-defined]
-    mapping = parameter._hp_mapping  # type: ignore[attr-defined]
-    return torch.empty(0) if mapping is None else mapping.get_hp_fragment()
+    Args:
+        engine: the DeepSpeed engine.
+        name: of the tensor.
+        parameter: of the model, as ZeRO left it.
+        groups: of the optimizer.
+        world: this process among all.
+    """
+    if hasattr(parameter, "ds_numel"):
+        return _located_at_stage_3(engine.optimizer, name, parameter, world)
+    if engine.zero_optimization_stage() == 0 or not parameter.requires_grad:
+        return replicated(name, parameter)
+    shape, mapping = tuple(parameter.shape), parameter._hp_mapping  # type: ignore[attr-defined]
+    if mapping is None:  # all of it lies in other ranks' shards
+        return Piece(name, shape, torch.empty(0), 0, 0, 0, trained=True)
+    inside, within = mapping.hp_fragment_address, mapping.lp_fragment_address
+    shard = groups[mapping.param_group_index]["params"][0]
+    return Piece(name, shape, shard, inside.start, within.start, inside.numel, trained=True)
+
+
+def _located_at_stage_3(zero: Any, name: str, parameter: Any, world: World) -> Piece:
+    """Return where this rank keeps its part of a tensor that is cut into equal parts, the last ones padded."""
+    padded = parameter.ds_tensor.numel()
+    start = min(world.rank * padded, parameter.ds_numel)
+    place = tuple(parameter.ds_shape), start, min(padded, parameter.ds_numel - start)
+    shard, offset = parameter.ds_tensor, 0
+    if parameter.requires_grad:
+        group, offset, _ = zero.grad_position[zero.get_param_id(parameter)]
+        shard = zero.fp32_partitioned_groups_flat[group]
+    shape, start, length = place
+    return Piece(name, shape, shard, offset, start, length, parameter.requires_grad)
 
 
 def whole_gradient(parameter: nn.Parameter) -> Tensor:
@@ -95,14 +118,6 @@ def gradient_norms(zero: Any, groups: int, stage: int) -> list[Tensor]:
     for norm, owner in zip(norms, owners, strict=True):
         squares[owner] += math.nan if norm < 0 else float(norm) ** 2  # DeepSpeed's mark of what is not finite is -1
     return list(squares.sqrt())
-
-
-def whole_weight(parameter: nn.Parameter) -> Tensor:
-    """Return the whole fp32 master weight of a tensor; all ranks must call."""
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    weight: Tensor | None = safe_get_full_fp32_param(parameter)
-    return (parameter.data if weight is None else weight).detach()
 
 
 def locate_matrices(muon: ShardedMuon, zero: Any, stage: int, world: World) -> dict[Tensor, list[MatrixPieces]]:

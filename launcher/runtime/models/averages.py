@@ -16,8 +16,8 @@ from pathlib import Path
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
-from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_weights
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
@@ -49,26 +49,23 @@ def open_weights(path: Path, average: str | None) -> OpenedWeights:
         ValueError: `average` cannot be read; the run has no such average or checkpoints; another checkpoint that takes
             part is damaged or of another model.
     """
-    prefix = f"{checkpoint.EMA_WEIGHTS if average == 'ema' else checkpoint.WEIGHTS}-"
-    check = partial(checkpoint.problems, contents=True, only=lambda name: name.startswith((prefix, checkpoint.CONFIG)))
-    folders = _window(path, average, check)
-    files = [
-        [folder / name for name in sorted(checkpoint.read_manifest(folder)["files"]) if name.startswith(prefix)]
-        for folder in folders
-    ]
+    needed = (f"{tensors.FOLDER}/", checkpoint.CONFIG)
+    folders = _window(
+        path, average, partial(checkpoint.problems, contents=True, only=lambda name: name.startswith(needed))
+    )
     config, *others = (load_config(folder / "config.yaml", []) for folder in folders)
     for folder, other in zip(folders[1:], others, strict=True):
         if changes := differences(config, other, ["model"]):
             raise ValueError(f"--average {average}: {folder} is of another model: {'; '.join(changes)}")
-    if len(files) > 1:
+    if len(folders) > 1:
         names = ", ".join(folder.name for folder in reversed(folders))
-        return OpenedWeights(mean_weights(files), folders[0], config, f"mean of {names}")
-    if not files[0]:
+        return OpenedWeights(tensors.mean_model(folders), folders[0], config, f"mean of {names}")
+    if average != "ema":
+        return OpenedWeights(tensors.read_model(folders[0]), folders[0], config, None)
+    if config.train.ema_half_life_tokens is None:
         raise ValueError(f"--average ema: {folders[0]} has no moving average; train with train.ema_half_life_tokens")
-    words = None
-    if average == "ema":
-        words = f"exponential moving average, half-life {config.train.ema_half_life_tokens:,} tokens"
-    return OpenedWeights(read_weights(files[0]), folders[0], config, words)
+    words = f"exponential moving average, half-life {config.train.ema_half_life_tokens:,} tokens"
+    return OpenedWeights(tensors.read_model(folders[0], tensors.AVERAGE), folders[0], config, words)
 
 
 def _window(path: Path, average: str | None, check: Check) -> list[Path]:

@@ -12,10 +12,8 @@ it. Measured in tokens, the same average is asked for under any batch size. Only
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from plumbline.launcher.runtime.system.collectives import AllRanksError
@@ -37,6 +35,7 @@ class MovingAverage:
         self.tokens = 0
         """Tokens of the updates in the average; 0: it is a copy of the weights."""
         self._masters, self._refresh = masters, refresh
+        self._index = {id(master): index for index, master in enumerate(masters)}
         self._shards = [master.detach().clone() for master in masters]
 
     @torch.no_grad()
@@ -63,29 +62,16 @@ class MovingAverage:
             raise
         self._exchange()
 
-    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Return copies of this rank's shards on the CPU, and what `restore` must know about them."""
-        shards = {str(index): shard.to("cpu", copy=True) for index, shard in enumerate(self._shards)}
-        return shards, {"half_life": str(self.half_life), "tokens": str(self.tokens)}
+    def of(self, master: Tensor) -> Tensor:
+        """Return the average of one of the master weights, no copy."""
+        return self._shards[self._index[id(master)]]
 
     @torch.no_grad()
-    def restore(self, file: Path) -> None:
-        """Go on from the file of a `snapshot`, once the engine has its weights.
-
-        Where there is no such file, or it is of another half-life, the average begins anew.
-        """
+    def begin_anew(self) -> None:
+        """Forget every update: the average is a copy of the weights as they are now."""
         self.tokens = 0
         for average, master in zip(self._shards, self._masters, strict=True):
             average.copy_(master)
-        if not file.is_file():
-            return
-        with safe_open(file, framework="pt") as saved:
-            facts = saved.metadata()
-            if int(facts["half_life"]) != self.half_life:
-                return
-            self.tokens = int(facts["tokens"])
-            for index, average in enumerate(self._shards):
-                average.copy_(saved.get_tensor(str(index)))
 
     @torch.no_grad()
     def _exchange(self) -> None:

@@ -179,13 +179,6 @@ def verify_settings(groups: list[dict[str, Any]], settings: dict[str, dict[str, 
                 raise RuntimeError(f"group {group['name']}: {key} is {group[key]}, not {value}")
 
 
-def restore_settings(groups: list[dict[str, Any]], settings: dict[str, dict[str, Any]]) -> None:
-    """Write the configuration's hyperparameters over those that a checkpoint brought back."""
-    for group in groups:
-        group.update(_fixed(settings[group["name"]]))
-    verify_settings(groups, settings)
-
-
 def _fixed(wanted: dict[str, Any]) -> dict[str, Any]:
     """Return the hyperparameters that stay the same over a run."""
     return {key: value for key, value in wanted.items() if key not in ("lr", "parameters")}

@@ -75,9 +75,12 @@ def out_of_blocks(blocks: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _start(state: dict[str, Any], gradient: Tensor, group: dict[str, Any]) -> None:
-    """Set the bases to the eigenvectors of the first gradient's covariances."""
+    """Set the bases to the eigenvectors of the first gradient's covariances.
+
+    All of the state is contiguous, here and later: as a checkpoint keeps it, so that a resume multiplies alike.
+    """
     state["step"] = 0  # updates made
-    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+    state["exp_avg"], state["exp_avg_sq"] = gradient.new_zeros(gradient.shape), gradient.new_zeros(gradient.shape)
     for side in SIDES:
         size = gradient.shape[side - 2]
         if size <= group["max_precondition_dim"]:
@@ -85,7 +88,7 @@ def _start(state: dict[str, Any], gradient: Tensor, group: dict[str, Any]) -> No
     _accumulate(state, gradient, group["betas"][1])
     for side in SIDES:
         if f"covariance_{side}" in state:
-            state[f"basis_{side}"] = torch.linalg.eigh(state[f"covariance_{side}"]).eigenvectors
+            state[f"basis_{side}"] = torch.linalg.eigh(state[f"covariance_{side}"]).eigenvectors.contiguous()
 
 
 def _update(weight: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
@@ -117,9 +120,9 @@ def _refresh_bases(state: dict[str, Any]) -> None:
         basis = state[f"basis_{side}"]
         product = state[f"covariance_{side}"] @ basis
         order = (basis * product).sum(-2, keepdim=True).argsort(-1, descending=True)  # (..., 1, size)
-        state[f"basis_{side}"] = torch.linalg.qr(product.take_along_dim(order, -1)).Q
+        state[f"basis_{side}"] = torch.linalg.qr(product.take_along_dim(order, -1)).Q.contiguous()
         along = order if side == 1 else order.mT
-        state["exp_avg_sq"] = state["exp_avg_sq"].take_along_dim(along, side - 2)
+        state["exp_avg_sq"] = state["exp_avg_sq"].take_along_dim(along, side - 2).contiguous()
 
 
 def into_basis(matrix: Tensor, state: dict[str, Any]) -> Tensor:

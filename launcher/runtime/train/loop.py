@@ -51,7 +51,7 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
     root = config.run.folder / "checkpoints"
     found = resume.find(root, world)
     if found is not None:
-        resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found, world)
+        resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)
     else:
         found = branch.start(config, world)
     if world.is_main:
@@ -104,6 +104,8 @@ class Trainer:
         state = resume.load(self.engine, folder)
         self.state, self.saved_step = state, state.step
         TRAINING.info(f"resuming after step {state.step} from {folder}")
+        if layout := resume.other_layout(folder, self.config, self.world):
+            TRAINING.info(f"{layout}: the same samples in every step, losses equal up to the order of summation")
         if self.engine.ema is not None and self.engine.ema.tokens == 0:
             TRAINING.info("the moving average starts here: the checkpoint has none of this half-life")
 

@@ -36,12 +36,12 @@ def check(config: Config, request: Request) -> None:
     config = branch.resolve(config)
     plan_run(config)
     inputs = open_inputs(config, world)
-    branch.check(config, inputs.fingerprints, world)
+    branch.check(config, inputs.fingerprints)
     finished_step(config)  # refuses a complete run of other values
     newest = newest_whole(checkpoints(config.run.folder / "checkpoints"), problems)
     if newest is not None:
         saved = load_config(newest / "config.yaml", [])
-        check_resume(saved, config, inputs.fingerprints, newest, world)
+        check_resume(saved, config, inputs.fingerprints, newest)
 
 
 def write_submission(config: Config, request: Request) -> Path:

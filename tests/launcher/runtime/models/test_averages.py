@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import xxhash
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from plumbline.launcher.runtime.checkpoint import commit
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.checkpoint import weights
-from plumbline.launcher.runtime.checkpoint.commit import write_files
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
-from plumbline.launcher.runtime.checkpoint.weights import mean_weights, read_weights, weight_files
+from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, SavedTensors, mean_model, read_model, shard_name
+from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.budget import device_memory
-from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.config.load import as_yaml, load_config, save_config
+from plumbline.launcher.runtime.config.sections import CheckpointConfig
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.model.decoder import CausalLM
 
@@ -62,7 +62,7 @@ def opened(path: Path, average: str | None) -> LoadedModel:
 
 def mean(run: Path, *steps: int) -> dict[str, Tensor]:
     """Average by hand."""
-    states = [load_file(step(run, number) / "model-00000.safetensors") for number in steps]
+    states = [read_model(step(run, number)) for number in steps]
     return {name: torch.stack([s[name].double() for s in states]).mean(0).float() for name in states[0]}
 
 
@@ -92,16 +92,16 @@ def test_the_mean_of_checkpoints(trained: Path, place: str, average: str, steps:
     assert (model.source.name, model.step, model.tokens) == (f"step_{steps[-1]:08d}", steps[-1], 256 * steps[-1])
     assert model.tokenizer_path is not None
     if len(steps) > 1:
-        newest = load_file(step(trained, steps[-1]) / "model-00000.safetensors")
+        newest = read_model(step(trained, steps[-1]))
         assert not torch.equal(newest["lm_head.weight"], model.module.get_parameter("lm_head.weight"))
 
 
 @pytest.mark.parametrize("number", [3, 4])
 def test_the_moving_average_of_a_checkpoint(trained: Path, number: int) -> None:
     model = opened(trained if number == 4 else step(trained, number), "ema")
-    assert_holds(model, load_file(step(trained, number) / "ema-00000.safetensors"))
+    assert_holds(model, read_model(step(trained, number), AVERAGE))
     assert (model.step, model.average) == (number, "exponential moving average, half-life 1,000 tokens")
-    weights_of_step = load_file(step(trained, number) / "model-00000.safetensors")
+    weights_of_step = read_model(step(trained, number))
     assert not torch.equal(weights_of_step["lm_head.weight"], model.module.get_parameter("lm_head.weight"))
 
 
@@ -129,7 +129,7 @@ def flip(file: Path) -> None:
 
 
 def test_a_damaged_part_of_a_mean_is_refused(run: Path) -> None:
-    flip(step(run, 3) / "model-00000.safetensors")
+    flip(step(run, 3) / shard_name(0))
     with pytest.raises(ValueError, match=r"^--average last:3: .*step_00000003 is damaged: .*leave it out") as caught:
         opened(run, "last:3")
     assert not isinstance(caught.value, CheckpointError)
@@ -138,18 +138,17 @@ def test_a_damaged_part_of_a_mean_is_refused(run: Path) -> None:
 
 def test_a_damaged_newest_checkpoint_is_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As without an average: the mean is that of the newest whole checkpoint and the ones before it."""
-    flip(step(run, 4) / "model-00000.safetensors")
+    flip(step(run, 4) / shard_name(0))
     assert_holds(opened(run, "last:2"), mean(run, 2, 3))
     assert "step_00000004 is damaged" in capsys.readouterr().err
-    assert opened(run, "ema").step == 4, "its average is whole"
-    flip(step(run, 4) / "ema-00000.safetensors")
     assert opened(run, "ema").step == 3
 
 
-def test_a_run_without_moving_average_is_told_the_key(run: Path) -> None:
-    rewrite(step(run, 4), lambda files: {name: facts for name, facts in files.items() if not name.startswith("ema")})
+def test_a_run_without_moving_average_is_told_the_key(tiny_config: Path, tmp_path: Path) -> None:
+    config = as_yaml(load_config(tiny_config, []))
+    write_checkpoint(tmp_path / "checkpoints", 4, {"x": torch.zeros(1)}, config=config)
     with pytest.raises(ValueError, match=r"step_00000004 has no moving average; train with train.ema_half_life_tokens"):
-        opened(run, "ema")
+        opened(tmp_path, "ema")
 
 
 @pytest.mark.parametrize(
@@ -214,34 +213,59 @@ def test_an_exported_average_reloads_and_has_no_scores_of_the_run(
         opened(output, "ema")
 
 
+def write_checkpoint(root: Path, step: int, model: dict[str, Tensor], ranks: int = 1, config: str = "") -> Path:
+    """Publish a checkpoint with nothing but weights, each cut evenly over ranks."""
+    staging = commit.staging_folder(root, step)
+    commit.make_room(staging)
+    files = commit.write_files({checkpoint.CONFIG: config}, staging)
+    for rank in range(ranks):
+        tensors, index = {}, {}
+        for name, tensor in model.items():
+            parts = tensor.flatten().tensor_split(ranks)
+            start = sum(part.numel() for part in parts[:rank])
+            index[name] = {"shape": tensor.shape, "start": start, "whole": [], "numbers": {}}
+            if parts[rank].numel():
+                tensors[f"weight/{name}"] = parts[rank]
+        file = TensorFile(tensors, {"index": json.dumps(index)})
+        files |= commit.write_files({shard_name(rank): file}, staging)
+    return commit.publish(staging, {"step": step}, files, CheckpointConfig(keep_last=9))
+
+
 def test_the_mean_is_rounded_once(tmp_path: Path) -> None:
     """In fp32 the small terms would be lost one after the other."""
-    files = []
-    for number, value in enumerate([2.0**24, 1.0, 1.0, 0.0]):
-        files.append([tmp_path / f"{number}.safetensors"])
-        save_file({"x": torch.tensor([value])}, files[-1][0])
-    assert mean_weights(files)["x"].item() == (2.0**24 + 2) / 4
+    folders = [
+        write_checkpoint(tmp_path, step, {"x": torch.tensor([value])})
+        for step, value in enumerate([2.0**24, 1.0, 1.0, 0.0])
+    ]
+    assert mean_model(folders)["x"].item() == (2.0**24 + 2) / 4
 
 
-def test_weights_in_several_files_are_read_and_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of at most 48 bytes, of two ranks: two tensors, one that is larger, one more."""
-    monkeypatch.setattr(weights, "SHARD_BYTES", 48)
-    states = []
-    for seed in (0, 1):
-        generator = torch.Generator().manual_seed(seed)
-        states.append({f"w{size}": torch.randn(size, generator=generator) for size in (8, 4, 20, 1)})
-    files = []
-    for number, state in enumerate(states):
-        for rank in (0, 1):
-            mine = weight_files(state.items(), f"m{number}", rank, ranks=2)
-            assert list(mine) == [f"m{number}-{index:05d}.safetensors" for index in range(rank, 3, 2)]
-            write_files(mine, tmp_path)
-        files.append(sorted(tmp_path.glob(f"m{number}-*")))
-        assert [file.name for file in files[-1]] == [f"m{number}-{index:05d}.safetensors" for index in range(3)]
-        assert all(torch.equal(tensor, state[name]) for name, tensor in read_weights(files[-1]).items())
-    found = mean_weights(files)
-    assert found.keys() == states[0].keys()
-    assert all(torch.equal(found[n], ((states[0][n].double() + states[1][n]) / 2).float()) for n in found)
+def test_weights_of_several_ranks_are_read_and_averaged(tmp_path: Path) -> None:
+    """Written by three ranks and by two, of tensors of which some ranks hold nothing."""
+    models, folders = [], []
+    for step, ranks in ((1, 3), (2, 2)):
+        generator = torch.Generator().manual_seed(step)
+        shapes = {"a": (4, 2), "b": (5,), "c": (1,), "d": (3, 7)}
+        models.append({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
+        folders.append(write_checkpoint(tmp_path, step, models[-1], ranks))
+        found = read_model(folders[-1])
+        assert found.keys() == shapes.keys()
+        assert all(torch.equal(found[name], models[-1][name]) for name in shapes)
+    found = mean_model(folders)
+    assert all(torch.equal(found[n], ((models[0][n].double() + models[1][n]) / 2).float()) for n in found)
+
+
+def test_a_range_comes_from_whichever_files_hold_it(tmp_path: Path) -> None:
+    values = torch.arange(10.0)
+    folder = write_checkpoint(tmp_path, 1, {"x": values.view(2, 5)}, ranks=3)
+    with SavedTensors(folder) as saved:
+        for start in range(10):
+            for length in range(11 - start):
+                assert torch.equal(saved.read("weight", "x", start, length), values[start : start + length])
+        with pytest.raises(CheckpointError, match=r"lacks 2 of 4 elements of weight of x"):
+            saved.read("weight", "x", 8, 4)
+        with pytest.raises(CheckpointError, match=r"lacks 10 of 10 elements of ema of x"):
+            saved.tensor("ema", "x")
 
 
 def test_a_half_life_of_less_than_a_step_is_refused(tiny_config: Path) -> None:

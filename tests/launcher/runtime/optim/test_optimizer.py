@@ -22,7 +22,6 @@ from plumbline.launcher.runtime.optim.optimizer import (
     CombinedOptimizer,
     group_settings,
     make_optimizer,
-    restore_settings,
     set_learning_rates,
     verify_settings,
 )
@@ -204,7 +203,7 @@ def test_one_optimizer_shows_all_groups_in_order(file: Path, name: str) -> None:
         ("soap", "eps", 1e-3),
     ],
 )
-def test_changed_settings_are_noticed_and_put_right(file: Path, name: str, key: str, value: Any) -> None:
+def test_changed_settings_are_noticed(file: Path, name: str, key: str, value: Any) -> None:
     config = load_config(file, [*COMPLETEP, f"optimizer.name={name}"])
     _, optimizer = build(config)
     settings, groups = settings_of(config), optimizer.param_groups
@@ -212,8 +211,6 @@ def test_changed_settings_are_noticed_and_put_right(file: Path, name: str, key: 
     group[key] = value
     with pytest.raises(RuntimeError, match=f"group hidden_matrix: {key} is {value}"):
         verify_settings(groups, settings)
-    restore_settings(groups, settings)
-    assert group[key] == settings["hidden_matrix"][key]
 
 
 def step_once(config: Config, steps: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -1,0 +1,268 @@
+"""Keep weights and optimizer states by name and range: any number of ranks at any ZeRO stage can go on from them.
+
+Every rank writes one safetensors file with its part of every tensor, in fp32:
+
+    state/rank_00003.safetensors
+        weight/NAME        its range of the flattened master weight
+        exp_avg/NAME, ...  the same range of what the optimizer keeps for each element
+        ema/NAME           and of the moving average
+        step/NAME, ...     what it keeps for the tensor as a whole; on one rank
+        __metadata__       index: for each NAME its shape, where the range starts, what is whole, and plain numbers
+
+Whoever reads takes the ranges that it needs from whichever files hold them. Nothing is pickled, and nothing of
+DeepSpeed is needed to read a checkpoint.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, read_manifest
+from plumbline.launcher.runtime.checkpoint.weights import TensorFile
+from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.pieces import Piece
+from plumbline.launcher.runtime.optim.optimizer import verify_settings
+
+FOLDER = "state"  # of a checkpoint
+WEIGHT, AVERAGE = "weight", "ema"
+
+
+def shard_name(rank: int) -> str:
+    """Return the name, within a checkpoint, of the file that a rank writes."""
+    return f"{FOLDER}/rank_{rank:05d}.safetensors"
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def collect(engine: Engine) -> TensorFile:
+    """Return this rank's file, copied to host memory."""
+    tensors: dict[str, Tensor] = {}
+    index: dict[str, Any] = {}
+    for number, piece in enumerate(engine.pieces()):
+        mine = piece.share(engine.world)
+        # Of what all ranks keep whole, such as SOAP's bases, each writes some; else the rank with the first element
+        writes_whole = number % engine.world.size == engine.world.rank if piece.is_replicated else mine.start == 0
+        whole: list[str] = []
+        numbers: dict[str, float] = {}
+        for kind, value in _values(engine, piece):
+            if isinstance(value, Tensor) and value.shape == piece.shard.shape:
+                if mine.length:
+                    tensors[f"{kind}/{piece.name}"] = _to_host(mine.of(value))
+            elif not (writes_whole and piece.length):
+                continue
+            elif isinstance(value, Tensor):
+                tensors[f"{kind}/{piece.name}"] = _to_host(value)
+                whole.append(kind)
+            else:
+                numbers[kind] = value
+        index[piece.name] = {"shape": piece.shape, "start": mine.start, "whole": whole, "numbers": numbers}
+    metadata = {"format": "pt", "index": json.dumps(index)}
+    if engine.ema is not None:
+        metadata["average"] = json.dumps({"half_life": engine.ema.half_life, "tokens": engine.ema.tokens})
+    return TensorFile(tensors, metadata)
+
+
+def _values(engine: Engine, piece: Piece) -> Iterator[tuple[str, Any]]:
+    """Yield what is kept of a tensor: its weight, its average, and the optimizer's state of its shard."""
+    yield WEIGHT, piece.shard
+    if not piece.trained or not piece.length:
+        return
+    if engine.ema is not None:
+        yield AVERAGE, engine.ema.of(piece.shard)
+    yield from engine.optimizer_state.get(piece.shard, {}).items()
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", torch.float32, copy=True)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Say which range of a tensor a file holds."""
+
+    file: Any
+    """Open safetensors file."""
+    start: int
+    end: int
+
+
+class SavedTensors:
+    """Read tensors of a checkpoint by name and range, from the files of all the ranks that wrote it.
+
+    Args:
+        folder: the checkpoint, whose files have been verified.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._stack = folder, ExitStack()
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Name -> shape, of every tensor of the model."""
+        self.whole: dict[str, dict[str, Any]] = {}
+        """Name -> kind -> a tensor or a number, of what the optimizer keeps for the tensor as a whole."""
+        self.kinds: dict[str, set[str]] = {}
+        """Name -> what is kept for each element: weight, ema, and names of the optimizer's states."""
+        self._parts: dict[str, list[_Part]] = {}
+        self.average: dict[str, int] | None = None
+        """Half-life and tokens of the moving average; None where there is none."""
+        for name in sorted(read_manifest(folder)["files"]):
+            if name.startswith(f"{FOLDER}/"):
+                self._open(folder / name)
+
+    def __enter__(self) -> "SavedTensors":
+        """Return this, whose files are open."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the files."""
+        self._stack.close()
+
+    def _open(self, path: Path) -> None:
+        file = self._stack.enter_context(safe_open(path, framework="pt"))
+        metadata = file.metadata()
+        if "average" in metadata:
+            self.average = json.loads(metadata["average"])
+        index = json.loads(metadata["index"])
+        for name, entry in index.items():
+            self.shapes[name] = tuple(entry["shape"])
+            whole = {kind: file.get_tensor(f"{kind}/{name}") for kind in entry["whole"]}
+            self.whole.setdefault(name, {}).update({**whole, **entry["numbers"]})
+        for key in file.keys():  # noqa: SIM118
+            kind, _, name = key.partition("/")
+            if kind not in index[name]["whole"]:
+                self.kinds.setdefault(name, set()).add(kind)
+                start = index[name]["start"]
+                self._parts.setdefault(key, []).append(_Part(file, start, start + file.get_slice(key).get_shape()[0]))
+
+    def read(self, kind: str, name: str, start: int, length: int) -> Tensor:
+        """Return a range of a flattened tensor: fp32 [length], on the CPU.
+
+        Raises:
+            CheckpointError: the files do not hold all of it.
+        """
+        found = torch.empty(length)
+        missing = length
+        for part in self._parts.get(f"{kind}/{name}", ()):
+            first, last = max(start, part.start), min(start + length, part.end)
+            if first < last:
+                saved = part.file.get_slice(f"{kind}/{name}")
+                found[first - start : last - start] = saved[first - part.start : last - part.start]
+                missing -= last - first
+        if missing:
+            raise CheckpointError(f"{self._folder}: lacks {missing} of {length} elements of {kind} of {name}")
+        return found
+
+    def tensor(self, kind: str, name: str) -> Tensor:
+        """Return a tensor of the model, or its average, in its shape.
+
+        Raises:
+            CheckpointError: the files do not hold all of it.
+        """
+        shape = self.shapes[name]
+        return self.read(kind, name, 0, torch.Size(shape).numel()).view(shape)
+
+
+def restore(engine: Engine, folder: Path) -> None:
+    """Take over weights, optimizer state and moving average of a checkpoint, whichever ranks wrote it. Collective.
+
+    Each rank reads its own ranges. The configuration's hyperparameters stay as they are.
+
+    Raises:
+        CheckpointError: the tensors are not those of the model, or not all of them were updated equally often.
+    """
+    with SavedTensors(folder) as saved, torch.no_grad():
+        _check_shapes(engine.pieces(), saved, folder)
+        state: dict[Tensor, dict[str, Any]] = {}
+        for piece in engine.pieces():
+            if piece.length:
+                piece.of(piece.shard).copy_(saved.read(WEIGHT, piece.name, piece.start, piece.length))
+                if piece.trained:
+                    _read_state(piece, saved, state.setdefault(piece.shard, {}), folder)
+        engine.optimizer_state.clear()
+        engine.optimizer_state.update(state)
+        engine.refresh_weights()
+        _restore_average(engine, saved)
+    verify_settings(engine.groups, engine.settings)
+
+
+def _check_shapes(pieces: Sequence[Piece], saved: SavedTensors, folder: Path) -> None:
+    asked = {piece.name: piece.shape for piece in pieces}
+    if asked != saved.shapes:
+        different = sorted(set(asked.items()) ^ set(saved.shapes.items()))
+        raise CheckpointError(f"{folder}: holds other tensors than this model has: {different[:3]}")
+
+
+def _read_state(piece: Piece, saved: SavedTensors, state: dict[str, Any], folder: Path) -> None:
+    """Fill this rank's part of what the optimizer keeps for a tensor into the state of its shard."""
+    for kind in sorted(saved.kinds[piece.name] - {WEIGHT, AVERAGE}):
+        values = state.setdefault(kind, torch.zeros_like(piece.shard, requires_grad=False))
+        piece.of(values).copy_(saved.read(kind, piece.name, piece.start, piece.length))
+    for kind, value in saved.whole[piece.name].items():
+        value = value.to(piece.shard.device) if isinstance(value, Tensor) else value
+        known = state.setdefault(kind, value)
+        if not torch.equal(torch.as_tensor(known), torch.as_tensor(value)):
+            raise CheckpointError(f"{folder}: {kind} of {piece.name} is not that of tensors in its group")
+
+
+def _restore_average(engine: Engine, saved: SavedTensors) -> None:
+    """Go on with the saved average; where there is none of this half-life, begin anew from the weights."""
+    average = engine.ema
+    if average is None:
+        return
+    average.begin_anew()
+    if saved.average is None or saved.average["half_life"] != average.half_life:
+        return
+    average.tokens = saved.average["tokens"]
+    for piece in engine.pieces():
+        if piece.trained and piece.length:
+            values = saved.read(AVERAGE, piece.name, piece.start, piece.length)
+            piece.of(average.of(piece.shard)).copy_(values)
+
+
+# -- reading weights alone ---------------------------------------------------------------------------------------------
+
+
+def read_model(folder: Path, kind: str = WEIGHT) -> dict[str, Tensor]:
+    """Return the fp32 weights of a checkpoint by name, or with `kind` AVERAGE their moving average.
+
+    Raises:
+        CheckpointError: the files do not hold all of them.
+    """
+    return mean_model([folder], kind)
+
+
+def mean_model(folders: Sequence[Path], kind: str = WEIGHT) -> dict[str, Tensor]:
+    """Return the uniform mean of the weights of several checkpoints with the same tensors.
+
+    Summed in fp64, divided, and rounded once to fp32. Beside the result, one tensor at a time is in memory.
+
+    Raises:
+        CheckpointError: the files of one do not hold all of them.
+    """
+    with ExitStack() as stack:
+        models = [stack.enter_context(SavedTensors(folder)) for folder in folders]
+        mean = {}
+        for name in models[0].shapes:
+            total = _of_model(models[0], kind, name).double()
+            for saved in models[1:]:
+                total += _of_model(saved, kind, name)
+            mean[name] = (total / len(models)).float()
+    return mean
+
+
+def _of_model(saved: SavedTensors, kind: str, name: str) -> Tensor:
+    """Return a weight or its average, which for one that is not trained is the weight."""
+    return saved.tensor(kind if kind in saved.kinds[name] else WEIGHT, name)
