@@ -1,6 +1,8 @@
 """A run is complete when its last step is made, scored and saved, and broken or unfinished otherwise."""
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
+from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
 from plumbline.launcher.runtime.train.loop import train
 from tests.conftest import Run
 
@@ -75,6 +78,43 @@ def test_a_failed_save_is_a_warning_until_the_next(
     assert [name for name in run.checkpoints if name.startswith("step_")] == ["step_00000004", "step_00000006"]
     assert list(run.column("loss")) == [1, 2, 3, 4, 5, 6]
     assert (run.folder / "result.json").exists()
+
+
+def test_too_many_failed_saves_in_a_row_end_training(
+    tiny_config: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_room(staging: Path) -> None:
+        raise OSError(f"no place for {staging.name}")
+
+    monkeypatch.setattr(save, "make_room", make_room)
+    config = configure(tiny_config, tmp_path, "train.steps=60", "checkpoint.max_failures=3")
+    with pytest.raises(CheckpointError, match=r"start the same command again; 3 checkpoints in a row were not written"):
+        attempt(config, world)
+    assert max(Run(config.run.folder).column("loss")) in (6, 8), "the third is of step 6, and known at the next save"
+
+
+@pytest.mark.parametrize("background", ["true", "false"])
+def test_a_checkpoint_that_was_being_written_when_training_broke_down_is_there(
+    tiny_config: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, background: str
+) -> None:
+    """A guard stops the run while the last checkpoint waits for a slow disk."""
+    broken = threading.Event()
+
+    def publish(*arguments: Any) -> Path:
+        assert broken.wait(60 if background == "true" else 0) == (background == "true")
+        return commit.publish(*arguments)
+
+    def after_step(_guard: object, step: int, _result: object) -> None:
+        if step == 3:
+            broken.set()
+            raise TrainingError("broken")
+
+    monkeypatch.setattr(save, "publish", publish)
+    monkeypatch.setattr(NonFinite, "after_step", after_step)
+    config = configure(tiny_config, tmp_path, f"checkpoint.background={background}")
+    with pytest.raises(TrainingError, match="broken"):
+        attempt(config, world)
+    assert "step_00000002" in Run(config.run.folder).checkpoints
 
 
 def test_a_run_whose_last_save_failed_is_not_complete(

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from plumbline.launcher.runtime.checkpoint.store import CONFIG, STATE, BrokenWeightsError, TrainState
-from plumbline.launcher.runtime.checkpoint.tensors import collect, shard_name
+from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, WEIGHT, collect, shard_name
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.load import as_yaml
 from plumbline.launcher.runtime.config.schema import Config
@@ -55,8 +55,9 @@ def take_snapshot(engine: Engine, config: Config, state: TrainState, world: Worl
 
 
 def _check_finite(mine: TensorFile, world: World) -> None:
-    """Raise BrokenWeightsError on all ranks if a tensor of any of them is not finite."""
-    broken = [name for name, tensor in mine.tensors.items() if not tensor.isfinite().all()]
+    """Raise BrokenWeightsError on all ranks if a weight, or its average, is not finite on any of them."""
+    kept = (item for item in mine.tensors.items() if item[0].startswith((f"{WEIGHT}/", f"{AVERAGE}/")))
+    broken = [name.partition("/")[2] for name, tensor in kept if not tensor.isfinite().all()]
     broken = sorted({name for share in gather_objects(broken, world) for name in share})
     if broken:
-        raise BrokenWeightsError(f"{len(broken)} tensors hold values that are not finite, {broken[0]} for one")
+        raise BrokenWeightsError(f"{len(broken)} tensors hold weights that are not finite, {broken[0]} for one")

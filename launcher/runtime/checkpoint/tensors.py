@@ -68,6 +68,8 @@ def collect(engine: Engine) -> TensorFile:
     metadata = {"format": "pt", "index": json.dumps(index)}
     if engine.ema is not None:
         metadata["average"] = json.dumps({"half_life": engine.ema.half_life, "tokens": engine.ema.tokens})
+    if engine.world.device.type == "cuda":
+        torch.cuda.synchronize()  # the copies are there
     return TensorFile(tensors, metadata)
 
 
@@ -82,7 +84,9 @@ def _values(engine: Engine, piece: Piece) -> Iterator[tuple[str, Any]]:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", torch.float32, copy=True)
+    """Begin to copy a tensor to host memory, pinned for a GPU, which torch keeps for the next save."""
+    host = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=tensor.is_cuda)
+    return host.copy_(tensor.detach(), non_blocking=True)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -91,6 +91,10 @@ class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     """How many of the newest checkpoints stay."""
     keep_every: PositiveInt | None = None
     """Checkpoints at multiples of this many steps stay for ever."""
+    background: bool = True
+    """Write behind training, which then waits only for the copy to host memory; a second one waits for the first."""
+    max_failures: PositiveInt = 10
+    """Training ends when so many checkpoints in a row could not be written."""
 
 
 class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

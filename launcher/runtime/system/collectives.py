@@ -32,10 +32,13 @@ def sum_over_ranks(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def gather_objects(value: Any, world: World) -> list[Any]:
-    """Return small Python objects of all ranks, in the order of ranks."""
+def gather_objects(value: Any, world: World, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return small Python objects of all ranks, in the order of ranks; over another group of them all if one is given.
+
+    Threads that exchange something at the same time need groups of their own.
+    """
     gathered: list[Any] = [None] * world.size
-    dist.all_gather_object(gathered, value)
+    dist.all_gather_object(gathered, value, group)
     return gathered
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.checkpoint.save import save
+from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, Saved
+from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
@@ -27,7 +28,7 @@ from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.system.collectives import any_rank
 from plumbline.launcher.runtime.system.files import write_json
-from plumbline.launcher.runtime.system.log import LOG, TRAINING
+from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
@@ -64,9 +65,14 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
     if found is not None:
         trainer.resume(found)
     try:
-        return trainer.run()
+        complete = trainer.run()
+    except TrainingError:  # of all ranks: what was saved before is worth having
+        trainer.writer.finish()
+        raise
     finally:
         trainer.close()
+    trainer.writer.close()
+    return complete
 
 
 class Trainer:
@@ -96,6 +102,8 @@ class Trainer:
         self.evaluation = Evaluation(self.engine, inputs, stop)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
+        self.failed_saves = 0
+        self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world)
         self.guards = make_guards(self.plan)
         self.log: MetricsLog | None = None
 
@@ -142,6 +150,7 @@ class Trainer:
                 if stopping:
                     return False
 
+        self._count(self.writer.finish(), must=False)
         if self.saved_step != self.state.step:  # asked to stop during an evaluation, before this step was saved
             self._save()
         return finished
@@ -226,18 +235,34 @@ class Trainer:
         return step == self.plan.total_steps or (on_interval and all(guard.trusts_weights for guard in self.guards))
 
     def _save(self, must: bool = True) -> None:
-        """Save a checkpoint; without `must`, one that cannot be written is left to the next interval."""
-        root = self.config.run.folder / "checkpoints"
+        """Save a checkpoint, behind training; with `must` it is written when this returns.
+
+        Raises:
+            TrainingError: a weight is not finite.
+            CheckpointError: one that `must` be could not be written, or too many in a row.
+        """
+        self._count(self.writer.finish(), must=False)
         try:
-            folder = save(self.engine, self.config, self.state, root, self.world)
+            ended = self.writer.save(lambda: take_snapshot(self.engine, self.config, self.state, self.world), wait=must)
         except checkpoint.BrokenWeightsError as error:
             raise TrainingError(
                 f"step {self.state.step}: {error}; the last checkpoint is from before. {REMEDY}"
             ) from error
-        except checkpoint.CheckpointError as error:
-            if must:
-                raise checkpoint.CheckpointError(f"{error} and start the same command again") from error
-            LOG.warning(f"step {self.state.step}: {error}. Training goes on, the next save tries again")
+        self._count(ended, must)
+
+    def _count(self, saved: Saved | None, must: bool) -> None:
+        """Take in how a save ended; None: it has not yet."""
+        if saved is None:
             return
-        self.saved_step = self.state.step
-        TRAINING.info(f"saved {folder}")
+        if saved.error is None:
+            self.saved_step, self.failed_saves = saved.step, 0
+            return
+        self.failed_saves += 1
+        limit = self.config.checkpoint.max_failures
+        if must:
+            raise checkpoint.CheckpointError(f"{saved.error} and start the same command again") from saved.error
+        if self.failed_saves >= limit:
+            raise checkpoint.CheckpointError(
+                f"{saved.error} and start the same command again; {limit} checkpoints in a row were not written "
+                "(checkpoint.max_failures)"
+            ) from saved.error

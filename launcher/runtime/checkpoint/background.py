@@ -1,0 +1,106 @@
+"""Write checkpoints behind training, which waits only while its state is copied to host memory.
+
+At most one checkpoint is being written: a save waits for the one before, so that host memory holds one copy. Ranks
+agree on what was written in a thread of their own, over a process group that no other thread uses.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from threading import Thread
+
+import torch.distributed as dist
+
+from plumbline.launcher.runtime.checkpoint.save import commit
+from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.log import LOG, TRAINING
+from plumbline.launcher.runtime.system.world import World
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Say how the last checkpoint ended; the same on all ranks but for the seconds."""
+
+    step: int
+    error: CheckpointError | None
+    """Why it was not written; None: it was."""
+
+
+class CheckpointWriter:
+    """Take snapshots and write them, one at a time. All ranks call each method together.
+
+    Args:
+        config: of the run.
+        root: the folder of its checkpoints.
+        world: this process among all; the process group must be up.
+    """
+
+    def __init__(self, config: Config, root: Path, world: World) -> None:
+        self._settings, self._root, self._world = config.checkpoint, root, world
+        timeout = timedelta(minutes=config.deepspeed.timeout_minutes)
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._thread: Thread | None = None
+        self._last: Saved | None = None
+        self._waited = 0.0  # seconds, for the checkpoint before
+
+    def finish(self) -> Saved | None:
+        """Wait for the checkpoint that is being written and return how it ended; None: there is none. Collective."""
+        if self._thread is None:
+            return None
+        begun = time.monotonic()
+        self._thread.join()
+        self._thread, self._waited = None, time.monotonic() - begun
+        assert self._last is not None, "the thread says how it ended"
+        return self._last
+
+    def save(self, take: Callable[[], Snapshot], wait: bool) -> Saved | None:
+        """Save what `take` returns, once `finish` was called. Collective.
+
+        Args:
+            take: makes the snapshot.
+            wait: return only when it is written.
+
+        Returns:
+            How it ended; None while it is being written.
+        """
+        assert self._thread is None, "finish first"
+        begun = time.monotonic() - self._waited
+        snapshot = take()
+        wait_here = wait or not self._settings.background
+        waited = None if wait_here else time.monotonic() - begun
+        self._thread = Thread(target=self._write, args=(snapshot, waited, wait), daemon=True)
+        self._thread.start()
+        ended = self.finish() if wait_here else None
+        self._waited = 0.0
+        return ended
+
+    def close(self) -> None:
+        """Give the process group back. Collective; nothing is being written any more."""
+        assert self._thread is None, "finish first"
+        dist.destroy_process_group(self._group)
+
+    def _write(self, snapshot: Snapshot, waited: float | None, must: bool) -> None:
+        """Write a snapshot, in the thread; say so at once, because training asks only at its next save.
+
+        Args:
+            snapshot: what to write.
+            waited: seconds that training waited for the copy; None: it waits for the writing as well.
+            must: whether whoever waits ends the run if this fails, and says why.
+        """
+        begun, step = time.monotonic(), snapshot.facts["step"]
+        try:
+            folder = commit(snapshot, self._root, self._settings, self._world, self._group)
+        except (CheckpointError, RuntimeError) as error:  # RuntimeError: a rank has died, and training ends by it
+            self._last = Saved(step, CheckpointError(str(error)))
+            if not must:
+                LOG.warning(f"step {step}: {error}. Training goes on, the next save tries again")
+            return
+        self._last = Saved(step, None)
+        behind = "" if waited is None else f", behind training, which waited {waited:.2f} s"
+        TRAINING.info(
+            f"saved {folder}: {snapshot.bytes / 2**20:.1f} MiB a rank in {time.monotonic() - begun:.2f} s{behind}"
+        )

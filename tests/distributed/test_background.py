@@ -1,0 +1,141 @@
+"""Checkpoints behind training: it goes on while one is written, and learns how that ended."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from plumbline.launcher.runtime.checkpoint import commit, resume, save, store
+from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, Saved
+from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train import loop
+from tests.distributed.conftest import state_after
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
+
+PATIENCE = 60.0  # seconds; reached only by what hangs
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config: Path) -> Config:
+    return load_config(tiny_config, ["checkpoint.keep_last=9"])
+
+
+class SlowDisk:
+    """Let files be written only when the disk is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.free = threading.Semaphore(0), threading.Semaphore(0)
+        monkeypatch.setattr(save, "write_files", self._write_files)
+
+    def _write_files(self, *arguments: Any) -> Any:
+        self.asked.release()
+        assert self.free.acquire(timeout=PATIENCE)
+        return commit.write_files(*arguments)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
+    return SlowDisk(monkeypatch)
+
+
+@pytest.fixture
+def writer(config: Config, world: World, tmp_path: Path) -> Iterator[CheckpointWriter]:
+    made = CheckpointWriter(config, tmp_path / "checkpoints", world)
+    yield made
+    made.finish()
+    made.close()
+
+
+@pytest.fixture
+def snapshot(engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World) -> Callable[[int], Snapshot]:
+    return lambda step: take_snapshot(engine, config, state_after(step, inputs), world)
+
+
+def test_training_goes_on_and_what_is_written_is_the_step_of_the_save(
+    writer: CheckpointWriter,
+    disk: SlowDisk,
+    snapshot: Callable[[int], Snapshot],
+    engine: DeepSpeedEngine,
+    inputs: Inputs,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert writer.save(lambda: snapshot(1), wait=False) is None
+    losses = [engine.train_step(inputs.train.micro_batches(step), step, 1e-3).loss.item() for step in (1, 2)]
+    assert disk.asked.acquire(timeout=PATIENCE)
+    assert store.checkpoints(tmp_path / "checkpoints") == [], "it is not there before it is whole"
+    disk.free.release()
+    assert writer.finish() == Saved(1, None)
+    assert writer.finish() is None
+    (folder,) = store.checkpoints(tmp_path / "checkpoints")
+    assert store.problems(folder, contents=True) == []
+    assert ", behind training, which waited " in capsys.readouterr().out
+    assert resume.load(engine, folder) == state_after(1, inputs)
+    assert [engine.train_step(inputs.train.micro_batches(step), step, 1e-3).loss.item() for step in (1, 2)] == losses
+
+
+def test_a_failure_is_told_at_once_and_known_at_the_next_save(
+    writer: CheckpointWriter,
+    snapshot: Callable[[int], Snapshot],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_arguments: Any) -> Any:
+        raise OSError("disk on fire")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(save, "write_files", refuse)
+        assert writer.save(lambda: snapshot(1), wait=False) is None
+        ended = writer.finish()
+    assert ended is not None
+    assert "disk on fire" in str(ended.error)
+    assert "warning: step 1: " in (told := capsys.readouterr().err)
+    assert "Training goes on, the next save tries again" in told
+    assert writer.save(lambda: snapshot(2), wait=True) == Saved(2, None)
+
+
+def test_without_a_background_a_save_returns_when_it_is_written(
+    tiny_config: Path, world: World, snapshot: Callable[[int], Snapshot], tmp_path: Path
+) -> None:
+    config = load_config(tiny_config, ["checkpoint.background=false"])
+    writer = CheckpointWriter(config, tmp_path, world)
+    assert writer.save(lambda: snapshot(1), wait=False) == Saved(1, None)
+    assert len(store.checkpoints(tmp_path)) == 1
+    writer.close()
+
+
+def test_of_two_checkpoints_in_a_row_one_is_in_memory(
+    tiny_config: Path, tmp_path: Path, world: World, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop waits for a slow disk before it copies again."""
+    order: list[str] = []
+
+    def take(*arguments: Any) -> Snapshot:
+        order.append("copied")
+        return take_snapshot(*arguments)
+
+    def let_go() -> None:
+        for _ in range(3):
+            assert disk.asked.acquire(timeout=PATIENCE)
+            order.append("written")
+            disk.free.release()
+
+    monkeypatch.setattr(loop, "take_snapshot", take)
+    threading.Thread(target=let_go, daemon=True).start()
+    overrides = ["train.steps=3", "train.eval_interval=null", "checkpoint.interval=1", f"run.root={tmp_path}"]
+    config = load_config(tiny_config, overrides)
+    assert loop.train(config, open_inputs(config, world), world, StopRequest())
+    assert order == ["copied", "written"] * 3
