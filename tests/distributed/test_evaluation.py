@@ -54,7 +54,7 @@ def test_a_stop_at_any_batch_leaves_weights_and_average_as_they_were(tiny_config
     said: list[str] = []
     for times in count():
         try:
-            record = Evaluation(engine, inputs, StopAfter(times)).run(said.append)
+            record = Evaluation(engine, inputs, StopAfter(times), lambda _doing: None).run(said.append)
         except StoppedError:
             assert all(torch.equal(one, other) for one, other in zip(before, weights(engine), strict=True)), times
         else:

@@ -49,6 +49,8 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Recompute each block in the backward pass instead of keeping its activations."""
     compile: bool = False
     """torch.compile every block."""
+    hang_minutes: PositiveFloat | None = Field(default=20.0, json_schema_extra={"shapes": "nothing"})
+    """End the run, with the stacks of all ranks in its folder, when nothing has moved for so long. None: never."""
 
     @validator(mode="after")
     def _check(self) -> "TrainConfig":

@@ -30,10 +30,11 @@ class Evaluation:
         engine: holds the model.
         inputs: what is held out.
         stop: is asked before each batch.
+        moved: is told of each batch, in words.
     """
 
-    def __init__(self, engine: Engine, inputs: Inputs, stop: StopRequest) -> None:
-        self.engine, self.inputs, self.stop = engine, inputs, stop
+    def __init__(self, engine: Engine, inputs: Inputs, stop: StopRequest, moved: Callable[[str], None]) -> None:
+        self.engine, self.inputs, self.stop, self.moved = engine, inputs, stop, moved
 
     def run(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Return the entries of metrics.jsonl: eval/NAME/loss and so on.
@@ -79,6 +80,7 @@ class Evaluation:
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
+            self.moved("evaluating")
             if any_rank(bool(self.stop), self.engine.world):
                 raise StoppedError
             yield batch

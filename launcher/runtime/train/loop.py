@@ -38,6 +38,7 @@ from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
 from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
+from plumbline.launcher.runtime.train.watchdog import Watchdog
 
 
 def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
@@ -99,7 +100,8 @@ class Trainer:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
         self.engine = make_engine(config, world, weights)
         self.plan = self.engine.plan
-        self.evaluation = Evaluation(self.engine, inputs, stop)
+        self.watchdog = Watchdog(config.run.folder / "stacks", world, config.train.hang_minutes)
+        self.evaluation = Evaluation(self.engine, inputs, stop, self.watchdog.moved)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
         self.failed_saves = 0
@@ -133,6 +135,7 @@ class Trainer:
                         break
                     meter.restart(self.state.step)
 
+                self.watchdog.moved(f"making step {self.state.step + 1}")
                 lr = plan.lr_after(self.state.tokens)
                 micro_batches = next(batches)
                 observer = self._observer(micro_batches[0])
@@ -156,7 +159,8 @@ class Trainer:
         return finished
 
     def close(self) -> None:
-        """Flush the logs."""
+        """Flush the logs and end the watch."""
+        self.watchdog.stop()
         if self.log is not None:
             self.log.close()
 

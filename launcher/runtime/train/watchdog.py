@@ -1,0 +1,126 @@
+"""End a run in which nothing moves, once every rank has written where it stands, and name the rank that holds it up.
+
+A collective waits for the last rank. When one is frozen, stuck in its own work or gone without a word, the others wait
+in the same call until its timeout, and nothing says for whom. So each rank watches itself: when its loop has not moved
+for `train.hang_minutes`, it writes the stacks of its threads to a file of its own. Whoever wrote nothing, or stands
+anywhere but in a collective while others do, is what they wait for.
+"""
+
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.world import World
+
+HUNG = 86  # exit code: no step for train.hang_minutes
+GRACE = 5.0  # seconds that ranks have to write, which do not notice at the same moment
+COLLECTIVE = ("torch/distributed/", "deepspeed/comm/", "runtime/system/collectives.py")
+"""Parts of file names by which a rank that waits for others is known."""
+
+
+class Watchdog:
+    """Watch this rank's loop from a thread. All ranks make one together.
+
+    Args:
+        folder: where stacks go, shared by all ranks; what an earlier attempt left there is deleted.
+        world: this process among all; the process group must be up.
+        minutes: how long nothing may move; None: no watching.
+        end: ends the process with an exit code; not by an exception, which the loop would never see.
+    """
+
+    def __init__(
+        self, folder: Path, world: World, minutes: float | None, end: Callable[[int], object] = os._exit
+    ) -> None:
+        self._folder, self._world, self._minutes, self._end = folder, world, minutes, end
+        self._stopped = threading.Event()
+        self._hosts: list[str] = []
+        self._doing, self._since = "starting", time.monotonic()
+        if minutes is None:
+            return
+        if world.is_main:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._hosts = gather_objects(socket.gethostname(), world)  # after which the folder is empty
+        threading.Thread(target=self._watch, args=(60 * minutes,), daemon=True).start()
+
+    def moved(self, doing: str) -> None:
+        """Say that the loop moves, and what it begins to do."""
+        self._doing, self._since = doing, time.monotonic()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        self._stopped.set()
+
+    def _watch(self, seconds: float) -> None:
+        while not self._stopped.wait(min(1.0, seconds / 10)):
+            if time.monotonic() - self._since > seconds:
+                self._report()
+                self._end(HUNG)
+                return
+
+    def _report(self) -> None:
+        """Write where this rank stands, then say of all ranks that wrote what holds them up."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        mine = f"rank {self._world.rank} on {self._hosts[self._world.rank]}, {self._doing}\n\n{stacks()}"
+        _file(self._folder, self._world.rank).write_text(mine, encoding="utf-8")
+        time.sleep(GRACE)
+        written = {rank: _file(self._folder, rank) for rank in range(self._world.size)}
+        texts = {rank: file.read_text(encoding="utf-8") for rank, file in written.items() if file.exists()}
+        if self._world.rank == min(texts):
+            why = "; ".join(suspects(texts, self._hosts)) or "no rank stands apart from the others"
+            LOG.error(
+                f"nothing moved for {self._minutes:g} minutes while {self._doing} (train.hang_minutes): {why}; "
+                f"stacks in {self._folder}"
+            )
+
+
+def stacks() -> str:
+    """Return what each thread of this process is doing, the main thread first, innermost calls last."""
+    frames = sys._current_frames()
+    threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
+    return "\n".join(
+        f"{thread.name}\n{''.join(traceback.format_stack(frames[thread.ident]))}"
+        for thread in threads
+        if thread.ident in frames
+    )
+
+
+def suspects(texts: Mapping[int, str], hosts: Sequence[str]) -> list[str]:
+    """Say for which ranks the others wait: those that wrote nothing, and those that stand outside of a collective.
+
+    Args:
+        texts: rank -> what it wrote.
+        hosts: of all ranks.
+    """
+    silent = [
+        f"rank {rank} on {host} wrote nothing: it is frozen, or its node is"
+        for rank, host in enumerate(hosts)
+        if rank not in texts
+    ]
+    outside = [
+        f"rank {rank} on {hosts[rank]} is not in a collective but in {_innermost(text)}"
+        for rank, text in sorted(texts.items())
+        if not any(part in _main_stack(text) for part in COLLECTIVE)
+    ]
+    return silent + (outside if len(outside) < len(texts) else [])
+
+
+def _main_stack(text: str) -> str:
+    """Return the stack of the main thread of a rank's file, which comes first."""
+    return text.split("\n\n", 2)[1]
+
+
+def _innermost(text: str) -> str:
+    """Return the last call of the main thread: file, line and function."""
+    return [line.strip() for line in _main_stack(text).splitlines() if line.strip().startswith("File ")][-1]
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank_{rank:05d}.txt"

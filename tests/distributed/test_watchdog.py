@@ -1,0 +1,85 @@
+"""A run in which nothing moves: each rank writes where it stands, the one that holds it up is named, the run ends."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train import watchdog
+from plumbline.launcher.runtime.train.watchdog import HUNG, Watchdog, stacks, suspects
+
+if TYPE_CHECKING:
+    from tests.conftest import Start
+
+HOSTS = ["n1", "n1", "n2"]
+
+
+def wrote(rank: int, *files: str) -> str:
+    """Return what a rank writes whose main thread stands in these files, beside a thread of gloo's."""
+    lines = "".join(f'  File "/x/{file}", line 7, in f\n    f()\n' for file in files)
+    return f'rank {rank} on n1, making step 9\n\nMainThread\n{lines}\nThread-1\n  File "/x/torch/distributed/y.py"\n'
+
+
+def test_who_wrote_nothing_or_stands_elsewhere_holds_the_others_up() -> None:
+    waiting = ["launcher/pretrain.py", "torch/distributed/distributed_c10d.py"]
+    texts = {0: wrote(0, *waiting), 2: wrote(2, "launcher/pretrain.py", "data/loader.py")}
+    assert suspects(texts, HOSTS) == [
+        "rank 1 on n1 wrote nothing: it is frozen, or its node is",
+        'rank 2 on n2 is not in a collective but in File "/x/data/loader.py", line 7, in f',
+    ]
+    assert suspects({rank: wrote(rank, *waiting) for rank in range(3)}, HOSTS) == []
+    assert suspects({rank: wrote(rank, "data/loader.py") for rank in range(3)}, HOSTS) == [], "nobody waits for anybody"
+
+
+def test_stacks_begin_with_the_main_thread_and_know_the_calls() -> None:
+    text = stacks()
+    assert text.startswith("MainThread\n")
+    assert "test_stacks_begin_with_the_main_thread_and_know_the_calls" in text.split("\n\n")[0]
+
+
+def test_it_ends_the_process_when_nothing_moves_and_not_before(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watchdog, "GRACE", 0.0)
+    codes: list[int] = []
+    ended = threading.Event()
+
+    def end(code: int) -> None:
+        codes.append(code)
+        ended.set()
+
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks" / "rank_00007.txt").write_text("of an earlier attempt")
+    busy = Watchdog(tmp_path / "stacks", world, minutes=2 / 60, end=end)
+    for _ in range(12):
+        assert not ended.wait(0.25), "3 seconds, in which it moves"
+        busy.moved("making step 9")
+    assert ended.wait(60)
+    assert codes == [HUNG]
+    assert [file.name for file in (tmp_path / "stacks").iterdir()] == ["rank_00000.txt"]
+    assert "nothing moved for 0.0333333 minutes while making step 9" in capsys.readouterr().err
+
+    ended.clear()
+    stopped = Watchdog(tmp_path / "stacks", world, minutes=0.2 / 60, end=end)
+    stopped.stop()
+    assert not ended.wait(1)
+
+
+def test_a_frozen_rank_is_named_and_the_others_end(start_pretrain: Start, tiny_config: Path) -> None:
+    overrides = ["train.steps=100000", "train.eval_interval=null", "train.hang_minutes=0.05"]
+    job = start_pretrain(tiny_config, "frozen_rank", overrides, ranks=2)
+    job.wait_until(lambda: "step_00000010" in job.run.checkpoints)
+    other, frozen = job.processes
+    frozen.send_signal(signal.SIGSTOP)
+    assert other.wait(120) == HUNG
+    error = job.texts()[1]
+    assert "rank 1 on " in error
+    assert "wrote nothing: it is frozen, or its node is; stacks in " in error
+    assert "MainThread" in (job.run.folder / "stacks" / "rank_00000.txt").read_text()
+    assert not (job.run.folder / "stacks" / "rank_00001.txt").exists()
+    frozen.send_signal(signal.SIGKILL)
