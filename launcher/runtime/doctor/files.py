@@ -12,6 +12,8 @@ from plumbline.data.workspace import sync
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report, common
 from plumbline.launcher.runtime.doctor.disk import existing
 
+REMEDY = "set run.root to a POSIX file system that you may write to"
+
 
 @contextmanager
 def probe_folder(place: Place, name: str) -> Iterator[Path]:
@@ -26,12 +28,16 @@ def probe_folder(place: Place, name: str) -> Iterator[Path]:
 
 def measure(place: Place) -> Facts:
     """Rename a file over another and a folder, flush both, and look at the result."""
-    with probe_folder(place, f"{place.world.rank}.{uuid.uuid4().hex[:8]}") as folder:
-        problems = list(problems_of(folder))
-        reference = folder / "reference"
-        reference.touch()
-        mode = stat.S_IMODE(reference.stat().st_mode)
-    return {"folder": str(folder.parent), "problems": problems, "mode": mode}
+    facts: Facts = {"folder": str(existing(place.folder)), "problems": [], "mode": None}
+    try:
+        with probe_folder(place, f"{place.world.rank}.{uuid.uuid4().hex[:8]}") as folder:
+            reference = folder / "reference"
+            reference.touch()
+            facts["mode"] = stat.S_IMODE(reference.stat().st_mode)
+            facts["problems"] += problems_of(folder)
+    except OSError as error:
+        facts["problems"].append(f"writing, renaming and flushing files fails ({error.strerror})")
+    return facts
 
 
 def problems_of(folder: Path) -> Iterator[str]:
@@ -58,13 +64,13 @@ def problems_of(folder: Path) -> Iterator[str]:
 def judge(reports: Sequence[Report]) -> list[Finding]:
     """Name nodes whose file system breaks a promise, and those whose umask hides files or differs."""
     findings = [
-        Finding("bad", report.node, f"rank {report.rank}: {problem} in {report.facts['folder']}", "set run.root to a "
-                "POSIX file system")
+        Finding("bad", report.node, f"rank {report.rank}: {problem} in {report.facts['folder']}", REMEDY)
         for report in reports
         for problem in report.facts["problems"]
-    ]  # fmt: skip
-    usual = common([report.facts["mode"] for report in reports])
-    for report in reports:
+    ]
+    written = [report for report in reports if report.facts["mode"] is not None]
+    usual = common([report.facts["mode"] for report in written]) if written else 0
+    for report in written:
         mode = report.facts["mode"]
         if mode & 0o600 != 0o600:
             text = f"rank {report.rank}: new files have mode {mode:03o}: their owner cannot read or write them"
