@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from plumbline.launcher.runtime.config.budget import checkpoint_bytes
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.doctor.table import CHECKS
 
 if TYPE_CHECKING:
-    from tests.conftest import Outcome, Start
+    from tests.conftest import Outcome, Run, Start
+    from tests.distributed.conftest import TrainMatrix
 
 PROGRAM = Path(__file__).with_name("examine_ranks.py")
 Examine = Callable[..., "Outcome"]
@@ -145,3 +149,32 @@ def test_pretraining_warns_of_variables_and_trains(examine: Examine) -> None:
     outcome = examine("other_variable", script="pretrain")
     assert outcome.codes == (0, 0), outcome.stderr
     assert outcome.stderr.count("warning: broken: rank 1: NCCL_ALGO is Ring") == 1
+
+
+SIZES = {
+    "fp32_1": [],
+    "fp32_0": ["deepspeed.zero_stage=0"],
+    "bf16_1": ["deepspeed.precision=bf16"],
+    "bf16_2": ["deepspeed.precision=bf16", "deepspeed.zero_stage=2"],
+    "bf16_3": ["deepspeed.precision=bf16", "deepspeed.zero_stage=3"],
+    "bf16_0": ["deepspeed.precision=bf16", "deepspeed.zero_stage=0"],
+    "average": ["train.ema_half_life_tokens=512"],
+    "muon": ["optimizer.name=muon"],
+    "soap": ["optimizer.name=soap", "deepspeed.zero_stage=0"],
+    "frozen": ["model.frozen_mlp=true"],
+}
+
+
+@pytest.fixture(scope="module")
+def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
+    shape = ["model.hidden_size=128", "model.intermediate_size=384", "train.steps=1", "train.eval_interval=null"]
+    return train_matrix(tiny_config, {name: [*shape, *overrides] for name, overrides in SIZES.items()})
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_checkpoint_takes_what_was_expected(runs: Callable[[str], Run], name: str) -> None:
+    folder = runs(name).folder
+    saved = sum(file.stat().st_size for file in (folder / "checkpoints").rglob("*") if file.is_file())
+    config = load_config(folder / "config.yaml", [])
+    expected = checkpoint_bytes(config, plan_run(config).rows)
+    assert expected < saved < 1.04 * expected, "names, scripts and checksums come on top"

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).resolve().parents[2] / "launcher" / "doctor.py"
 
 
-def examined(cluster: Cluster, config: Path, limit: int, *before: str) -> tuple[set[tuple[str, str, str]], dict[str, Any]]:
+def examined(
+    cluster: Cluster, config: Path, limit: int, *before: str
+) -> tuple[set[tuple[str, str, str]], dict[str, Any]]:
     """Run the doctor on both nodes; returns level, node and check of what is not fine, and the whole document."""
     python = cluster.environment["PLUMBLINE_PYTHON"]
     srun = ("srun", "--nodes=2", "--ntasks=2", "--export=ALL,MASTER_ADDR=127.0.0.1")

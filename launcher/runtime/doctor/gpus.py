@@ -100,9 +100,7 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
         return [Finding("ok", EVERYWHERE, "no GPU: skipped")]
     if without:
         remedy = "look for its driver (nvidia-smi), and at CUDA_VISIBLE_DEVICES"
-        return [
-            Finding("bad", report.node, f"rank {report.rank} sees no GPU, others do", remedy) for report in without
-        ]
+        return [Finding("bad", report.node, f"rank {report.rank} sees no GPU, others do", remedy) for report in without]
     usual = median(report.facts["tflops"] for report in reports)
     findings = [finding for report in reports for finding in _of_one(report, usual)]
     owners: dict[tuple[str, str], Report] = {}

@@ -89,9 +89,7 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
 
 
 def _speeds(reports: Sequence[Report]) -> dict[Pair, float]:
-    return {
-        (report.rank, int(other)): speed for report in reports for other, speed in report.facts["speeds"].items()
-    }
+    return {(report.rank, int(other)): speed for report in reports for other, speed in report.facts["speeds"].items()}
 
 
 def _slow(speeds: Mapping[Pair, float], reports: Mapping[int, Report]) -> list[Finding]:

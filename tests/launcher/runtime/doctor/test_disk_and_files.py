@@ -118,9 +118,7 @@ def shared(**changes: Any) -> dict[str, Any]:
         ({"locks": {"fcntl": "No locks available"}}, "warning", "rank 1 cannot lock (No locks available) (fcntl)"),
     ],
 )
-def test_what_ranks_do_not_see_of_each_other(
-    reports: Reports, changes: dict[str, Any], level: str, text: str
-) -> None:
+def test_what_ranks_do_not_see_of_each_other(reports: Reports, changes: dict[str, Any], level: str, text: str) -> None:
     main = shared(locks={"fcntl": "held"})
     assert [finding.level for finding in shared_files.judge(reports([main, shared()]))] == ["ok"]
     (found,) = shared_files.judge(reports([main, shared(**changes)]))

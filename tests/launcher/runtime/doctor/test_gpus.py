@@ -34,7 +34,7 @@ def test_the_answer_of_the_driver_is_read() -> None:
     assert list(good.values()) == ["0", "No", "Not Active"]
     assert list(bad.values()) == ["3", "Yes", "Active"]
     assert list(plain.values()) == ["Not Active"]
-    for answer in ("", "Field \"retired_pages.pending\" is not a valid field to query.\n", "GPU-1, 0\n"):
+    for answer in ("", 'Field "retired_pages.pending" is not a valid field to query.\n', "GPU-1, 0\n"):
         assert gpus.driver_facts(answer) == {}
 
 

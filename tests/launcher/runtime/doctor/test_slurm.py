@@ -76,10 +76,16 @@ def test_the_notice_is_that_of_the_job_script() -> None:
     [
         (facts(CONFIGURATION.replace("= 30 sec", "= 2 sec")), "KillWait = 2 s: "),
         (facts(CONFIGURATION.replace("= 300 sec", "= 0 sec")), "SlurmdTimeout = 0 s: a node that dies is never"),
-        (facts(CONFIGURATION.replace("= 300 sec", "= 7200 sec")), "SlurmdTimeout = 7200 s: a node that dies is noticed"),
+        (
+            facts(CONFIGURATION.replace("= 300 sec", "= 7200 sec")),
+            "SlurmdTimeout = 7200 s: a node that dies is noticed",
+        ),
         (facts(job=JOB.replace("Requeue=1", "Requeue=0")), "this job may not be requeued"),
         (facts(CONFIGURATION.replace("JobRequeue              = 1", "JobRequeue = 0"), job=""), "this job may not be"),
-        (facts(job=JOB.replace("1-00:00:00", "00:12:00")), "a time limit of 720 s, of which up to 360 s are the notice"),
+        (
+            facts(job=JOB.replace("1-00:00:00", "00:12:00")),
+            "a time limit of 720 s, of which up to 360 s are the notice",
+        ),
         (facts(threads="8"), "rank 0 is bound to 4 core(s), OMP_NUM_THREADS is 8"),
         (facts(**{"cores asked for": "12"}), "rank 0 is bound to 4 core(s), SLURM_CPUS_PER_TASK is 12"),
     ],
