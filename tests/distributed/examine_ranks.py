@@ -13,9 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 
-from plumbline.launcher.runtime.doctor import clocks, collectives, pairs
+from plumbline.launcher.runtime.doctor import clocks, collectives
+
+PATCHES = pytest.MonkeyPatch()
 
 
 def nothing() -> None:
@@ -23,7 +26,7 @@ def nothing() -> None:
 
 
 def other_python() -> None:
-    platform.python_version = lambda: "3.9.1"
+    PATCHES.setattr(platform, "python_version", lambda: "3.9.1")
 
 
 def other_variable() -> None:
@@ -38,7 +41,7 @@ def slow() -> None:
         time.sleep(1.0)
         return send(*arguments, **options)
 
-    pairs.dist.send = late
+    PATCHES.setattr(dist, "send", late)
 
 
 def wrong_sums() -> None:
@@ -50,7 +53,7 @@ def wrong_sums() -> None:
             tensor[int(os.environ["RANK"]) :: int(os.environ["WORLD_SIZE"])] += 1
         return reduce(tensor, *arguments, **options)
 
-    collectives.dist.all_reduce = changed
+    PATCHES.setattr(dist, "all_reduce", changed)
 
 
 def fast_clock() -> None:
@@ -61,18 +64,18 @@ def fast_clock() -> None:
         def time() -> float:
             return time.time() + 120.0
 
-    clocks.time = Ahead
+    PATCHES.setattr(clocks, "time", Ahead)
 
 
 def dies_in_a_check() -> None:
-    collectives.known_values = lambda *_: os._exit(7)
+    PATCHES.setattr(collectives, "known_values", lambda *_: os._exit(7))
 
 
 def raises_in_a_check() -> None:
     def refuse(*_: Any) -> None:
         raise RuntimeError("connection reset by peer")
 
-    collectives.known_values = refuse
+    PATCHES.setattr(collectives, "known_values", refuse)
 
 
 def never_arrives() -> None:

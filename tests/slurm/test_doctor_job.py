@@ -18,7 +18,17 @@ def examined(
     """Run the doctor on both nodes; returns level, node and check of what is not fine, and the whole document."""
     python = cluster.environment["PLUMBLINE_PYTHON"]
     srun = ("srun", "--nodes=2", "--ntasks=2", "--export=ALL,MASTER_ADDR=127.0.0.1")
-    words = (*srun, *before, python, SCRIPT, "--config", config, "--json", "--limit", str(limit))
+    words: tuple[str | Path, ...] = (
+        *srun,
+        *before,
+        python,
+        SCRIPT,
+        "--config",
+        config,
+        "--json",
+        "--limit",
+        str(limit),
+    )
     document = json.loads(cluster.run(*words, check=False))
     found = {(one["level"], one["node"], one["check"]) for one in document["findings"] if one["level"] != "ok"}
     return found, document

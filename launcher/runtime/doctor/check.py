@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store  # torch.distributed has them without telling mypy
 
 from plumbline.launcher.runtime.system.world import World
 
@@ -69,13 +69,13 @@ class Place:
     """The run folder, which need not exist."""
     need: Need | None = None
     """None where no configuration was given."""
-    store: dist.Store | None = None
+    store: Store | None = None
     """What ranks of the doctor meet at; None at the start of pretraining, whose checks are of each rank alone."""
     seconds: float = 120.0
     """How long ranks wait for one another."""
 
     @property
-    def meeting(self) -> dist.Store:
+    def meeting(self) -> Store:
         """Return the store, for checks of several ranks."""
         assert self.store is not None, "a check of several ranks needs the store"
         return self.store

@@ -47,7 +47,8 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
     for report in reports:
         ahead, within = report.facts["ahead"], report.facts["within"]
         if abs(ahead) - within > FAR:
-            text = f"the clock of rank {report.rank} is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} rank 0's"
+            where = "ahead of" if ahead > 0 else "behind"
+            text = f"the clock of rank {report.rank} is {abs(ahead):.1f} s {where} rank 0's"
             findings.append(Finding("warning", report.node, text, "start time synchronisation there (chrony)"))
     most = max(abs(report.facts["ahead"]) for report in reports)
     return findings or [Finding("ok", EVERYWHERE, f"clocks are within {most:.3f} s of rank 0's")]

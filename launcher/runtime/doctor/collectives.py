@@ -20,7 +20,7 @@ REPEATS = 3
 
 
 def measure(place: Place) -> Facts:
-    """All-reduce and all-gather known values; count wrong elements by the rank that they come from."""
+    """Reduce and gather known values; count wrong elements by the rank that they come from."""
     wrong: dict[str, dict[str, int]] = {}
     fastest = float("inf")
     for name, dtype in DTYPES.items():

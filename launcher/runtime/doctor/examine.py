@@ -104,7 +104,7 @@ def _follow(place: Place, checks: Sequence[Check]) -> Examination:
 def _heard(place: Place, name: str) -> str:
     """Return what rank 0 says after a check."""
     place.meeting.wait([f"after/{name}"], 3 * place.patience)
-    return place.meeting.get(f"after/{name}").decode()
+    return str(place.meeting.get(f"after/{name}").decode())
 
 
 def _publish(facts: Facts, check: Check, place: Place) -> None:

@@ -1,6 +1,5 @@
 """Check what checkpoints ask of a file system, on each rank by itself: renames, fsync, umask."""
 
-import os
 import shutil
 import stat
 import uuid

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore  # torch.distributed has them without telling mypy
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
 
@@ -19,7 +20,7 @@ def measure(place: Place) -> Facts:
         backend = "nccl"
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore("group", place.meeting),
+        store=PrefixStore("group", place.meeting),
         rank=world.rank,
         world_size=world.size,
         timeout=place.patience,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed has them without telling mypy
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, node_name
 from plumbline.launcher.runtime.system.world import World
@@ -15,7 +16,7 @@ from plumbline.launcher.runtime.system.world import World
 CHECK = "arrival"
 
 
-def open_store(world: World, seconds: float) -> dist.Store:
+def open_store(world: World, seconds: float) -> Store:
     """Return the store at MASTER_ADDR:MASTER_PORT, which rank 0 or torchrun serves.
 
     Raises:
@@ -24,9 +25,7 @@ def open_store(world: World, seconds: float) -> dist.Store:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     serves = world.is_main and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        store = dist.TCPStore(
-            address, port, is_master=serves, timeout=timedelta(seconds=seconds), wait_for_workers=False
-        )
+        store = TCPStore(address, port, is_master=serves, timeout=timedelta(seconds=seconds), wait_for_workers=False)
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         reason = str(error).splitlines()[0]
         if serves:
@@ -39,15 +38,15 @@ def open_store(world: World, seconds: float) -> dist.Store:
             f"not start, or this node does not reach that address. {reason}"
         ) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return dist.PrefixStore(f"doctor/{attempt}", store)
+    return PrefixStore(f"doctor/{attempt}", store)
 
 
-def arrive(store: dist.Store, world: World) -> None:
+def arrive(store: Store, world: World) -> None:
     """Tell the others that this rank is here, and on which node."""
     store.set(f"arrived/{world.rank}", node_name())
 
 
-def absent(store: dist.Store, keys: Sequence[str], seconds: float) -> list[int]:
+def absent(store: Store, keys: Sequence[str], seconds: float) -> list[int]:
     """Wait for keys, one for each rank, and return the ranks whose key is not there in time."""
     deadline = time.monotonic() + seconds
     missing = list(range(len(keys)))
@@ -59,7 +58,7 @@ def absent(store: dist.Store, keys: Sequence[str], seconds: float) -> list[int]:
     return missing
 
 
-def nodes_of(store: dist.Store, ranks: Sequence[int]) -> dict[int, str]:
+def nodes_of(store: Store, ranks: Sequence[int]) -> dict[int, str]:
     """Return the nodes of ranks that have arrived."""
     return {rank: store.get(f"arrived/{rank}").decode() for rank in ranks}
 
