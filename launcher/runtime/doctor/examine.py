@@ -44,8 +44,8 @@ def examine(place: Place, checks: Sequence[Check]) -> Examination:
     nodes = meeting.nodes_of(store, [rank for rank in range(world.size) if rank not in missing])
     if missing:
         found.findings += meeting.findings_of_absence(missing, nodes, place.seconds)
-    store.set("after/arrival", END if missing else GO)
     state = END if missing else GO
+    store.set("after/arrival", state)
     for check in checks:
         if state == END:
             break
