@@ -29,9 +29,7 @@ def measure(place: Place) -> Facts:
     world = place.world
     nodes: list[str] = [""] * world.size
     dist.all_gather_object(nodes, node_name())
-    members = list(range(world.size))
-    if world.size > FEW:
-        members = [rank for rank in members if nodes.index(nodes[rank]) == rank]
+    members = members_of(nodes)
     buffer = torch.zeros(BYTES[world.device.type], dtype=torch.uint8, device=world.device)
     speeds = {}
     for number, pairs in enumerate(turns(members)):
@@ -42,6 +40,12 @@ def measure(place: Place) -> Facts:
                     speeds[str(high)] = 2 * buffer.numel() / seconds / 1e9
         place.meet(f"pairs/{number}")
     return {"members": members, "speeds": speeds}
+
+
+def members_of(nodes: Sequence[str]) -> list[int]:
+    """Return the ranks to measure, of all ranks' nodes: all of them, or the first of each node where they are many."""
+    ranks = range(len(nodes))
+    return list(ranks) if len(nodes) <= FEW else [rank for rank in ranks if nodes.index(nodes[rank]) == rank]
 
 
 def turns(members: Sequence[int]) -> list[list[Pair]]:

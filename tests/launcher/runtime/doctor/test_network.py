@@ -17,6 +17,11 @@ def levels(found: list[Any]) -> set[tuple[str, str]]:
     return {(finding.level, finding.node) for finding in found}
 
 
+def test_of_many_ranks_one_is_measured_for_each_node() -> None:
+    assert pairs.members_of(["a", "a", "b", "b"]) == [0, 1, 2, 3]
+    assert pairs.members_of(["a", "a", "a", "b", "b", "b", "c", "c", "a"]) == [0, 3, 6]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 9])
 def test_every_pair_has_its_turn_and_nobody_is_in_two_at_once(count: int) -> None:
     members = [10 * rank for rank in range(count)]
