@@ -44,6 +44,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
@@ -79,6 +80,7 @@ def main() -> int:
         if not alone and is_finished(config, world):
             startup.stop()
             return 0
+        check_start(config, plan, world)
     except (ValueError, OSError) as error:
         return fail(error, UNUSABLE)
     try:

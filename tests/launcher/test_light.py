@@ -13,6 +13,7 @@ VERBS = sorted(SCRIPTS - {"__init__", "plumbline"})
 SLOW = {"torch", "deepspeed", "transformers", "scipy", "matplotlib", "datasets", "tensorboard", "lm_eval"}
 """Libraries that take long to import, and that no command line is worth."""
 MISSING = {
+    "doctor": ["--config", "no/file.yaml"],
     "eval": ["--model", "no/run", "--data", "no/corpus"],
     "export": ["--model", "no/run", "--output", "exported"],
     "fit": ["no/rows.jsonl", "--output", "law"],

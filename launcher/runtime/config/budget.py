@@ -57,6 +57,21 @@ def device_memory(config: Config, parameters: int, stage: int, ranks: int) -> De
     return DeviceMemory(weights, gradients, on_device, activation_bytes(config, ranks), host)
 
 
+def checkpoint_bytes(config: Config, rows: Sequence[ParameterRow]) -> float:
+    """Return the bytes of one checkpoint: fp32 weights for everybody, and what the engine needs to go on.
+
+    The engine saves fp32 master weights and optimizer states; at stages 1 and 2 also the weights that it computes
+    with. A moving average is there twice, as the weights are.
+    """
+    total, trained = sum(row.count for row in rows), sum(row.count for row in rows if row.trainable)
+    count = 4.0 * total + 12.0 * trained + state_beyond_adamw(config)
+    if config.deepspeed.zero_stage in (1, 2):
+        count += total * (2.0 if config.deepspeed.precision == "bf16" else 4.0)
+    if config.train.ema_half_life_tokens is not None:
+        count += 8.0 * total
+    return count
+
+
 def state_beyond_adamw(config: Config) -> float:
     """Return the bytes of optimizer state over AdamW's two fp32 moments, of the whole model; negative for Muon."""
     kind = config.optimizer.kind

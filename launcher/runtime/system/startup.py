@@ -34,7 +34,7 @@ def start(world: World, timeout_minutes: float) -> None:
             # The first call of a thread into MKL (exp, cos, ...) can round differently from all later ones
             # (seen with torch 2.13, two threads): make it here, or the first step after a resume may differ in a bit
             torch.ones(2**20).exp()
-            _compile_start_up_operator()
+            compile_start_up_operator()
         else:
             torch.cuda.set_device(world.device)
         import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
@@ -63,7 +63,7 @@ def _ranks_on_this_host() -> int:
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 1)
 
 
-def _compile_start_up_operator() -> None:
+def compile_start_up_operator() -> None:
     """Build the C++ operator that DeepSpeed compiles inside init_distributed on CPU, before anyone waits for anyone.
 
     torch's own lock for such builds is a plain file: killed in the middle, it makes every later process wait for ever,

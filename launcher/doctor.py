@@ -1,0 +1,114 @@
+"""Say before a run whether these nodes can carry it, and name the bad one.
+
+python launcher/doctor.py                                      this node
+python launcher/doctor.py --config configs/quickstart.yaml     also what the run's checkpoints need
+srun python launcher/doctor.py --config configs/NAME.yaml      all ranks of a job; also under torchrun and deepspeed
+
+Ranks are those of pretrain.py. Exit codes: 0 fine, with or without warnings; 1 something is bad; 2 unusable arguments.
+See docs/doctor.md.
+"""
+
+import argparse
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from plumbline.launcher.runtime.system import cli
+
+BAD = 1  # exit code: a run would fail here
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line; the DeepSpeed launcher adds `--local_rank`, which the environment says as well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=cli.existing, help="YAML file of the run (default: checks that need none)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
+    parser.add_argument("--limit", type=cli.positive, default=120, help="seconds that ranks wait for one another")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_intermixed_args()
+    if arguments.overrides and arguments.config is None:
+        parser.error(f"{arguments.overrides[0]}: replaces a value of --config, which is not given")
+    return arguments
+
+
+if __name__ == "__main__":
+    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+
+
+from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.sections import RunConfig
+from plumbline.launcher.runtime.doctor import pairs
+from plumbline.launcher.runtime.doctor.check import Finding, Place
+from plumbline.launcher.runtime.doctor.examine import Examination, examine
+from plumbline.launcher.runtime.doctor.meeting import open_store
+from plumbline.launcher.runtime.doctor.start import need_of
+from plumbline.launcher.runtime.doctor.table import CHECKS, PAIRS
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.world import read_world
+
+
+def main() -> int:
+    """Make all checks with all ranks, and print what was found on rank 0."""
+    arguments = parse_arguments()
+    world = read_world()
+    folder, need = RunConfig(name="run").folder, None
+    if arguments.config is not None:
+        config = branch.resolve(load_config(arguments.config, arguments.overrides))
+        folder, need = config.run.folder, need_of(config, plan_run(config))
+    try:
+        store = open_store(world, arguments.limit)
+        found = examine(Place(world, folder, need, store, arguments.limit), CHECKS)
+    except ValueError as error:  # ranks that do not meet are what is looked for, no mistake of the command line
+        LOG.error(error)
+        return BAD
+    if world.is_main and arguments.json:
+        cli.print_json(document(found, world.size))
+    elif world.is_main:
+        print("\n".join([*table(found.findings), *bandwidth(found)]))
+    return BAD if found.is_bad else 0
+
+
+def document(found: Examination, ranks: int) -> dict[str, Any]:
+    """Return the document of --json."""
+    return {
+        "verdict": "bad" if found.is_bad else "ok",
+        "ranks": ranks,
+        "findings": [asdict(finding) for finding in found.findings],
+        "measured": {
+            name: [{"rank": report.rank, "node": report.node, **report.facts} for report in reports]
+            for name, reports in found.reports.items()
+        },
+    }
+
+
+def table(findings: list[Finding]) -> list[str]:
+    """Return a line for each finding, and one for its remedy."""
+    nodes, checks = (max(len(text) for text in column) for column in zip(*((f.node, f.check) for f in findings),
+                                                                           strict=True))  # fmt: skip
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.level:<8} {finding.node:<{nodes}}  {finding.check:<{checks}}  {finding.text}")
+        if finding.remedy:
+            lines.append(f"{'':<8} {'':<{nodes}}  {'':<{checks}}  -> {finding.remedy}")
+    return lines
+
+
+def bandwidth(found: Examination) -> list[str]:
+    """Return the table of pairs, if they were measured."""
+    reports = found.reports.get(PAIRS.name, [])
+    return pairs.table(reports) if reports else []
+
+
+if __name__ == "__main__":
+    try:
+        exit_code = main()
+    except (ValueError, OSError) as error:
+        LOG.error(error)
+        exit_code = cli.UNUSABLE
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # gloo's threads outlive the process group and can abort the interpreter on its way out

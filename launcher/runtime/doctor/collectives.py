@@ -1,0 +1,88 @@
+"""Check that collectives compute what they should, in every dtype that training uses.
+
+Each element of an all-reduce has one rank that contributes a number, all others contribute zero: the sum is exact in
+every dtype for any number of ranks, and an element that comes out wrong tells whose contribution was lost or changed.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int32": torch.int32}
+"""Gradients and losses, weights and gradients, flags."""
+ELEMENTS = 2**20
+REPEATS = 3
+
+
+def measure(place: Place) -> Facts:
+    """Reduce and gather known values; count wrong elements by the rank that they come from."""
+    wrong: dict[str, dict[str, int]] = {}
+    fastest = float("inf")
+    for name, dtype in DTYPES.items():
+        expected, owner = known_values(place, dtype)
+        for _ in range(REPEATS):
+            summed = torch.where(owner == place.world.rank, expected, 0).to(dtype)
+            _synchronize(place)
+            began = time.perf_counter()
+            dist.all_reduce(summed)
+            _synchronize(place)
+            if dtype == torch.float32:
+                fastest = min(fastest, time.perf_counter() - began)
+            _note(wrong, f"all-reduce in {name}", owner[summed != expected])
+        gathered = [torch.empty_like(expected) for _ in range(place.world.size)]
+        dist.all_gather(gathered, expected + place.world.rank % 3)
+        for rank, part in enumerate(gathered):
+            if not torch.equal(part, expected + rank % 3):
+                _note(wrong, f"all-gather in {name}", torch.tensor([rank]))
+    return {"wrong": wrong, "gigabytes_per_second": 4 * ELEMENTS / fastest / 1e9}
+
+
+def known_values(place: Place, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what every element must become, and the rank that contributes it."""
+    index = torch.arange(ELEMENTS, device=place.world.device)
+    return (index % 7 + 1).to(dtype), index % place.world.size
+
+
+def _synchronize(place: Place) -> None:
+    if place.world.device.type == "cuda":
+        torch.cuda.synchronize(place.world.device)
+
+
+def _note(wrong: dict[str, dict[str, int]], what: str, owners: torch.Tensor) -> None:
+    """Add the owners of wrong elements to the counts of one operation."""
+    if owners.numel():
+        counts = Counter(str(owner) for owner in owners.tolist())
+        wrong[what] = dict(counts + Counter(wrong.get(what, {})))
+
+
+def judge(reports: Sequence[Report]) -> list[Finding]:
+    """Name the rank whose contribution is wrong on all ranks, else the ranks that receive what others do not."""
+    names = {str(report.rank): report for report in reports}
+    findings = []
+    for what in sorted({what for report in reports for what in report.facts["wrong"]}):
+        told = [set(report.facts["wrong"].get(what, {})) for report in reports]
+        for rank in sorted(set.intersection(*told), key=int):
+            culprit = names[rank]
+            text = f"{what}: what rank {rank} contributes arrives changed on every rank"
+            findings.append(Finding("bad", culprit.node, text, _exclude(culprit)))
+        everywhere = set.intersection(*told)
+        for report, ranks in zip(reports, told, strict=True):
+            if ranks - everywhere:
+                text = (
+                    f"{what}: rank {report.rank} receives wrong values from rank(s) {', '.join(sorted(ranks, key=int))}"
+                )
+                findings.append(Finding("bad", report.node, text, _exclude(report)))
+    if findings:
+        return findings
+    speed = min(report.facts["gigabytes_per_second"] for report in reports)
+    text = f"all-reduce and all-gather are right in {', '.join(DTYPES)}; {speed:.2f} GB/s over {len(reports)} rank(s)"
+    return [Finding("ok", EVERYWHERE, text)]
+
+
+def _exclude(report: Report) -> str:
+    return f"leave {report.node} out (Slurm: --exclude={report.node}) and report it to its administrator"

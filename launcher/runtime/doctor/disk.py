@@ -1,0 +1,62 @@
+"""Compare the free space and inodes at the run folder with what a checkpoint takes."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
+
+FILES_BESIDES_SHARDS = 100
+"""Files of a checkpoint and of a run beside the one or two of each rank, generously."""
+
+
+def measure(place: Place) -> Facts:
+    """Return free bytes and inodes, and what checkpoints need of both; None where it is not known."""
+    folder = existing(place.folder)
+    found = os.statvfs(folder)
+    need = place.need
+    return {
+        "folder": str(folder),
+        "free_bytes": found.f_bavail * found.f_frsize,
+        "free_files": found.f_favail if found.f_files > 0 else None,  # some file systems do not count them
+        "checkpoint_bytes": None if need is None else need.bytes,
+        "more_checkpoints": None if need is None else max(1, need.keep + 1 - need.present),
+        "checkpoint_files": 3 * place.world.size + FILES_BESIDES_SHARDS,
+    }
+
+
+def existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+
+
+def judge(reports: Sequence[Report]) -> list[Finding]:
+    """Find too little for one checkpoint bad, and for all that are kept at a time worth a warning.
+
+    Nodes that share the folder all see the same, so the one with the least speaks for all of them.
+    """
+    least = min(reports, key=lambda report: report.facts["free_bytes"])
+    facts, findings = least.facts, []
+    free, need = facts["free_bytes"], facts["checkpoint_bytes"]
+    where = f"{gigabytes(free)} free at {facts['folder']}"
+    remedy = "free some space, or set run.root to a larger file system"
+    if need is not None and free < need:
+        findings.append(Finding("bad", least.node, f"{where}, one checkpoint takes {gigabytes(need)}", remedy))
+    elif need is not None and free < need * facts["more_checkpoints"]:
+        text = f"{where}, {facts['more_checkpoints']} more checkpoints of {gigabytes(need)} may lie there at a time"
+        findings.append(Finding("warning", least.node, text, f"{remedy}, or lower checkpoint.keep_last"))
+    counted = [report for report in reports if report.facts["free_files"] is not None]
+    fewest = min(counted, key=lambda report: report.facts["free_files"], default=None)
+    if fewest is not None and fewest.facts["free_files"] < fewest.facts["checkpoint_files"]:
+        text = (
+            f"{fewest.facts['free_files']} inodes free at {fewest.facts['folder']}, a checkpoint may take "
+            f"{fewest.facts['checkpoint_files']}"
+        )
+        findings.append(Finding("bad", fewest.node, text, "delete files there, or set run.root to another file system"))
+    takes = "" if need is None else f", one checkpoint takes {gigabytes(need)}"
+    return findings or [Finding("ok", EVERYWHERE, where + takes)]
+
+
+def gigabytes(count: float) -> str:
+    """Return bytes as GB or, where that is nothing, as MB."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

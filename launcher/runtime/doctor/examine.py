@@ -1,0 +1,111 @@
+"""Make all checks on all ranks: each measures, rank 0 collects and judges, and all hear the verdict.
+
+Facts go over the store and not over the process group, which may be what is broken: a rank that hangs or dies in a
+check is then one whose facts do not come, and rank 0 can name it.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from plumbline.launcher.runtime.doctor import meeting
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Check, Facts, Finding, Place, Report, sort
+
+GO, SKIP, END = "go", "skip", "end"
+"""What rank 0 says after each check: to the next, to the next that needs no process group, or no further."""
+
+
+@dataclass
+class Examination:
+    """Hold what was found, on rank 0 all of it."""
+
+    findings: list[Finding] = field(default_factory=list)
+    reports: dict[str, list[Report]] = field(default_factory=dict)
+    """Name of a check -> what each rank measured, where all could."""
+
+    @property
+    def is_bad(self) -> bool:
+        """Return whether a run would fail here."""
+        return any(finding.level == "bad" for finding in self.findings)
+
+
+def examine(place: Place, checks: Sequence[Check]) -> Examination:
+    """Make checks together with all other ranks. On ranks other than 0, only the verdict is filled in.
+
+    Raises:
+        ValueError: rank 0 went away.
+    """
+    store, world = place.meeting, place.world
+    meeting.arrive(store, world)
+    if not world.is_main:
+        return _follow(place, checks)
+    found = Examination()
+    missing = meeting.absent(store, [f"arrived/{rank}" for rank in range(world.size)], place.seconds)
+    nodes = meeting.nodes_of(store, [rank for rank in range(world.size) if rank not in missing])
+    if missing:
+        found.findings += meeting.findings_of_absence(missing, nodes, place.seconds)
+    state = END if missing else GO
+    store.set("after/arrival", state)
+    for check in checks:
+        if state == END:
+            break
+        if state == SKIP and check.needs_group:
+            text = "skipped, since ranks failed in a check before"
+            found.findings.append(Finding("warning", EVERYWHERE, text, "mend what is bad, then ask again", check.name))
+        else:
+            state = _collect(found, check, place, nodes, state)
+        store.set(f"after/{check.name}", state)
+    found.findings = sort(found.findings)
+    store.set("verdict", "bad" if found.is_bad else "ok")
+    # Rank 0 serves the store: it leaves last, but waits for nobody who has long gone
+    meeting.absent(store, [f"left/{rank}" if rank else "verdict" for rank in sorted(nodes)], min(10.0, place.seconds))
+    return found
+
+
+def _collect(found: Examination, check: Check, place: Place, nodes: dict[int, str], state: str) -> str:
+    """Measure, wait for the facts of the others, judge, and return how to go on."""
+    store = place.meeting
+    _publish(check.take(place), check, place)
+    keys = [f"facts/{check.name}/{rank}" for rank in range(place.world.size)]
+    missing = meeting.absent(store, keys, 2 * place.seconds)  # they may wait for one another first
+    for rank in missing:
+        text = f"rank {rank} did not come out of this check within {2 * place.seconds:g} s"
+        remedy = "look for the error of that rank in the log, and at this node"
+        found.findings.append(Finding("bad", nodes[rank], text, remedy, check.name))
+    if missing:
+        return END
+    reports = [Report(rank, nodes[rank], json.loads(store.get(key))) for rank, key in enumerate(keys)]
+    found.findings += check.examine(reports)
+    if not any("failed" in report.facts for report in reports):
+        found.reports[check.name] = reports
+        return state
+    return SKIP if check.needs_group else state
+
+
+def _follow(place: Place, checks: Sequence[Check]) -> Examination:
+    """Measure when rank 0 does, and take over its verdict."""
+    store, state = place.meeting, GO
+    try:
+        state = _heard(place, "arrival")
+        for check in checks:
+            if state == END:
+                break
+            if state == GO or not check.needs_group:
+                _publish(check.take(place), check, place)
+            state = _heard(place, check.name)
+        store.wait(["verdict"], 3 * place.patience)
+        verdict = store.get("verdict").decode()
+        store.set(f"left/{place.world.rank}", "")
+    except RuntimeError as error:  # of the store: of time, or of a connection that is gone
+        raise ValueError(f"rank 0, which collects what is found, went away: {str(error).splitlines()[0]}") from error
+    return Examination([Finding("bad" if verdict == "bad" else "ok", EVERYWHERE, "the verdict of rank 0")])
+
+
+def _heard(place: Place, name: str) -> str:
+    """Return what rank 0 says after a check."""
+    place.meeting.wait([f"after/{name}"], 3 * place.patience)
+    return str(place.meeting.get(f"after/{name}").decode())
+
+
+def _publish(facts: Facts, check: Check, place: Place) -> None:
+    place.meeting.set(f"facts/{check.name}/{place.world.rank}", json.dumps(facts))

@@ -1,0 +1,36 @@
+"""Join the process group of all ranks, as training does; what keeps ranks from it is most often the network."""
+
+import socket
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore  # torch.distributed has them without telling mypy
+
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
+
+
+def measure(place: Place) -> Facts:
+    """Join, meet once, and say how long it took."""
+    world, began = place.world, time.monotonic()
+    backend = "gloo"
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+        backend = "nccl"
+    dist.init_process_group(
+        backend,
+        store=PrefixStore("group", place.meeting),
+        rank=world.rank,
+        world_size=world.size,
+        timeout=place.patience,
+    )
+    dist.barrier()
+    return {"backend": backend, "seconds": time.monotonic() - began, "host": socket.gethostname()}
+
+
+def judge(reports: Sequence[Report]) -> list[Finding]:
+    """Say that all ranks met; one that could not is named by its failure."""
+    slowest = max(report.facts["seconds"] for report in reports)
+    backend = reports[0].facts["backend"]
+    return [Finding("ok", EVERYWHERE, f"{len(reports)} rank(s) form a group over {backend}, in {slowest:.1f} s")]

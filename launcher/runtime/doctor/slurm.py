@@ -1,0 +1,145 @@
+"""Check what Slurm will do to this job at its time limit, at a preemption and when a node dies."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
+from plumbline.launcher.runtime.system.slurm import REPOSITORY
+
+SHORT = 30
+"""Seconds of KillWait, Slurm's default, under which a save that SIGTERM asked for has little time."""
+LONG = 1800
+"""Seconds of SlurmdTimeout for which a dead node would keep a job waiting."""
+EARLY = 60
+"""Seconds by which the notice ahead of a time limit may come early (man sbatch, --signal)."""
+
+
+def measure(place: Place) -> Facts:
+    """Ask the controller from rank 0, and look at this task's cores on all."""
+    facts: Facts = {
+        "in a job": "SLURM_JOB_ID" in os.environ,
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": os.environ.get("OMP_NUM_THREADS", ""),
+        "cores asked for": os.environ.get("SLURM_CPUS_PER_TASK", ""),
+    }
+    if place.world.is_main and shutil.which("scontrol") is not None:
+        facts["configuration"] = settings(_ask("config"))
+        if job := os.environ.get("SLURM_JOB_ID"):
+            facts["job"] = words(_ask("job", job))
+            facts["partition"] = words(_ask("partition", facts["job"].get("Partition", "")))
+            facts["notice"] = notice()
+    return facts
+
+
+def _ask(*what: str) -> str:
+    """Return what the controller answers; nothing where there is none."""
+    command = ["scontrol", "--oneliner", "show", *filter(None, what)]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def settings(answer: str) -> dict[str, str]:
+    """Return name -> value of `scontrol show config`."""
+    lines = (line.split("=", 1) for line in answer.splitlines() if "=" in line)
+    return {name.strip(): value.strip() for name, value in lines}
+
+
+def words(answer: str) -> dict[str, str]:
+    """Return name -> value of `scontrol --oneliner show job` or of a partition."""
+    return dict(word.split("=", 1) for word in answer.split() if "=" in word)
+
+
+def notice() -> int | None:
+    """Return how many seconds ahead of its time limit slurm/pretrain.sbatch asks for a signal."""
+    script = REPOSITORY / "slurm" / "pretrain.sbatch"
+    found = re.search(r"^#SBATCH --signal=\w+@(\d+)", script.read_text(), re.MULTILINE) if script.is_file() else None
+    return None if found is None else int(found[1])
+
+
+def seconds(text: str) -> float | None:
+    """Return seconds of `30 sec` or of a time limit, D-HH:MM:SS; None where it has no end."""
+    if found := re.fullmatch(r"(\d+) sec", text):
+        return float(found[1])
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if found is None:
+        return None
+    days, hours, minutes, rest = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+
+
+def judge(reports: Sequence[Report]) -> list[Finding]:
+    """Warn of what would cost a checkpoint, a requeue or cores; nothing of it keeps a run from training."""
+    main = reports[0]
+    configuration = main.facts.get("configuration", {})
+    if not configuration:
+        return [Finding("ok", EVERYWHERE, "no Slurm: skipped")]
+    found = [*_cluster(configuration), *_preemption(configuration, main.facts.get("partition", {}))]
+    found += _job(main.facts.get("job", {}), configuration, main.facts.get("notice"))
+    findings = [Finding("warning", EVERYWHERE, text, remedy) for text, remedy in found]
+    findings += [finding for report in reports for finding in _cores(report)]
+    told = ", ".join(
+        f"{name} {configuration[name]}" for name in ("KillWait", "JobRequeue", "SlurmdTimeout") if name in configuration
+    )
+    return findings or [Finding("ok", EVERYWHERE, told)]
+
+
+Advice = tuple[str, str]
+
+
+def _cluster(configuration: Mapping[str, str]) -> list[Advice]:
+    found = []
+    patience = seconds(configuration.get("KillWait", ""))
+    if patience is not None and patience < SHORT:
+        text = f"KillWait = {patience:.0f} s: what scancel or a preemption asks to stop is killed before it has saved"
+        found.append((text, "save by `scancel --signal=USR1 JOBID`, or have KillWait raised"))
+    timeout = seconds(configuration.get("SlurmdTimeout", ""))
+    if timeout is not None and not 0 < timeout <= LONG:
+        until = "is never noticed" if timeout == 0 else "is noticed late"
+        found.append((f"SlurmdTimeout = {timeout:.0f} s: a node that dies {until}, and the job not requeued till then",
+                      "watch the log of the run, or have SlurmdTimeout set to 300"))  # fmt: skip
+    return found
+
+
+def _preemption(configuration: Mapping[str, str], partition: Mapping[str, str]) -> list[Advice]:
+    """Return what a preemption would do without a warning to the ranks."""
+    mode = partition.get("PreemptMode", configuration.get("PreemptMode", "OFF"))
+    if configuration.get("PreemptType", "preempt/none") == "preempt/none" or mode in ("OFF", "GANG"):
+        return []
+    found = []
+    if "preempt_send_user_signal" not in configuration.get("SlurmctldParameters", ""):
+        text = f"jobs may be preempted (PreemptMode {mode}), and get no USR1 ahead of it"
+        found.append((text, "have SlurmctldParameters=preempt_send_user_signal set, or set checkpoint.interval small"))
+    if partition.get("GraceTime") == "0":
+        text = f"jobs may be preempted (PreemptMode {mode}), with GraceTime 0: there is no time to save"
+        found.append((text, "have GraceTime of the partition raised, or set checkpoint.interval small"))
+    return found
+
+
+def _job(job: Mapping[str, str], configuration: Mapping[str, str], ahead: int | None) -> list[Advice]:
+    """Return what this job asked for that does it no good."""
+    found = []
+    requeue = job.get("Requeue", configuration.get("JobRequeue", "1"))
+    if requeue == "0":
+        text = "this job may not be requeued: it ends at its time limit or with a dead node"
+        found.append((text, "submit it with sbatch --requeue, as slurm/pretrain.sbatch does"))
+    limit = seconds(job.get("TimeLimit", ""))
+    if limit is not None and ahead is not None and limit <= 2 * (ahead + EARLY):
+        text = f"a time limit of {limit:.0f} s, of which up to {ahead + EARLY} s are the notice ahead of it"
+        found.append((text, "ask for more by --time"))
+    return found
+
+
+def _cores(report: Report) -> list[Finding]:
+    """Warn of a rank that is bound to fewer cores than it was to have."""
+    cores, findings = report.facts["cores"], []
+    wanted = {"SLURM_CPUS_PER_TASK": report.facts["cores asked for"], "OMP_NUM_THREADS": report.facts["threads"]}
+    for name, value in wanted.items():
+        if value.isdigit() and int(value) > cores:
+            text = f"rank {report.rank} is bound to {cores} core(s), {name} is {value}"
+            findings.append(Finding("warning", report.node, text, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"))
+    return findings

@@ -1,0 +1,45 @@
+"""Make the cheap checks at each start of a run, once its ranks have met."""
+
+from plumbline.launcher.runtime.checkpoint.store import checkpoints
+from plumbline.launcher.runtime.config.budget import checkpoint_bytes
+from plumbline.launcher.runtime.config.plan import RunPlan
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, Need, Place, Report, node_name
+from plumbline.launcher.runtime.doctor.table import AT_START
+from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.world import World
+
+
+class UnfitError(ValueError):
+    """Refuse to start on nodes that cannot carry the run."""
+
+
+def need_of(config: Config, plan: RunPlan) -> Need:
+    """Return what the checkpoints of a run take, and how many are there."""
+    root = config.run.folder / "checkpoints"
+    return Need(checkpoint_bytes(config, plan.rows), config.checkpoint.keep_last, len(checkpoints(root)))
+
+
+def check_start(config: Config, plan: RunPlan, world: World) -> None:
+    """Refuse a start that nodes of different versions, a full disk or a strange file system would spoil. Collective.
+
+    Raises:
+        UnfitError: on all ranks, with everything that is bad, and the nodes.
+    """
+    place = Place(world, config.run.folder, need_of(config, plan))
+    mine = node_name(), [check.take(place) for check in AT_START]
+    told = gather_objects(mine, world)
+    found: list[Finding] = []
+    for number, check in enumerate(AT_START):
+        found += check.examine([Report(rank, node, facts[number]) for rank, (node, facts) in enumerate(told)])
+    for finding in found:
+        if finding.level == "warning":
+            LOG.warning(_sentence(finding))
+    if bad := [_sentence(finding) for finding in found if finding.level == "bad"]:
+        raise UnfitError("the run was not started: " + "\n  ".join(bad))
+
+
+def _sentence(finding: Finding) -> str:
+    where = "" if finding.node == EVERYWHERE else f"{finding.node}: "
+    return f"{where}{finding.text}; {finding.remedy}"

@@ -1,0 +1,94 @@
+"""Compare versions, our own sources and environment variables over ranks, and name the nodes that differ."""
+
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report, common
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+SOURCES = ("launcher", "model", "data")
+PACKAGES = ("torch", "deepspeed", "transformers", "numpy")
+VARIABLES = ("OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Compared by value, as is every NCCL_*; interfaces may well be called differently."""
+MAY_DIFFER = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+
+
+def measure(_place: Place) -> Facts:
+    """Return versions, the checksum of our sources, and what in the environment changes speed or results."""
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in PACKAGES},
+            "plumbline's sources": checksum_of_sources(CHECKOUT),
+        },
+        "variables": {
+            **{name: os.environ.get(name, "not set") for name in VARIABLES},
+            **{
+                name: value
+                for name, value in sorted(os.environ.items())
+                if name.startswith("NCCL_") and name not in MAY_DIFFER
+            },
+        },
+        "visible GPUs": _count(os.environ.get("CUDA_VISIBLE_DEVICES")),
+        "interpreter": sys.executable,
+    }
+
+
+def judge(reports: Sequence[Report]) -> list[Finding]:
+    """Name each rank whose versions (bad) or variables (warning) are not those of most ranks."""
+    findings = []
+    for name in reports[0].facts["versions"]:
+        for report, here, usual in _outliers(reports, "versions", name):
+            remedy = f"give {report.node} the same checkout and environment (it runs {report.facts['interpreter']})"
+            text = f"rank {report.rank}: {name} {here}, {usual} on most ranks"
+            findings.append(Finding("bad", report.node, text, remedy))
+    for name in sorted({name for report in reports for name in report.facts["variables"]}):
+        for report, here, usual in _outliers(reports, "variables", name):
+            text = f"rank {report.rank}: {name} is {here}, {usual} on most ranks"
+            findings.append(Finding("warning", report.node, text, f"export {name} for all ranks alike"))
+    counts = [report.facts["visible GPUs"] for report in reports]
+    for report in reports:
+        if (here := report.facts["visible GPUs"]) != common(counts):
+            text = f"rank {report.rank}: CUDA_VISIBLE_DEVICES shows {here}, {common(counts)} on most ranks"
+            findings.append(Finding("warning", report.node, text, "ask for as many GPUs on every node"))
+    if findings:
+        return findings
+    versions = reports[0].facts["versions"]
+    return [Finding("ok", EVERYWHERE, ", ".join(f"{name} {versions[name]}" for name in ("python", *PACKAGES)))]
+
+
+def checksum_of_sources(checkout: Path) -> str:
+    """Return a checksum of the names and contents of all Python files that a run may import."""
+    checksum = hashlib.blake2b(digest_size=6)
+    for folder in SOURCES:
+        for file in sorted((checkout / folder).rglob("*.py")):
+            content = file.read_bytes()
+            checksum.update(f"{file.relative_to(checkout)} {len(content)}\n".encode())
+            checksum.update(content)
+    return checksum.hexdigest()
+
+
+def _outliers(reports: Sequence[Report], section: str, name: str) -> list[tuple[Report, str, str]]:
+    """Return each rank that differs from most, its value and theirs."""
+    values = [str(report.facts[section].get(name, "not set")) for report in reports]
+    usual = common(values)
+    return [(report, here, usual) for report, here in zip(reports, values, strict=True) if here != usual]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def _count(devices: str | None) -> str:
+    """Say how many devices a list names; which ones differs between the ranks of a node under Slurm."""
+    if devices is None:
+        return "all GPUs"
+    return f"{sum(bool(name.strip()) for name in devices.split(','))} GPU(s)"

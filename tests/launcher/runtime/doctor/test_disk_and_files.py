@@ -1,0 +1,126 @@
+"""Room for checkpoints, and file systems that break a promise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from plumbline.launcher.runtime.doctor import disk, files, shared_files
+from plumbline.launcher.runtime.doctor.check import Need, Place
+from plumbline.launcher.runtime.system.world import World
+
+if TYPE_CHECKING:
+    from tests.launcher.runtime.doctor.conftest import Reports
+
+WORLD = World(0, 0, 1, torch.device("cpu"))
+
+
+def free(folder: Path) -> float:
+    return float(disk.measure(Place(WORLD, folder))["free_bytes"])
+
+
+def test_measured_where_the_folder_will_be(tmp_path: Path) -> None:
+    facts = disk.measure(Place(WORLD, tmp_path / "not" / "yet", Need(1e6, keep=2, present=3)))
+    assert facts["folder"] == str(tmp_path)
+    assert facts["more_checkpoints"] == 1, "one that is written, while the oldest still lies there"
+    assert not (tmp_path / "not").exists()
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "present", "level"),
+    [(3.1e9, 0, "ok"), (2.9e9, 0, "warning"), (2.9e9, 1, "ok"), (0.9e9, 0, "bad"), (0.9e9, 2, "bad")],
+)
+def test_room_for_one_and_for_all_that_stay(
+    reports: Reports, tmp_path: Path, free_bytes: float, present: int, level: str
+) -> None:
+    place = Place(WORLD, tmp_path, Need(1e9, keep=2, present=present))
+    plenty, little = disk.measure(place), disk.measure(place)
+    plenty["free_bytes"], little["free_bytes"] = 1e15, free_bytes
+    (found,) = disk.judge(reports([plenty, little]))
+    assert (found.level, found.node) == (level, "all" if level == "ok" else "n1"), found
+
+
+def test_inodes_run_out_as_well(reports: Reports, tmp_path: Path) -> None:
+    facts = disk.measure(Place(WORLD, tmp_path))
+    for count, level in ((50, "bad"), (10_000, "ok"), (None, "ok")):
+        facts["free_files"] = count
+        assert [finding.level for finding in disk.judge(reports([facts]))] == [level]
+
+
+def test_a_real_file_system_keeps_its_promises_and_is_left_as_it_was(reports: Reports, tmp_path: Path) -> None:
+    facts = files.measure(Place(WORLD, tmp_path / "run"))
+    assert facts["problems"] == []
+    assert facts["folder"] == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert [finding.level for finding in files.judge(reports([facts]))] == ["ok"]
+
+
+def copy_in_place(source: Path, target: Path) -> Path:
+    """Rename as a file system does that has no rename: by writing over what is there."""
+    Path(target).write_text(source.read_text())
+    os.unlink(source)  # noqa: PTH108 - Path's own methods are what is replaced
+    return Path(target)
+
+
+def test_a_rename_that_writes_over_the_old_file_is_found(
+    reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "replace", copy_in_place)
+    facts = files.measure(Place(WORLD, tmp_path))
+    assert facts["problems"] == ["a file that is open does not survive its replacement"]
+    (found,) = files.judge(reports([{**facts, "problems": []}, facts]))
+    assert (found.level, found.node) == ("bad", "n1")
+
+
+def test_a_folder_that_cannot_be_written_is_found(
+    reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> Iterator[str]:
+        raise OSError(122, "Disk quota exceeded")
+
+    monkeypatch.setattr(files, "problems_of", refuse)
+    (found,) = files.judge(reports([files.measure(Place(WORLD, tmp_path))]))
+    assert found.level == "bad"
+    assert "fails (Disk quota exceeded) in " in found.text
+
+
+def test_a_umask_that_hides_files_is_bad_and_another_one_worth_a_warning(reports: Reports, tmp_path: Path) -> None:
+    def mode(umask: int) -> dict[str, Any]:
+        before = os.umask(umask)
+        try:
+            return files.measure(Place(WORLD, tmp_path))
+        finally:
+            os.umask(before)
+
+    usual = mode(0o022)
+    assert usual["mode"] == 0o644
+    for umask, level in ((0o022, "ok"), (0o077, "warning"), (0o222, "bad")):
+        facts = {**usual, "mode": 0o666 & ~umask}
+        assert [finding.level for finding in files.judge(reports([usual, usual, facts]))] == [level]
+    assert mode(0o077)["mode"] == 0o600
+
+
+def shared(**changes: Any) -> dict[str, Any]:
+    return {"folder": "/runs", "missing": [], "seconds": 0.1, "locks": {"fcntl": "refused"}, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "text"),
+    [
+        ({"missing": [0]}, "bad", "rank 1 does not see a file that rank 0 (n0) has written in /runs"),
+        ({"seconds": 40.0}, "warning", "rank 1 sees files of other ranks 40 s late in /runs"),
+        ({"locks": {"fcntl": "taken"}}, "warning", "rank 1 got a lock that rank 0 holds (fcntl) in /runs: "),
+        ({"locks": {"fcntl": "No locks available"}}, "warning", "rank 1 cannot lock (No locks available) (fcntl)"),
+    ],
+)
+def test_what_ranks_do_not_see_of_each_other(reports: Reports, changes: dict[str, Any], level: str, text: str) -> None:
+    main = shared(locks={"fcntl": "held"})
+    assert [finding.level for finding in shared_files.judge(reports([main, shared()]))] == ["ok"]
+    (found,) = shared_files.judge(reports([main, shared(**changes)]))
+    assert (found.level, found.node) == (level, "n1")
+    assert found.text.startswith(text)

@@ -1,0 +1,121 @@
+"""What Slurm says about itself and a job is read, and what would cost a checkpoint or a requeue is warned of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from plumbline.launcher.runtime.doctor import slurm
+from plumbline.launcher.runtime.doctor.check import Place
+from plumbline.launcher.runtime.system.slurm import REPOSITORY
+from plumbline.launcher.runtime.system.world import World
+
+if TYPE_CHECKING:
+    from tests.launcher.runtime.doctor.conftest import Reports
+
+# Lines of Slurm 22.05, on the cluster of tests/slurm with KillWait and SlurmdTimeout as Slurm has them by default
+CONFIGURATION = """\
+Configuration data as of 2026-11-24T03:03:26
+AuthInfo                = socket=/run/munge.socket,cred_expire=5
+JobRequeue              = 1
+KillWait                = 30 sec
+PreemptMode             = OFF
+PreemptType             = preempt/none
+SlurmctldParameters     = (null)
+SlurmdTimeout           = 300 sec
+
+Slurmctld(primary) at localhost is UP
+"""
+JOB = (
+    "JobId=1 JobName=pretrain UserId=root(0) Priority=4294901759 QOS=(null) JobState=RUNNING Reason=None "
+    "Requeue=1 Restarts=0 BatchFlag=1 RunTime=00:00:00 TimeLimit=1-00:00:00 Partition=main NodeList=n1 "
+    "TRES=cpu=1,node=1,billing=1 Command=bash WorkDir=/work Power= \n"
+)
+PARTITION = "PartitionName=main GraceTime=0 MaxTime=UNLIMITED Nodes=n[1-2] PreemptMode=OFF State=UP\n"
+
+
+def facts(configuration: str = CONFIGURATION, job: str = JOB, partition: str = PARTITION, **own: Any) -> dict[str, Any]:
+    return {
+        "cores": 4,
+        "threads": "4",
+        "cores asked for": "",
+        "configuration": slurm.settings(configuration),
+        "job": slurm.words(job),
+        "partition": slurm.words(partition),
+        "notice": 300,
+        **own,
+    }
+
+
+def test_answers_of_scontrol_are_read() -> None:
+    read = slurm.settings(CONFIGURATION)
+    assert (read["KillWait"], read["JobRequeue"]) == ("30 sec", "1")
+    assert read["AuthInfo"] == "socket=/run/munge.socket,cred_expire=5"
+    assert slurm.words(JOB)["TRES"] == "cpu=1,node=1,billing=1"
+    assert slurm.words(JOB)["TimeLimit"] == "1-00:00:00"
+    assert slurm.settings("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("30 sec", 30), ("00:06:00", 360), ("1-02:00:05", 93605), ("UNLIMITED", None), ("", None)],
+)
+def test_times_are_read(text: str, expected: float | None) -> None:
+    assert slurm.seconds(text) == expected
+
+
+def test_the_notice_is_that_of_the_job_script() -> None:
+    script = (REPOSITORY / "slurm" / "pretrain.sbatch").read_text()
+    assert f"--signal=USR1@{slurm.notice()}\n" in script
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (facts(CONFIGURATION.replace("= 30 sec", "= 2 sec")), "KillWait = 2 s: "),
+        (facts(CONFIGURATION.replace("= 300 sec", "= 0 sec")), "SlurmdTimeout = 0 s: a node that dies is never"),
+        (
+            facts(CONFIGURATION.replace("= 300 sec", "= 7200 sec")),
+            "SlurmdTimeout = 7200 s: a node that dies is noticed",
+        ),
+        (facts(job=JOB.replace("Requeue=1", "Requeue=0")), "this job may not be requeued"),
+        (facts(CONFIGURATION.replace("JobRequeue              = 1", "JobRequeue = 0"), job=""), "this job may not be"),
+        (
+            facts(job=JOB.replace("1-00:00:00", "00:12:00")),
+            "a time limit of 720 s, of which up to 360 s are the notice",
+        ),
+        (facts(threads="8"), "rank 0 is bound to 4 core(s), OMP_NUM_THREADS is 8"),
+        (facts(**{"cores asked for": "12"}), "rank 0 is bound to 4 core(s), SLURM_CPUS_PER_TASK is 12"),
+    ],
+)
+def test_what_would_cost_a_checkpoint_is_warned_of(reports: Reports, changed: dict[str, Any], text: str) -> None:
+    assert [finding.level for finding in slurm.judge(reports([facts()]))] == ["ok"]
+    (found,) = slurm.judge(reports([changed]))
+    assert found.level == "warning"
+    assert found.text.startswith(text)
+
+
+def test_a_preemption_without_notice_is_warned_of(reports: Reports) -> None:
+    preempting = CONFIGURATION.replace("preempt/none", "preempt/partition_prio")
+    partition = PARTITION.replace("PreemptMode=OFF", "PreemptMode=REQUEUE")
+    texts = [finding.text for finding in slurm.judge(reports([facts(preempting, partition=partition)]))]
+    assert texts == [
+        "jobs may be preempted (PreemptMode REQUEUE), and get no USR1 ahead of it",
+        "jobs may be preempted (PreemptMode REQUEUE), with GraceTime 0: there is no time to save",
+    ]
+    told = preempting.replace("(null)", "preempt_send_user_signal,idle_on_node_suspend")
+    kind = partition.replace("GraceTime=0", "GraceTime=120")
+    assert [finding.level for finding in slurm.judge(reports([facts(told, partition=kind)]))] == ["ok"]
+    assert [finding.level for finding in slurm.judge(reports([facts(preempting)]))] == ["ok"], "its partition is spared"
+
+
+def test_without_a_cluster_it_is_skipped(reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\necho 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2\nexit 1\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    found = slurm.judge(reports([slurm.measure(Place(World(0, 0, 1, torch.device("cpu")), Path("runs/none")))]))
+    assert [finding.text for finding in found] == ["no Slurm: skipped"]
