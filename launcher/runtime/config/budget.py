@@ -58,18 +58,13 @@ def device_memory(config: Config, parameters: int, stage: int, ranks: int) -> De
 
 
 def checkpoint_bytes(config: Config, rows: Sequence[ParameterRow]) -> float:
-    """Return the bytes of one checkpoint: fp32 weights for everybody, and what the engine needs to go on.
+    """Return the bytes of one checkpoint: fp32 weights, the optimizer's state, and a moving average.
 
-    The engine saves fp32 master weights and optimizer states; at stages 1 and 2 also the weights that it computes
-    with. A moving average is there twice, as the weights are.
+    The same at every ZeRO stage and in every precision.
     """
     total, trained = sum(row.count for row in rows), sum(row.count for row in rows if row.trainable)
-    count = 4.0 * total + 12.0 * trained + state_beyond_adamw(config)
-    if config.deepspeed.zero_stage in (1, 2):
-        count += total * (2.0 if config.deepspeed.precision == "bf16" else 4.0)
-    if config.train.ema_half_life_tokens is not None:
-        count += 8.0 * total
-    return count
+    average = 0.0 if config.train.ema_half_life_tokens is None else 4.0 * trained
+    return 4.0 * total + 8.0 * trained + state_beyond_adamw(config) + average
 
 
 def state_beyond_adamw(config: Config) -> float:

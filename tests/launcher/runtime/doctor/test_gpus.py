@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.launcher.runtime.doctor.conftest import Reports
 
 CPU = torch.device("cpu")
-# Values as the manual of nvidia-smi lists them: a good GPU, one with errors, one without ECC
+# Written by hand, with the fields that are asked for: a good GPU, one with errors, one without ECC
 ANSWER = """\
 GPU-00000000-0000-0000-0000-000000000000, 0, No, Not Active
 GPU-11111111-1111-1111-1111-111111111111, 3, Yes, Active
