@@ -12,6 +12,7 @@ from plumbline.launcher.runtime.system.log import LOG
 AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
 """Help of `--average`, which `models.averages` reads."""
 UNUSABLE = 2  # exit code: the request cannot be met as it stands
+BROKEN = 3  # exit code of pretrain.py: the gradient, the loss or the weights are not finite
 
 
 def run(command: Callable[[], int | None]) -> NoReturn:
