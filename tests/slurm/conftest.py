@@ -253,7 +253,7 @@ MUNGE_FILES = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-f
 
 def _stop(daemons: Mapping[str, subprocess.Popen[bytes]]) -> None:
     """Stop what was started, the last first."""
-    for daemon in reversed(daemons.values()):
+    for daemon in reversed([*daemons.values()]):
         daemon.terminate()
         try:
             daemon.wait(10)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,18 +52,20 @@ class Probe:
     cluster: Cluster
     folder: Path
 
-    def submit(self, *options: str, endings: str, extra: tuple[str, ...] = (), **variables: str) -> str:
+    def submit(
+        self, *options: str, endings: str, extra: Sequence[str] = (), variables: Mapping[str, str] | None = None
+    ) -> str:
         """Queue a job of the probe; returns its id.
 
         Args:
             options: of sbatch.
             endings: how the attempts end, one after the other, with "/" between: an exit code; "stop": by 85, when
-                asked to; "killed": by SIGKILL of one rank; with "later" in front: once the file "now" is there; with "saved": after a
-                checkpoint.
+                asked to; "killed": by SIGKILL of one rank; with "later" in front: once the file "now" is there; with
+                "saved": after a checkpoint.
             extra: further arguments of pretrain.py.
             variables: of the environment.
         """
-        environment = {**self.cluster.environment, "PLUMBLINE_ROOT": str(self.folder), **variables}
+        environment = {**self.cluster.environment, "PLUMBLINE_ROOT": str(self.folder), **(variables or {})}
         arguments = ("--config", str(self.folder / "a file.yaml"), f"run.root={self.folder}/runs")
         job = (str(SLURM_FOLDER / "pretrain.sbatch"), *arguments, f"probe.endings={endings}", *extra)
         if not any("run.name" in word for word in extra):

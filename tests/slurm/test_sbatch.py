@@ -76,7 +76,7 @@ def test_a_job_is_requeued_as_long_as_its_checkpoints_advance(probe: Probe) -> N
     job_id = probe.submit("--nodes=2", endings="killed/saved 1/saved killed/1/0")
     gpus = ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=3")
     bounded, once = (
-        probe.submit(*gpus, endings="saved 1/1/1/0", **variables)
+        probe.submit(*gpus, endings="saved 1/1/1/0", variables=variables)
         for variables in ({}, {"PLUMBLINE_FRUITLESS_ATTEMPTS": "1"})
     )
 
@@ -114,7 +114,7 @@ def test_mistakes_of_the_submitter_are_said_in_the_log(probe: Probe, tmp_path: P
         "cannot execute /nowhere/python": {"PLUMBLINE_PYTHON": "/nowhere/python"},
         "PLUMBLINE_FRUITLESS_ATTEMPTS is none: give": {"PLUMBLINE_FRUITLESS_ATTEMPTS": "none"},
     }
-    jobs = {words: probe.submit(endings="0", **variables) for words, variables in mistakes.items()}
+    jobs = {words: probe.submit(endings="0", variables=variables) for words, variables in mistakes.items()}
     for words, job_id in jobs.items():
         facts, log = probe.end(job_id)
         assert facts[:2] == ("FAILED", "2:0"), log
