@@ -1,7 +1,7 @@
 """Real pretraining on the two-node cluster: interrupted, requeued jobs end where an uninterrupted one does.
 
-The jobs run at the same time: three of the same configuration, of which one is stopped halfway and one loses a rank, and
-one that is submitted by hand with a configuration that does not exist. The uninterrupted run is a chain of two jobs.
+The jobs run at the same time: three of the same configuration, of which one is stopped halfway and one loses a rank,
+and one that is submitted by hand with a configuration that does not exist. The uninterrupted run is a chain of two.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def test_interrupted_jobs_end_with_the_losses_of_an_uninterrupted_one(cluster: C
 def submit(cluster: Cluster, config: Path, name: str, *more: str) -> list[str]:
     """Queue a run of one rank on each node; returns the job ids."""
     command = (cluster.environment["PLUMBLINE_PYTHON"], REPOSITORY / "launcher" / "submit.py", "--json")
-    options = ("--config", config, "--nodes", "2", "--tasks-per-node", "1", *more, f"run.name={name}")
-    facts: dict[str, Any] = json.loads(cluster.run(*command, *options))
+    options = ("--nodes", "2", "--tasks-per-node", "1", *more, f"run.name={name}")
+    facts: dict[str, Any] = json.loads(cluster.run(*command, "--config", config, *options))
     return [str(job_id) for job_id in facts["jobs"]]
 
 
@@ -64,10 +64,10 @@ def rank_of(job_id: str, rank: int) -> psutil.Process:
     """Return the process of a rank of a job."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            found = process.environ()
+            found, parent = process.environ(), process.parent()
             mine = (found.get("SLURM_JOB_ID"), found.get("SLURM_PROCID"), found.get("SLURM_STEP_ID"))
-            # The parent of its data workers
-            if mine == (job_id, str(rank), "0") and process.parent().name() == "slurmstepd":
+            # Data workers have the rank's variables, not its parent
+            if mine == (job_id, str(rank), "0") and parent is not None and parent.name() == "slurmstepd":
                 return process
     raise AssertionError(f"job {job_id} has no rank {rank}")
 
