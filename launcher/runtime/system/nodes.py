@@ -58,9 +58,15 @@ def lost_nodes(job: Job) -> list[str]:
 
 
 def can_spare(job: Job, lost: Iterable[str]) -> bool:
-    """Return whether the job's partitions have nodes enough without those that are lost or excluded before."""
+    """Return whether the job's partitions have nodes enough without those that are lost or excluded before.
+
+    Only nodes count that have the same devices as one of the job's, since what it asks for is not compared in full.
+    """
     gone = {*lost, *job.excluded}
-    return sum(_may_run(job, fields) for fields in _all_nodes() if fields["NodeName"] not in gone) >= job.count
+    found = _all_nodes()
+    devices = {fields.get("Gres") for fields in found if fields["NodeName"] in job.nodes}
+    left = [fields for fields in found if fields["NodeName"] not in gone and fields.get("Gres") in devices]
+    return sum(_may_run(job, fields) for fields in left) >= job.count
 
 
 def requeue(job: Job, without: Iterable[str]) -> None:

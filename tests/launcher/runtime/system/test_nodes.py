@@ -31,6 +31,7 @@ SRUN = """\
 echo "srun $* memory:$SLURM_MEM_PER_NODE" >> {folder}/asked
 echo 'srun: error: n1: task 0: Killed' >&2
 cat {folder}/says >&2
+[[ ! -e {folder}/hangs ]] || exec sleep 100
 exit 1
 """
 
@@ -49,11 +50,12 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     signal.signal(signal.SIGTERM, before)
 
 
-def tell(folder: Path, *names: str, **states: str) -> None:
-    """Say which nodes there are; their states are MIXED unless given."""
+def tell(folder: Path, *names: str, spare: str = "gpu:8", **states: str) -> None:
+    """Say which nodes there are; their states are MIXED unless given, and n4 has the devices `spare`."""
     (folder / "nodes").write_text(
         "".join(
-            f"NodeName={name} Arch=x State={states.get(name, 'MIXED')} Partitions=big ActiveFeatures=h100,ib,x\n"
+            f"NodeName={name} Arch=x State={states.get(name, 'MIXED')} Partitions=big ActiveFeatures=h100,ib,x "
+            f"Gres={spare if name == 'n4' else 'gpu:8'}\n"
             for name in names
         )
     )
@@ -85,6 +87,14 @@ def test_a_node_that_starts_no_step_is_lost_and_one_whose_task_was_killed_is_not
     assert nodes.lost_nodes(job) == ["n3"]
 
 
+def test_a_node_is_not_waited_for_without_end(slurm: Path, job: nodes.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "ASK_SECONDS", 2)
+    (slurm / "hangs").touch()
+    assert nodes.lost_nodes(job) == []
+    (slurm / "says").write_text("srun: error: Task launch for StepId=7.1 failed on node n3: Timed out\n")
+    assert nodes.lost_nodes(job) == ["n3"]
+
+
 def test_nodes_are_asked_without_the_memory_and_gpus_of_the_ranks(
     slurm: Path, job: nodes.Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +123,8 @@ def test_nodes_that_it_cannot_have_are_not_enough(slurm: Path, job: nodes.Job) -
     assert not nodes.can_spare(replace(job, excluded=("n4",)), ["n2"])
     assert not nodes.can_spare(replace(job, features=frozenset({"h200"})), ["n2"])
     assert not nodes.can_spare(replace(job, partitions=frozenset({"small"})), ["n2"])
+    tell(slurm, "n1", "n2", "n3", "n4", spare="(null)")
+    assert not nodes.can_spare(job, ["n2"])
 
 
 def test_a_requeued_job_keeps_the_nodes_that_it_excluded_before(slurm: Path, job: nodes.Job) -> None:
