@@ -14,7 +14,7 @@ from pathlib import Path
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, step_of
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.system import cli, nodes
-from plumbline.launcher.runtime.system.attempts import Attempt, decide, read_limit
+from plumbline.launcher.runtime.system.attempts import FINAL, Attempt, decide, read_limit
 from plumbline.launcher.runtime.system.signals import REQUEUE
 
 NOT_REQUEUED = 1  # exit code
@@ -39,18 +39,18 @@ def main() -> int:
     if arguments.code is None:
         print(newest)
         return 0
-    job_id = os.environ["SLURM_JOB_ID"]
-    attempt = Attempt(arguments.code, arguments.before, newest)
-    decision = decide(attempt, folder / "slurm" / f"attempts-{job_id}.json", limit)
+    code, job_id = arguments.code, os.environ["SLURM_JOB_ID"]
+    job = nodes.read_job(job_id)
+    if code not in FINAL and not nodes.may_go_on(job):
+        say(f"exit code {code}, ended by Slurm or by a person: the job is {job.state} and left as it is")
+        return NOT_REQUEUED
+    tally = folder / "slurm" / f"attempts-{job_id}.json"
+    decision = decide(Attempt(code, arguments.before, newest), tally, limit)
     if not decision.requeue:
         say(f"{decision.reason}: not requeued")
         return NOT_REQUEUED
-    job = nodes.read_job(job_id)
-    if job.state != "RUNNING":  # cancelled, for example: the same signals arrive
-        say(f"{decision.reason}; the job is {job.state}: not requeued")
-        return NOT_REQUEUED
-    # After a requested stop no node is to blame, and the notice may be running out
-    lost = [] if attempt.code == REQUEUE else nodes.lost_nodes(job)
+    # After a requested stop no node is to blame, and time may be running out; a job at its limit starts no step
+    lost = nodes.lost_nodes(job) if code != REQUEUE and job.state == "RUNNING" else []
     spared = lost if nodes.can_spare(job, lost) else []
     say(f"{decision.reason}: back into the queue{without(lost, spared)}")
     nodes.requeue(job, spared)

@@ -31,6 +31,8 @@ settings = dict(word.split("=", 1) for word in sys.argv[3:])
 with open(f"{folder}/job-{job}-attempt-{attempt}-rank-{rank}.json", "w") as file:
     json.dump({"environment": dict(os.environ), "arguments": sys.argv[1:]}, file)
 ending = settings["probe.endings"].split("/")[int(attempt)]
+while "hang" in ending:
+    time.sleep(0.05)
 if "stop" in ending:
     while not stop:
         time.sleep(0.05)
@@ -60,8 +62,8 @@ class Probe:
         Args:
             options: of sbatch.
             endings: how the attempts end, one after the other, with "/" between: an exit code; "stop": by 85, when
-                asked to; "killed": by SIGKILL of one rank; with "later" in front: once the file "now" is there; with
-                "saved": after a checkpoint.
+                asked to; "hang": never; "killed": by SIGKILL of one rank; with "later" in front: once the file "now" is
+                there; with "saved": after a checkpoint.
             extra: further arguments of pretrain.py.
             variables: of the environment.
         """

@@ -71,6 +71,13 @@ def test_asked_to_stop_a_job_requeues_itself(probe: Probe) -> None:
         assert "restart 1: 2 ranks on n[1-2]" in log
 
 
+def test_ranks_that_hang_into_the_time_limit_are_tried_again(probe: Probe) -> None:
+    facts, log = probe.end(probe.submit("--nodes=2", "--time=1", endings="hang/0"))
+    assert facts == ("COMPLETED", "0:0", "1"), log
+    words = "exit code 143, no checkpoint after step 0, fruitless attempt 1 of 2 in a row: back into the queue"
+    assert decisions(log) == [words, "exit code 0, complete: not requeued"]
+
+
 def test_a_job_is_requeued_as_long_as_its_checkpoints_advance(probe: Probe) -> None:
     # Never two fruitless attempts in a row, so that the default limit of two is not reached
     job_id = probe.submit("--nodes=2", endings="killed/saved 1/1/0")
@@ -100,11 +107,13 @@ def test_a_job_is_requeued_as_long_as_its_checkpoints_advance(probe: Probe) -> N
 
 
 def test_a_cancelled_job_stays_cancelled(probe: Probe) -> None:
-    job_id = probe.submit("--nodes=2", endings="stop/0")
+    job_id = probe.submit("--nodes=2", endings="hang/0", extra=("run.name=cancelled",))
     probe.wait_for_ranks(job_id)
     probe.cluster.run("scancel", job_id)
     facts, log = probe.end(job_id)
     assert (facts[0], facts[2]) == ("CANCELLED", "0"), log
+    assert decisions(log) == ["exit code 143, ended by Slurm or by a person: the job is COMPLETING and left as it is"]
+    assert not (probe.folder / "runs" / "cancelled").exists()  # it was no fruitless attempt
 
 
 def test_mistakes_of_the_submitter_are_said_in_the_log(probe: Probe, tmp_path: Path) -> None:

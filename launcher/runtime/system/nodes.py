@@ -27,6 +27,9 @@ class Job:
 
     id: str
     state: str
+    """RUNNING while the batch script is left to itself; COMPLETING while Slurm ends it, too."""
+    why: str
+    """Why it is in this state: TimeLimit, for example."""
     nodes: tuple[str, ...]
     excluded: tuple[str, ...]
     count: int
@@ -42,12 +45,18 @@ def read_job(job_id: str) -> Job:
     return Job(
         job_id,
         fields["JobState"],
+        fields["Reason"],
         _names(fields["NodeList"]),
         _names(fields["ExcNodeList"]),
         int(fields["NumNodes"].partition("-")[0]),
         frozenset(fields["Partition"].split(",")),
         frozenset(re.findall(r"[\w.]+", _unless_null(fields["Features"]))),
     )
+
+
+def may_go_on(job: Job) -> bool:
+    """Return whether a job whose batch script still runs was neither cancelled nor requeued by Slurm itself."""
+    return job.state == "RUNNING" or job.why == "TimeLimit"
 
 
 def lost_nodes(job: Job) -> list[str]:
@@ -70,7 +79,7 @@ def can_spare(job: Job, lost: Iterable[str]) -> bool:
 
 
 def requeue(job: Job, without: Iterable[str]) -> None:
-    """Put a running job back into the queue, its next attempt without some nodes. Raises ValueError if Slurm refuses.
+    """Put a job back into the queue, its next attempt without some nodes. Raises ValueError if Slurm refuses.
 
     Slurm excludes nodes of a pending job alone, and ends this process once the job is pending: hence the signal.
     """

@@ -18,8 +18,8 @@ SCONTROL = """\
 #!/bin/bash
 echo "$*" >> {folder}/asked
 case "$*" in
-*"show job"*) echo "JobId=7 JobName=a b JobState=RUNNING NodeList=n[1-3] ExcNodeList=n9 NumNodes=3-3 Partition=big,old \
-Features=h100&ib" ;;
+*"show job"*) echo "JobId=7 JobName=a b JobState=RUNNING Reason=None NodeList=n[1-3] ExcNodeList=n9 NumNodes=3-3 \
+Partition=big,old Features=h100&ib" ;;
 *"show node"*) cat {folder}/nodes ;;
 *"hostnames n[1-3]"*) printf 'n1\nn2\nn3\n' ;;
 *"hostnames"*) echo "${{@: -1}}" ;;
@@ -68,13 +68,26 @@ def job(slurm: Path) -> nodes.Job:
 
 def test_a_job_is_read(job: nodes.Job) -> None:
     features, partitions = frozenset({"h100", "ib"}), frozenset({"big", "old"})
-    assert job == nodes.Job("7", "RUNNING", ("n1", "n2", "n3"), ("n9",), 3, partitions, features)
+    assert job == nodes.Job("7", "RUNNING", "None", ("n1", "n2", "n3"), ("n9",), 3, partitions, features)
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DOWN*+DRAIN", "MIXED*", "ALLOCATED+NOT_RESPONDING", "FAIL"])
 def test_a_node_that_slurm_gave_up_is_lost(slurm: Path, job: nodes.Job, state: str) -> None:
     tell(slurm, "n1", "n2", "n3", "n4", n2=state, n4="DOWN")
     assert nodes.lost_nodes(job) == ["n2"]
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "may"),
+    [
+        ("RUNNING", "None", True),
+        ("COMPLETING", "TimeLimit", True),
+        ("COMPLETING", "None", False),
+        ("PENDING", "x", False),
+    ],
+)
+def test_what_slurm_or_a_person_ended_is_left_alone(job: nodes.Job, state: str, why: str, may: bool) -> None:
+    assert nodes.may_go_on(replace(job, state=state, why=why)) == may
 
 
 def test_a_node_that_starts_no_step_is_lost_and_one_whose_task_was_killed_is_not(slurm: Path, job: nodes.Job) -> None:
