@@ -4,7 +4,7 @@
     python launcher/requeue.py --config FILE --code 137 --before 4000    inside a job: decide, say why, requeue
 
 `--code` is what srun returned, `--before` the step of the newest checkpoint when the attempt began. Exit codes: 0 the
-job is requeued; 1 it is not; 2 that could not be decided or done.
+job is requeued; 1 it is not; 2 that could not be decided or done. Inside a job, start it with SIGTERM ignored.
 """
 
 import argparse

@@ -6,7 +6,6 @@ within `srun --wait` of the loss of a rank. So the nodes are asked, by a job ste
 
 import os
 import re
-import signal
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -81,9 +80,8 @@ def can_spare(job: Job, lost: Iterable[str]) -> bool:
 def requeue(job: Job, without: Iterable[str]) -> None:
     """Put a job back into the queue, its next attempt without some nodes. Raises ValueError if Slurm refuses.
 
-    Slurm excludes nodes of a pending job alone, and ends this process once the job is pending: hence the signal.
+    Slurm excludes nodes of a pending job alone, and sends SIGTERM to whoever made it pending: start with it ignored.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _scontrol("requeue", job.id)
     if excluded := sorted({*job.excluded, *without}):
         _scontrol("update", f"JobId={job.id}", f"ExcNodeList={','.join(excluded)}")

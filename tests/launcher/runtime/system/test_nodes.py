@@ -4,9 +4,7 @@ The real one is asked by tests/slurm/test_node_failure.py.
 """
 
 import os
-import signal
 import stat
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +35,7 @@ exit 1
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put a Slurm on the path that answers from files of the folder which is returned."""
     for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
         (tmp_path / name).write_text(text.format(folder=tmp_path))
@@ -45,9 +43,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "says").touch()
     tell(tmp_path, *(f"n{number}" for number in range(1, 5)))
-    before = signal.getsignal(signal.SIGTERM)
-    yield tmp_path
-    signal.signal(signal.SIGTERM, before)
+    return tmp_path
 
 
 def tell(folder: Path, *names: str, spare: str = "gpu:8", **states: str) -> None:
@@ -142,7 +138,6 @@ def test_nodes_that_it_cannot_have_are_not_enough(slurm: Path, job: nodes.Job) -
 
 def test_a_requeued_job_keeps_the_nodes_that_it_excluded_before(slurm: Path, job: nodes.Job) -> None:
     nodes.requeue(job, ["n2"])
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN  # Slurm sends it between the two
     assert (slurm / "asked").read_text().splitlines()[-2:] == ["requeue 7", "update JobId=7 ExcNodeList=n2,n9"]
 
 
