@@ -50,15 +50,13 @@ from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError, run_lock
 from plumbline.launcher.runtime.system import startup
-from plumbline.launcher.runtime.system.cli import UNUSABLE
+from plumbline.launcher.runtime.system.cli import BROKEN, UNUSABLE
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import train
 from plumbline.model.parameterization.sizes import sizes
-
-BROKEN = 3  # exit code: the gradient, the loss or the weights are not finite
 
 
 def main() -> int:

@@ -21,6 +21,9 @@ def parse_arguments() -> argparse.Namespace:
     ranks.add_argument("--gpus-per-node", type=cli.positive, help="GPUs on each node; one rank runs on each GPU")
     ranks.add_argument("--tasks-per-node", type=cli.positive, help="ranks on each node of a cluster without GPUs")
     parser.add_argument("--cpus-per-task", type=cli.positive, help="cores of each rank, its data workers included")
+    parser.add_argument(
+        "--chain", type=cli.positive, default=1, metavar="N", help="queue N jobs, each of which goes on where one ended"
+    )
     cli.add_job_options(parser, "one job")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     return parser.parse_intermixed_args()
@@ -43,21 +46,20 @@ def main() -> None:
         tasks_per_node=arguments.gpus_per_node or arguments.tasks_per_node,
         gpus_per_node=arguments.gpus_per_node,
         cpus_per_task=arguments.cpus_per_task,
-        time=arguments.time,
-        partition=arguments.partition,
-        account=arguments.account,
+        **cli.job_options(arguments),
     )
     config = load_config(arguments.config, arguments.overrides)
     check(config, request)
     require_sbatch(arguments.dry_run)
-    script = write_submission(config, request)
-    job_id = None if arguments.dry_run else submit(script)
-    log = None if job_id is None else str(script.parent / f"job-{job_id}.log")
+    script = write_submission(config, request, arguments.chain)
+    jobs = [] if arguments.dry_run else submit(script)
+    logs = [str(script.parent / f"job-{job_id}.log") for job_id in jobs]
     if arguments.json:
-        cli.print_json({"job_id": job_id, "script": str(script), "log": log})
+        first = {"job_id": jobs[0] if jobs else None, "log": logs[0] if logs else None}
+        cli.print_json({**first, "jobs": jobs, "script": str(script)})
     else:
         what = f"{config.run.name} on {request.nodes} nodes x {request.tasks_per_node} ranks"
-        print(describe_submission(script, job_id, what, log))
+        print(describe_submission(script, jobs, what, "".join(logs[:1])))
 
 
 if __name__ == "__main__":

@@ -54,9 +54,9 @@ def parse_arguments() -> argparse.Namespace:
     slurm.add_argument("--cpus-per-task", type=cli.positive, help="cores of each task; without GPUs, its workers")
     cli.add_job_options(slurm, "one task")
     arguments = parser.parse_intermixed_args()
-    for name in () if arguments.slurm else ("gpus_per_task", "cpus_per_task", "time", "partition", "account"):
-        if getattr(arguments, name) is not None:
-            parser.error(f"--{name.replace('_', '-')} is for a Slurm job: add --slurm, or leave it out")
+    for option in () if arguments.slurm else ("--gpus-per-task", "--cpus-per-task", *cli.JOB_OPTIONS):
+        if cli.value_of(arguments, option) is not None:
+            parser.error(f"{option} is for a Slurm job: add --slurm, or leave it out")
     if arguments.plan and arguments.overrides:
         parser.error(f"{arguments.overrides[0]}: a plan is fixed; give values with --config")
     if arguments.plan and arguments.seeds:
@@ -184,17 +184,16 @@ def queue(plan: Plan, arguments: argparse.Namespace) -> int:
         array=min(arguments.tasks, len(todo.runs)),
         gpus_per_task=arguments.gpus_per_task,
         cpus_per_task=arguments.cpus_per_task,
-        time=arguments.time,
-        partition=arguments.partition,
-        account=arguments.account,
+        **cli.job_options(arguments),
     )
     script = write_submission(todo, request)
-    job_id = None if arguments.dry_run else submit(script)
+    jobs = [] if arguments.dry_run else submit(script)
+    job_id = jobs[0] if jobs else None
     if arguments.json:
         cli.print_json({"job_id": job_id, "script": str(script), "runs": len(todo.runs)})
     else:
         what = f"{len(todo.runs)} runs of {plan.sweep.name} in {request.array} task(s)"
-        print(describe_submission(script, job_id, what, f"{script.parent}/job-{job_id}_0.log"))
+        print(describe_submission(script, jobs, what, f"{script.parent}/job-{job_id}_0.log"))
     return 0
 
 

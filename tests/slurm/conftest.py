@@ -1,6 +1,6 @@
 """A real Slurm cluster of two nodes on this machine, started for the test session and gone after it.
 
-munged, slurmctld and two slurmd (nodes n1 and n2, both at 127.0.0.1) run with their own key, sockets, ports and
+munged, slurmctld and a slurmd for each node (n1, n2, ..., all at 127.0.0.1) run with their own key, sockets, ports and
 state in a temporary folder, as whoever runs the tests, so nothing of an installed Slurm is touched and several test
 sessions can run side by side. Everything a job starts inherits SLURM_CONF, which is unique to the cluster: that is
 how the end of the session finds what a job may have left behind.
@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -25,7 +25,6 @@ import pytest
 from tests.conftest import PATIENCE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NODES = ("n1", "n2")
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
 
 SLURM_CONF = """\
@@ -82,6 +81,34 @@ class Cluster:
 
     folder: Path
     environment: dict[str, str]
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """Name -> process; those of nodes have the names of the nodes."""
+
+    def start(self, name: str, *command: str) -> None:
+        """Start a daemon; its output goes to the cluster's folder."""
+        # pdeathsig: not even a pytest that is killed leaves daemons behind
+        command = ("setpriv", "--pdeathsig=TERM", *command)
+        with (self.folder / f"{name}.out").open("a") as output:
+            self.daemons[name] = subprocess.Popen(
+                command, env=self.environment, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def start_node(self, node: str) -> None:
+        """Start the daemon of a node."""
+        self.start(node, "slurmd", "-D", "-N", node)
+
+    def fail_node(self, node: str) -> None:
+        """Kill the daemon of a node, its step daemons and the tasks on it: Slurm hears nothing more of it."""
+        victims = [psutil.Process(self.daemons[node].pid)]
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                found = process.environ()
+                if (found.get("SLURM_CONF"), found.get("SLURMD_NODENAME")) == (self.environment["SLURM_CONF"], node):
+                    victims += [parent for parent in process.parents() if parent.name() == "slurmstepd"] + [process]
+        for victim in victims:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+        self.daemons[node].wait()
 
     def run(self, *command: str | Path, cwd: Path = REPOSITORY, check: bool = True) -> str:
         """Run a command against this cluster and return its standard output."""
@@ -124,19 +151,30 @@ def config(corpus: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Yield a cluster of two idle nodes, eight CPUs and two (imaginary) GPUs each, and no jobs."""
+    """Yield a cluster of two idle nodes and no jobs."""
     missing = [name for name in DAEMONS if shutil.which(name, path=_search_path()) is None]
     if missing:
         message = f"Slurm is not installed ({', '.join(missing)} not found): apt-get install slurm-wlm munge"
         give_up = pytest.fail if os.environ.get("PLUMBLINE_REQUIRE_SLURM") == "1" else pytest.skip
         give_up(message)
+    with cluster_of("n1", "n2") as started:
+        yield started
+
+
+@contextlib.contextmanager
+def cluster_of(*nodes: str) -> Iterator[Cluster]:
+    """Yield a cluster of idle nodes, eight CPUs and two (imaginary) GPUs each, while the context lasts."""
     # Not pytest's tmp_path: a socket's path must be shorter than 108 characters.
-    with tempfile.TemporaryDirectory(prefix="slurm-") as name, _port_block() as port, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-") as name,
+        _port_block(1 + len(nodes)) as port,
+        contextlib.ExitStack() as stack,
+    ):
         folder = Path(name)
-        environment = _configure(folder, port)
-        stack.callback(_kill_leftovers, environment["SLURM_CONF"])
-        started = Cluster(folder, environment)
-        _start_daemons(started, stack)
+        started = Cluster(folder, _configure(folder, port, nodes))
+        stack.callback(_kill_leftovers, started.environment["SLURM_CONF"])
+        stack.callback(_stop, started.daemons)
+        _start_daemons(started, nodes)
         yield started
         started.run("scancel", "--user", getpass.getuser(), check=False)
         _wait(lambda: not started.run("squeue", "--noheader"), "the last jobs did not end", folder)
@@ -148,26 +186,26 @@ def _search_path() -> str:
 
 
 @contextlib.contextmanager
-def _port_block() -> Iterator[int]:
-    """Yield the first of three ports that are ours while the context lasts.
+def _port_block(count: int) -> Iterator[int]:
+    """Yield the first of `count` ports that are ours while the context lasts.
 
-    A fourth, held open, is the claim that keeps another test session away from the block. The ports lie below the
+    Another, held open, is the claim that keeps another test session away from the block. The ports lie below the
     range the kernel hands to outgoing connections, or one of those could take a port before its daemon does.
     """
-    for first in range(17000, 19000, 4):
+    for first in range(17000, 19000, 1 + count):
         with contextlib.ExitStack() as claims:
             try:
-                held = [claims.enter_context(socket.create_server(("127.0.0.1", first + i))) for i in range(4)]
+                held = [claims.enter_context(socket.create_server(("127.0.0.1", first + i))) for i in range(1 + count)]
             except OSError:
                 continue
             for ours in held[1:]:
                 ours.close()
             yield first + 1
             return
-    raise RuntimeError("no free block of four ports between 17000 and 19000")
+    raise RuntimeError("no free block of ports between 17000 and 19000")
 
 
-def _configure(folder: Path, port: int) -> dict[str, str]:
+def _configure(folder: Path, port: int, names: Sequence[str]) -> dict[str, str]:
     """Write the cluster's configuration; returns the environment its daemons and clients run in."""
     folder.chmod(0o755)  # munge insists on folders that others may search but not write
     (folder / "state").mkdir()
@@ -176,8 +214,8 @@ def _configure(folder: Path, port: int) -> dict[str, str]:
     key.chmod(0o600)
     host = socket.gethostname().split(".")[0]
     nodes = "\n".join(
-        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port + 1 + i} CPUs=8 Gres=gpu:2 State=UNKNOWN"
-        for i, name in enumerate(NODES)
+        f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port + 1 + i} CPUs=8 Gres=gpu:2 Weight={1 + i}"
+        for i, name in enumerate(names)  # by weight, the first nodes are taken first
     )
     configuration = folder / "slurm.conf"
     configuration.write_text(
@@ -196,24 +234,16 @@ def _configure(folder: Path, port: int) -> dict[str, str]:
     }
 
 
-def _start_daemons(cluster: Cluster, stack: contextlib.ExitStack) -> None:
-    """Start munged, the controller and both nodes, each ended by `stack`, and wait until the nodes are idle."""
+def _start_daemons(cluster: Cluster, nodes: Sequence[str]) -> None:
+    """Start munged, the controller and the nodes, and wait until the nodes are idle."""
     folder = cluster.folder
-
-    def start(name: str, *command: str) -> None:
-        # pdeathsig: not even a pytest that is killed leaves daemons behind
-        command = ("setpriv", "--pdeathsig=TERM", *command)
-        with (folder / f"{name}.out").open("w") as output:
-            daemon = subprocess.Popen(command, env=cluster.environment, stdout=output, stderr=subprocess.STDOUT)
-        stack.callback(_stop, daemon)
-
     munge_files = [f"--{option}={folder}/munge.{ending}" for option, ending in MUNGE_FILES.items()]
-    start("munged", "munged", "--foreground", *munge_files)
+    cluster.start("munged", "munged", "--foreground", *munge_files)
     _wait((folder / "munge.socket").exists, "munged did not start", folder)
-    start("slurmctld", "slurmctld", "-D", "-c")
-    for node in NODES:
-        start(node, "slurmd", "-D", "-N", node)
-    idle = ["idle"] * len(NODES)
+    cluster.start("slurmctld", "slurmctld", "-D", "-c")
+    for node in nodes:
+        cluster.start_node(node)
+    idle = ["idle"] * len(nodes)
     query = ("sinfo", "--noheader", "--Node", "--format=%T")
     _wait(lambda: cluster.run(*query, check=False).split() == idle, "the nodes did not become idle", folder)
 
@@ -221,13 +251,15 @@ def _start_daemons(cluster: Cluster, stack: contextlib.ExitStack) -> None:
 MUNGE_FILES = {"socket": "socket", "key-file": "key", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
 
 
-def _stop(daemon: subprocess.Popen[bytes]) -> None:
-    daemon.terminate()
-    try:
-        daemon.wait(10)
-    except subprocess.TimeoutExpired:
-        daemon.kill()
-        daemon.wait()
+def _stop(daemons: Mapping[str, subprocess.Popen[bytes]]) -> None:
+    """Stop what was started, the last first."""
+    for daemon in reversed([*daemons.values()]):
+        daemon.terminate()
+        try:
+            daemon.wait(10)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
 
 
 def _kill_leftovers(configuration: str) -> None:

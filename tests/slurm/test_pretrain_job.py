@@ -1,14 +1,17 @@
-"""Real pretraining on the two-node cluster: an interrupted, requeued job ends where an uninterrupted one does.
+"""Real pretraining on the two-node cluster: interrupted, requeued jobs end where an uninterrupted one does.
 
-The three jobs run at the same time: two of the same configuration, of which one is stopped halfway, and one that is
-submitted by hand with a configuration that does not exist.
+The jobs run at the same time: three of the same configuration, of which one is stopped halfway and one loses a rank,
+and one that is submitted by hand with a configuration that does not exist. The uninterrupted run is a chain of two.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import Cluster
@@ -16,37 +19,57 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def test_an_interrupted_job_ends_with_the_losses_of_an_uninterrupted_one(cluster: Cluster, config: Path) -> None:
+def test_interrupted_jobs_end_with_the_losses_of_an_uninterrupted_one(cluster: Cluster, config: Path) -> None:
     wrong = cluster.run("sbatch", "--parsable", "--nodes=2", *by_hand("--config", "nowhere.yaml"), cwd=config.parent)
-    whole, stopped = (submit(cluster, config, name) for name in ("whole", "stopped"))
+    whole, then = submit(cluster, config, "whole", "--chain", "2")
+    (stopped,) = submit(cluster, config, "stopped")
+    (killed,) = submit(cluster, config, "killed", "checkpoint.interval=10")
     runs = config.parent / "runs"
 
     cluster.wait_for(stopped, lambda _: len(losses(runs / "stopped")) >= 5)
     cluster.run("scancel", "--signal=USR1", stopped)
+    cluster.wait_for(killed, lambda _: (runs / "killed" / "checkpoints" / "step_00000010").exists())
+    rank_of(killed, 1).kill()
     cluster.wait_for(stopped, lambda job: job["Restarts"] == "1")
     saved = len(losses(runs / "stopped"))
     assert 5 <= saved < 100
     assert (runs / "stopped" / "checkpoints" / f"step_{saved:08d}" / "manifest.json").exists()
 
-    jobs = [cluster.wait_end(job_id) for job_id in (whole, stopped, wrong)]
+    jobs = [cluster.wait_end(job_id) for job_id in (whole, stopped, wrong, killed, then)]
     facts = [(job["JobState"], job["ExitCode"], job["Restarts"]) for job in jobs]
     logs = [Path(job["StdOut"]).read_text() for job in jobs]
-    assert facts == [("COMPLETED", "0:0", "0"), ("COMPLETED", "0:0", "1"), ("FAILED", "2:0", "0")], "\n".join(logs)
+    complete, requeued, refused = (("COMPLETED", "0:0", "0"), ("COMPLETED", "0:0", "1"), ("FAILED", "2:0", "0"))
+    assert facts == [complete, requeued, refused, requeued, complete], "\n".join(logs)
+    assert "exit code 137, the newest checkpoint went from step 0 to" in logs[3]
+    assert "nothing to do" in logs[4]
+    assert jobs[4]["StartTime"] >= jobs[0]["EndTime"]
     assert f"resuming after step {saved}" in logs[1]
     assert "nowhere.yaml: no such file" in logs[2]
 
-    assert losses(runs / "stopped") == losses(runs / "whole")
+    assert losses(runs / "stopped") == losses(runs / "killed") == losses(runs / "whole")
     assert list(losses(runs / "whole")) == list(range(1, 101))
-    results = [json.loads((runs / name / "result.json").read_text()) for name in ("whole", "stopped")]
-    assert results[0] == results[1]
+    results = [json.loads((runs / name / "result.json").read_text()) for name in ("whole", "stopped", "killed")]
+    assert results[0] == results[1] == results[2]
 
 
-def submit(cluster: Cluster, config: Path, name: str) -> str:
-    """Queue a run of one rank on each node; returns the job id."""
+def submit(cluster: Cluster, config: Path, name: str, *more: str) -> list[str]:
+    """Queue a run of one rank on each node; returns the job ids."""
     command = (cluster.environment["PLUMBLINE_PYTHON"], REPOSITORY / "launcher" / "submit.py", "--json")
-    options = ("--config", config, "--nodes", "2", "--tasks-per-node", "1", f"run.name={name}")
-    facts: dict[str, Any] = json.loads(cluster.run(*command, *options))
-    return str(facts["job_id"])
+    options = ("--nodes", "2", "--tasks-per-node", "1", *more, f"run.name={name}")
+    facts: dict[str, Any] = json.loads(cluster.run(*command, "--config", config, *options))
+    return [str(job_id) for job_id in facts["jobs"]]
+
+
+def rank_of(job_id: str, rank: int) -> psutil.Process:
+    """Return the process of a rank of a job."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            found, parent = process.environ(), process.parent()
+            mine = (found.get("SLURM_JOB_ID"), found.get("SLURM_PROCID"), found.get("SLURM_STEP_ID"))
+            # Data workers have the rank's variables, not its parent
+            if mine == (job_id, str(rank), "0") and parent is not None and parent.name() == "slurmstepd":
+                return process
+    raise AssertionError(f"job {job_id} has no rank {rank}")
 
 
 def by_hand(*arguments: str) -> tuple[str, ...]:

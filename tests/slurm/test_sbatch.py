@@ -1,81 +1,28 @@
-"""slurm/pretrain.sbatch on the two-node cluster, with a probe in place of pretrain.py.
-
-The probe writes down the environment that each rank of each attempt finds, then ends the way its arguments say. So
-everything between sbatch and the ranks is the real thing, and a job takes a second.
-"""
+"""slurm/pretrain.sbatch on the two-node cluster, with a probe in place of pretrain.py."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from plumbline.launcher.runtime.system.world import read_world
+from tests.slurm.probe import Probe, decisions, install
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import Cluster
 
-SLURM_FOLDER = Path(__file__).resolve().parents[2] / "slurm"
-
-PROBE = """
-import json, os, signal, sys, time
-stop = []
-signal.signal(signal.SIGUSR1, lambda *_: stop.append(True))
-job, rank = os.environ["SLURM_JOB_ID"], int(os.environ["SLURM_PROCID"])
-attempt = os.environ.get("SLURM_RESTART_COUNT", "0")
-folder, ending = sys.argv[1:3]
-with open(f"{folder}/job-{job}-attempt-{attempt}-rank-{rank}.json", "w") as file:
-    json.dump({"environment": dict(os.environ), "arguments": sys.argv[3:]}, file)
-if ending == "stop-once" and attempt == "0":
-    while not stop:
-        time.sleep(0.05)
-    time.sleep(rank)  # ranks never end at the same instant
-    sys.exit(85)
-sys.exit(0 if ending == "stop-once" else int(ending))
-"""
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Submit probe jobs and read what they wrote."""
-
-    cluster: Cluster
-    folder: Path
-
-    def submit(self, *sbatch_options: str, ending: str, extra: tuple[str, ...] = (), **variables: str) -> str:
-        """Queue a job of the probe; returns its id."""
-        environment = {**self.cluster.environment, "PLUMBLINE_ROOT": str(self.folder), **variables}
-        job = (str(SLURM_FOLDER / "pretrain.sbatch"), str(self.folder), ending, *extra)
-        cluster = replace(self.cluster, environment=environment)
-        return cluster.run("sbatch", "--parsable", *sbatch_options, *job, cwd=self.folder)
-
-    def wait_for_ranks(self, job_id: str) -> None:
-        """Wait until both ranks of the first attempt have begun."""
-        files = [self.folder / f"job-{job_id}-attempt-0-rank-{rank}.json" for rank in range(2)]
-        self.cluster.wait_for(job_id, lambda _: all(file.exists() for file in files))
-
-    def found_by_ranks(self, job_id: str) -> list[dict[str, Any]]:
-        """Return what each rank of the first attempt wrote down, in the order of ranks."""
-        files = sorted(self.folder.glob(f"job-{job_id}-attempt-0-rank-*.json"))
-        return [json.loads(file.read_text()) for file in files]
-
 
 @pytest.fixture
 def probe(cluster: Cluster, tmp_path: Path) -> Probe:
-    (tmp_path / "launcher").mkdir()
-    (tmp_path / "launcher" / "pretrain.py").write_text(PROBE)
-    shutil.copytree(SLURM_FOLDER, tmp_path / "slurm")
-    return Probe(cluster, tmp_path)
+    return install(cluster, tmp_path)
 
 
 def test_ranks_find_each_other_their_cores_and_their_gpus(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=3")
-    job_id = probe.submit(*options, ending="0", extra=("--config", "a file.yaml", "run.name=x y"))
+    job_id = probe.submit(*options, endings="0", extra=("run.name=x", "probe.text=x y"))
     assert probe.cluster.wait_end(job_id)["JobState"] == "COMPLETED"
 
     found = probe.found_by_ranks(job_id)
@@ -86,7 +33,7 @@ def test_ranks_find_each_other_their_cores_and_their_gpus(probe: Probe, monkeypa
     assert {rank["SRUN_CPUS_PER_TASK"] for rank in ranks} == {"3"}
     assert {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"0,1"}
     assert [rank["SLURMD_NODENAME"] for rank in ranks] == ["n1", "n1", "n2", "n2"]
-    assert [rank["arguments"] for rank in found] == [["--config", "a file.yaml", "run.name=x y"]] * 4
+    assert [rank["arguments"][1::4] for rank in found] == [[str(probe.folder / "a file.yaml"), "probe.text=x y"]] * 4
 
     monkeypatch.setattr(os, "environ", os.environ.copy())  # read_world adds to it
     os.environ.pop("RANK", None)
@@ -100,37 +47,83 @@ def test_ranks_find_each_other_their_cores_and_their_gpus(probe: Probe, monkeypa
             del os.environ[name]
 
 
-def test_a_failure_is_passed_on_and_not_requeued(probe: Probe) -> None:
-    job = probe.cluster.wait_end(probe.submit("--nodes=2", ending="3"))
-    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "3:0", "0")
+def test_what_would_fail_again_is_not_requeued(probe: Probe) -> None:
+    jobs = {code: probe.submit("--nodes=2", endings=f"saved {code}") for code in ("2", "3")}
+    for code, words in (("2", "configuration, data or run folder cannot be used"), ("3", "training broke down")):
+        facts, log = probe.end(jobs[code])
+        assert facts == ("FAILED", f"{code}:0", "0"), log
+        assert f"exit code {code}, {words}: not requeued" in log
 
 
 def test_asked_to_stop_a_job_requeues_itself(probe: Probe) -> None:
     # Slurm looks at time limits every 30 seconds, so the three ways of asking go side by side
-    at_limit = probe.submit("--nodes=2", "--time=1", ending="stop-once")
-    by_user, by_user_fully = (probe.submit("--nodes=2", ending="stop-once") for _ in range(2))
+    at_limit = probe.submit("--nodes=2", "--time=1", endings="stop/0")
+    by_user, by_user_fully = (probe.submit("--nodes=2", endings="stop/0") for _ in range(2))
     for job_id, options in ((by_user, ()), (by_user_fully, ("--full",))):
         probe.wait_for_ranks(job_id)
-        probe.cluster.run("scancel", "--signal=USR1", *options, job_id)  # --full: the batch shell gets it too
+        for _ in range(2):  # a second signal does no harm
+            probe.cluster.run("scancel", "--signal=USR1", *options, job_id)  # --full: the batch shell gets it too
 
     for job_id in (by_user, by_user_fully, at_limit):
-        job = probe.cluster.wait_end(job_id)
-        log = Path(job["StdOut"]).read_text()
-        assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), log
+        facts, log = probe.end(job_id)
+        assert facts == ("COMPLETED", "0:0", "1"), log
         assert "restart 0: 2 ranks on n[1-2]" in log  # appended to, not overwritten
         assert "restart 1: 2 ranks on n[1-2]" in log
 
 
-def test_requeueing_is_bounded(probe: Probe) -> None:
-    job = probe.cluster.wait_end(probe.submit("--nodes=2", ending="85", PLUMBLINE_MAX_RESTARTS="1"))
-    assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "85:0", "1")
-    assert "stopped after 1 restarts (PLUMBLINE_MAX_RESTARTS)" in Path(job["StdOut"]).read_text()
+def test_ranks_that_hang_into_the_time_limit_are_tried_again(probe: Probe) -> None:
+    facts, log = probe.end(probe.submit("--nodes=2", "--time=1", endings="hang/0"))
+    assert facts == ("COMPLETED", "0:0", "1"), log
+    words = "exit code 143, no checkpoint after step 0, fruitless attempt 1 of 2 in a row: back into the queue"
+    assert decisions(log) == [words, "exit code 0, complete: not requeued"]
+
+
+def test_a_job_is_requeued_as_long_as_its_checkpoints_advance(probe: Probe) -> None:
+    # Never two fruitless attempts in a row, so that the default limit of two is not reached
+    job_id = probe.submit("--nodes=2", endings="killed/saved 1/1/0")
+    gpus = ("--nodes=2", "--gpus-per-node=2", "--cpus-per-task=3")
+    bounded, once = (
+        probe.submit(*gpus, endings="saved 1/1/1/0", variables=variables)
+        for variables in ({}, {"PLUMBLINE_FRUITLESS_ATTEMPTS": "1"})
+    )
+
+    facts, log = probe.end(job_id)
+    assert facts == ("COMPLETED", "0:0", "3"), log
+    assert decisions(log) == [
+        "exit code 137, no checkpoint after step 0, fruitless attempt 1 of 2 in a row: back into the queue",
+        "exit code 1, the newest checkpoint went from step 0 to 2: back into the queue",
+        "exit code 1, no checkpoint after step 2, fruitless attempt 1 of 2 in a row: back into the queue",
+        "exit code 0, complete: not requeued",
+    ]
+    assert "meeting at 127.0.0.1" in log
+    facts, log = probe.end(bounded)
+    assert facts == ("FAILED", "1:0", "2"), log
+    assert decisions(log)[1:] == [
+        "exit code 1, no checkpoint after step 1, fruitless attempt 1 of 2 in a row: back into the queue",
+        "exit code 1, no checkpoint after step 1, fruitless attempt 2 of 2 in a row: not requeued",
+    ]
+    facts, log = probe.end(once)
+    assert facts == ("FAILED", "1:0", "1"), log
+
+
+def test_a_cancelled_job_stays_cancelled(probe: Probe) -> None:
+    job_id = probe.submit("--nodes=2", endings="hang/0", extra=("run.name=cancelled",))
+    probe.wait_for_ranks(job_id)
+    probe.cluster.run("scancel", job_id)
+    facts, log = probe.end(job_id)
+    assert (facts[0], facts[2]) == ("CANCELLED", "0"), log
+    assert decisions(log) == ["exit code 143, ended by Slurm or by a person: the job is COMPLETING and left as it is"]
+    assert not (probe.folder / "runs" / "cancelled").exists()  # it was no fruitless attempt
 
 
 def test_mistakes_of_the_submitter_are_said_in_the_log(probe: Probe, tmp_path: Path) -> None:
-    lost = probe.submit(ending="0", PLUMBLINE_ROOT=str(tmp_path / "slurm"))
-    no_python = probe.submit(ending="0", PLUMBLINE_PYTHON="/nowhere/python")
-    for job_id, words in ((lost, "no launcher/pretrain.py in"), (no_python, "cannot execute /nowhere/python")):
-        job = probe.cluster.wait_end(job_id)
-        assert (job["JobState"], job["ExitCode"]) == ("FAILED", "2:0")
-        assert words in Path(job["StdOut"]).read_text()
+    mistakes = {
+        "no launcher/pretrain.py in": {"PLUMBLINE_ROOT": str(tmp_path / "slurm")},
+        "cannot execute /nowhere/python": {"PLUMBLINE_PYTHON": "/nowhere/python"},
+        "PLUMBLINE_FRUITLESS_ATTEMPTS is none: give": {"PLUMBLINE_FRUITLESS_ATTEMPTS": "none"},
+    }
+    jobs = {words: probe.submit(endings="0", variables=variables) for words, variables in mistakes.items()}
+    for words, job_id in jobs.items():
+        facts, log = probe.end(job_id)
+        assert facts[:2] == ("FAILED", "2:0"), log
+        assert words in log

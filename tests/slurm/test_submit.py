@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -75,6 +76,23 @@ def test_what_would_fail_after_the_queue_is_refused_before_it(
     errors = run_submit("--config", config, "--tasks-per-node", "1", *arguments, fails=True)
     assert errors.startswith("error: ")
     assert words in errors
+    assert not (config.parent / "runs").exists()
+
+
+def test_what_the_site_is_asked_for_is_in_the_script(run_submit: Submit, config: Path) -> None:
+    command = ("--config", config, "--tasks-per-node", "1", "--dry-run", "--chain", "3", "--notice", "900")
+    site = {"partition": "a,b", "qos": "long", "constraint": "h100&ib", "reservation": "r", "exclude": "n[1-2]"}
+    site |= {"account": "us", "mail-user": "us@here"}
+    printed = run_submit(*command, *(word for option in site.items() for word in (f"--{option[0]}", option[1])))
+    assert "for _ in {1..3}; do" in printed
+    words = shlex.split(printed)
+    assert {f"--{option}={value}" for option, value in site.items()} | {"--signal=USR1@900"} <= set(words)
+
+
+def test_a_time_limit_too_short_to_train_in_is_refused(run_submit: Submit, config: Path) -> None:
+    command = ("--config", config, "--tasks-per-node", "1", "--dry-run", "--time", "10:00", "--notice", "600")
+    errors = run_submit(*command, fails=True)
+    assert errors.startswith("error: --time 10:00 is less than 600 s of --notice")
     assert not (config.parent / "runs").exists()
 
 

@@ -12,6 +12,7 @@ from plumbline.launcher.runtime.system.log import LOG
 AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
 """Help of `--average`, which `models.averages` reads."""
 UNUSABLE = 2  # exit code: the request cannot be met as it stands
+BROKEN = 3  # exit code of pretrain.py: the gradient, the loss or the weights are not finite
 
 
 def run(command: Callable[[], int | None]) -> NoReturn:
@@ -71,8 +72,39 @@ def add_arithmetic_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_job_options(parser: argparse._ActionsContainer, what: str) -> None:
-    """Add what every Slurm job asks of the cluster; `what` has the time limit."""
+    """Add what every Slurm job asks of the cluster; `what` has the time limit. `job_options` reads it."""
     parser.add_argument("--time", help=f"time limit of {what}, e.g. 8:00:00; one that needs longer requeues itself")
-    parser.add_argument("--partition", help="default: slurm/cluster.env, else the cluster's")
-    parser.add_argument("--account", help="default: slurm/cluster.env, else the cluster's")
+    parser.add_argument(
+        "--notice", type=positive, metavar="SECONDS", help="time to save in before the time limit (default: 300)"
+    )
+    for option, text in SITE_OPTIONS.items():
+        parser.add_argument(option, help=text)
     parser.add_argument("--dry-run", action="store_true", help="write and print the submit script, submit nothing")
+
+
+SITE_OPTIONS = {
+    "--partition": "A[,B,...] (default: slurm/cluster.env, else the cluster's)",
+    "--account": "default: slurm/cluster.env, else the cluster's",
+    "--qos": "default: slurm/cluster.env, else the cluster's",
+    "--constraint": "features that every node must have (default: slurm/cluster.env, else none)",
+    "--reservation": "a reservation to run in",
+    "--exclude": "nodes to stay away from, e.g. n[1-2],n7",
+    "--mail-user": "address for a mail when the job ends or fails",
+}
+"""Options that sbatch has under the same names."""
+JOB_OPTIONS = ("--time", "--notice", *SITE_OPTIONS)
+
+
+def job_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `add_job_options` that were given, by the names of the fields of `slurm.Request`."""
+    site = {option[2:]: value_of(arguments, option) for option in SITE_OPTIONS}
+    fields = {"time": arguments.time, "notice": arguments.notice}
+    return {
+        **{name: value for name, value in fields.items() if value is not None},
+        "site": {option: value for option, value in site.items() if value is not None},
+    }
+
+
+def value_of(arguments: argparse.Namespace, option: str) -> Any:
+    """Return the value of an option that is known by its spelling, --mail-user."""
+    return getattr(arguments, option[2:].replace("-", "_"))

@@ -1,14 +1,17 @@
 """Submit jobs to Slurm: what is asked of the cluster, and the script that asks for it."""
 
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+START_SECONDS = 120
+"""Least time of an attempt before its notice: half for a start, half since Slurm may give notice as much too early."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +26,24 @@ class Request:
     gpus_per_task: int | None = None
     cpus_per_task: int | None = None
     time: str | None = None
-    partition: str | None = None
-    account: str | None = None
+    notice: int = 300
+    """Seconds before the time limit at which the ranks are asked to save."""
+    site: Mapping[str, str] = field(default_factory=dict)
+    """Further options of sbatch, handed over as they are."""
+
+    def __post_init__(self) -> None:
+        """Refuse a time limit under which an attempt is over before it has trained.
+
+        Raises:
+            ValueError: it is no time, or shorter than the notice and a start.
+        """
+        limit = None if self.time is None else _seconds(self.time)
+        if limit is not None and limit < self.notice + START_SECONDS:
+            least = -(-(self.notice + START_SECONDS) // 60)
+            raise ValueError(
+                f"--time {self.time} is less than {self.notice} s of --notice and {START_SECONDS} s to start in: each "
+                f"attempt would save after its first step; give --time {least} (minutes) or more, or a shorter --notice"
+            )
 
     @property
     def options(self) -> dict[str, object]:
@@ -37,9 +56,23 @@ class Request:
             "gpus-per-task": self.gpus_per_task,
             "cpus-per-task": self.cpus_per_task,
             "time": self.time,
-            "partition": self.partition,
-            "account": self.account,
+            "signal": f"USR1@{self.notice}",
+            **self.site,
+            "mail-type": "END,FAIL" if "mail-user" in self.site else None,  # without a type there is no mail
         }
+
+
+def _seconds(time: str) -> int | None:
+    """Return the seconds of a time limit as sbatch reads it; None if it is none."""
+    if time in ("0", "UNLIMITED", "INFINITE"):
+        return None
+    found = re.fullmatch(r"(?:(?P<days>\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
+    if found is None:
+        raise ValueError(f"--time {time} is no time limit: give minutes, H:MM:SS or D-HH:MM:SS")
+    numbers = [int(number) for number in found.groups()[1:] if number is not None]
+    # D-H, D-H:M and H:M:S begin with hours, M and M:S with minutes
+    units = (3600, 60, 1) if found["days"] or len(numbers) == 3 else (60, 1)
+    return 86400 * int(found["days"] or 0) + sum(unit * number for unit, number in zip(units, numbers, strict=False))
 
 
 def next_number(folder: Path) -> int:
@@ -48,8 +81,10 @@ def next_number(folder: Path) -> int:
     return 1 + len(list(folder.glob("submit-*.sh")))
 
 
-def write_script(path: Path, about: str, options: Mapping[str, object], job: str, arguments: Sequence[str]) -> None:
-    """Write a script that submits the job script `job` of slurm/ from the current folder.
+def write_script(
+    path: Path, about: str, options: Mapping[str, object], job: str, arguments: Sequence[str], count: int = 1
+) -> None:
+    """Write a script that submits the job script `job` of slurm/ from the current folder, and prints the job id.
 
     Args:
         path: of the script.
@@ -57,15 +92,17 @@ def write_script(path: Path, about: str, options: Mapping[str, object], job: str
         options: of sbatch; those that are None are left out.
         job: name of the job script.
         arguments: of the job script.
+        count: how many equal jobs are submitted.
     """
-    path.write_text(_render(about, options, job, arguments), encoding="utf-8")
+    path.write_text(_render(about, options, job, arguments, count), encoding="utf-8")
 
 
-def _render(about: str, options: Mapping[str, object], job: str, arguments: Sequence[str]) -> str:
+def _render(about: str, options: Mapping[str, object], job: str, arguments: Sequence[str], count: int) -> str:
     words = [f"--{option}={value}" for option, value in options.items() if value is not None]
     words += [str(REPOSITORY / "slurm" / job), *arguments]
     command = " \\\n    ".join(shlex.quote(word) for word in words)
     root = shlex.quote(str(REPOSITORY))
+    before, after = ("", "") if count == 1 else (f"for _ in {{1..{count}}}; do\n", " || exit\ndone")
     return f"""\
 #!/bin/bash
 {about}
@@ -74,8 +111,8 @@ export PLUMBLINE_ROOT={root}
 source {root}/slurm/cluster.env
 # Unless the site names another: the Python that checked the configuration trains it.
 export PLUMBLINE_PYTHON="${{PLUMBLINE_PYTHON:-{sys.executable}}}"
-sbatch --parsable \\
-    {command}
+{before}sbatch --parsable \\
+    {command}{after}
 """
 
 
@@ -85,20 +122,23 @@ def require_sbatch(dry_run: bool) -> None:
         raise ValueError("sbatch not found: run this on a login node of the Slurm cluster, or add --dry-run")
 
 
-def submit(script: Path) -> str:
-    """Run a script of `write_script` and return the job id. Raises ValueError with sbatch's own words."""
+def submit(script: Path) -> list[str]:
+    """Run a script of `write_script` and return the job ids. Raises ValueError with sbatch's own words."""
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"Slurm did not take {script}: {done.stderr.strip()}")
-    return done.stdout.split()[-1].split(";")[0]  # "ID" or "ID;CLUSTER"
+    # Lines of "ID" or "ID;CLUSTER", and before them what modules of the site may print
+    return [found[1] for line in done.stdout.splitlines() if (found := re.fullmatch(r"(\d+)(;\S*)?", line.strip()))]
 
 
-def describe_submission(script: Path, job_id: str | None, what: str, log: str | None) -> str:
-    """Say what was submitted and how to follow it; of a dry run (job_id None) give the script itself."""
-    if job_id is None:
+def describe_submission(script: Path, jobs: Sequence[str], what: str, log: str) -> str:
+    """Say what was submitted and how to follow it; of a dry run, which has no jobs, give the script itself."""
+    if not jobs:
         return f"{script.read_text()}\nnot submitted; to submit: bash {script}"
+    job_id, *later = jobs
+    chain = "".join(f", then job {other}" for other in later)
     return (
-        f"job {job_id}: {what}, submitted by {script}\n"
+        f"job {job_id}{chain}: {what}, submitted by {script}\n"
         f"follow:            tail -F {log}\n"
         f"state:             squeue --job {job_id}\n"
         f"save and requeue:  scancel --signal=USR1 {job_id}\n"

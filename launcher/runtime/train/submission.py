@@ -44,9 +44,10 @@ def check(config: Config, request: Request) -> None:
         check_resume(saved, config, inputs.fingerprints, newest)
 
 
-def write_submission(config: Config, request: Request) -> Path:
+def write_submission(config: Config, request: Request, chain: int) -> Path:
     """Write the next `config-N.yaml` and `submit-N.sh` under the run's slurm/ folder; returns the script's path.
 
+    The script queues a chain of `chain` jobs, each of which waits for those before it.
     Relative paths in the configuration mean what they mean here: the job starts in the current folder.
     """
     folder = config.run.folder / "slurm"
@@ -60,5 +61,5 @@ def write_submission(config: Config, request: Request) -> Path:
         "dependency": "singleton",
         "output": folder / "job-%j.log",
     }
-    write_script(script, ABOUT, options, "pretrain.sbatch", [f"--config={config_file}"])
+    write_script(script, ABOUT, options, "pretrain.sbatch", [f"--config={config_file}"], chain)
     return script

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.slurm import REPOSITORY, Request, next_number, write_script
+from plumbline.launcher.runtime.system.slurm import REPOSITORY, Request, next_number, submit, write_script
 
 ARRAY = Request(array=4, gpus_per_task=2, time="8:00:00")
 
@@ -28,6 +28,7 @@ def test_a_script_asks_for_what_is_known_and_leaves_the_rest(tmp_path: Path, mon
         "--array=0-3",
         "--gpus-per-task=2",
         "--time=8:00:00",
+        "--signal=USR1@300",
         str(REPOSITORY / "slurm" / "sweep.sbatch"),
         "--plan=it's.json",
     ]
@@ -38,3 +39,44 @@ def test_each_submission_has_its_number(tmp_path: Path) -> None:
     assert next_number(folder) == 1
     write_script(folder / "submit-1.sh", "# first", ARRAY.options, "sweep.sbatch", [])
     assert next_number(folder) == 2
+
+
+def test_what_is_asked_of_the_site_is_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    site = {"partition": "a,b", "exclude": "n[1-2]", "mail-user": "a@b"}
+    write_script(tmp_path / "submit.sh", "# why", Request(notice=60, site=site).options, "pretrain.sbatch", [])
+    handed = {"--signal=USR1@60", "--partition=a,b", "--exclude=n[1-2]", "--mail-user=a@b", "--mail-type=END,FAIL"}
+    assert handed <= set(asked(tmp_path / "submit.sh"))
+
+
+def test_a_chain_submits_as_many_jobs_and_ends_at_a_refusal(tmp_path: Path) -> None:
+    write_script(tmp_path / "submit.sh", "# why", {}, "pretrain.sbatch", ["--config=a file"], count=3)
+    assert asked(tmp_path / "submit.sh") == [str(REPOSITORY / "slurm" / "pretrain.sbatch"), "--config=a file"] * 3
+    refusing = (tmp_path / "submit.sh").read_text().replace("sbatch --parsable", "echo asked; false")
+    done = subprocess.run(["bash", "-c", refusing], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "asked\n")
+
+
+def test_job_ids_are_read_among_what_a_site_prints(tmp_path: Path) -> None:
+    script = tmp_path / "submit.sh"
+    script.write_text("echo 'loading 12 modules'; echo 17; echo '18;main'")
+    assert submit(script) == ["17", "18"]
+
+
+@pytest.mark.parametrize("time", ["6", "6:59", "0:06:59", "0-0:6", "00-00:06:59"])
+def test_a_time_limit_without_time_to_train_is_refused(time: str) -> None:
+    words = f"--time {time} is less than 300 s of --notice and 120 s to start in: .* give --time 7 "
+    with pytest.raises(ValueError, match=words):
+        Request(time=time)
+    Request(time=time, notice=240)
+
+
+@pytest.mark.parametrize("time", ["7", "7:00", "0:07:00", "0-1", "0-0:7", "1-00:00:00", "0", "UNLIMITED", None])
+def test_other_time_limits_are_taken(time: str | None) -> None:
+    Request(time=time)
+
+
+@pytest.mark.parametrize("time", ["1h", "24:00:00:00", "1-", ""])
+def test_what_is_no_time_is_refused(time: str) -> None:
+    with pytest.raises(ValueError, match=f"--time {time} is no time limit: give minutes, H:MM:SS or D-HH:MM:SS"):
+        Request(time=time)

@@ -1,0 +1,90 @@
+"""Read what is written of a configuration: a YAML file, what it extends and the overrides.
+
+Nothing here imports torch: whoever asks where a run lives is answered in a fraction of a second.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from pydantic import ValidationError
+
+from plumbline.launcher.runtime.config.errors import ConfigError, explain
+from plumbline.launcher.runtime.config.sections import RunConfig
+from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml, yaml_problems
+from plumbline.launcher.runtime.optim.duration import UNITS
+from plumbline.launcher.runtime.optim.schedule import with_one_key_each
+
+
+def read_run(path: Path, overrides: list[str]) -> RunConfig:
+    """Return the run section of a configuration of which nothing else is looked at.
+
+    Raises:
+        ConfigError: unreadable file, bad YAML, something that is no override, or a run section that is wrong.
+    """
+    try:
+        return RunConfig.model_validate(read_values(path, overrides).get("run") or {})
+    except ValidationError as error:
+        raise ConfigError(f"{path}: run: {'; '.join(explain(error.errors(), RunConfig))}") from error
+
+
+def read_values(path: Path, overrides: list[str]) -> dict[str, Any]:
+    """Return the nested plain values of a YAML file, its `extends:` chain and the overrides, as they are written.
+
+    Raises:
+        ConfigError: unreadable file, bad YAML, or something that is no override.
+    """
+    layers = [_read(path), _parse_overrides(overrides)]
+    with yaml_problems(str(path)):
+        merged = OmegaConf.merge(*layers)
+    assert isinstance(merged, DictConfig)
+    values: dict[str, Any] = plain_values(merged, str(path))
+    return values
+
+
+def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> DictConfig:
+    """Merge one YAML file over the file it extends (a path relative to it)."""
+    if path.resolve() in extended_by:
+        raise ConfigError(f"{path}: extends itself, by way of {' -> '.join(str(step) for step in extended_by)}")
+    layer = _layer(read_yaml(path), str(path))
+    base = layer.pop("extends", None)
+    if base is None:
+        return layer
+    below = _read(path.parent / str(base), (*extended_by, path.resolve()))
+    with yaml_problems(str(path)):
+        merged = OmegaConf.merge(below, layer)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _parse_overrides(overrides: list[str]) -> DictConfig:
+    for override in overrides:
+        key, equals, _ = override.partition("=")
+        if not equals or "." not in key:
+            raise ConfigError(f"{override!r}: an override is section.key=value, for example optimizer.lr=0.003")
+    source = " ".join(overrides)
+    with yaml_problems(source):
+        return _layer(OmegaConf.from_dotlist(overrides), source)
+
+
+def _layer(node: DictConfig | ListConfig, source: str) -> DictConfig:
+    """Return what is merged over the layers below, so that a duration replaces theirs whole, whatever its unit."""
+    values = OmegaConf.to_container(node, resolve=False)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source}: expected sections of keys")
+    schedule = values.get("schedule")
+    if isinstance(schedule, dict):
+        try:
+            values["schedule"] = schedule = with_one_key_each(schedule)
+        except ValueError as error:
+            raise ConfigError(f"{source}: schedule: {error}") from error
+        _take_other_units_away(schedule.get("branch"), UNITS)
+    _take_other_units_away(values.get("train"), ("steps", "tokens"))
+    return OmegaConf.create(values)
+
+
+def _take_other_units_away(section: Any, units: Sequence[str]) -> None:
+    """Set the other units of a length to null where one is given."""
+    if isinstance(section, dict) and any(section.get(unit) is not None for unit in units):
+        section.update({unit: section.get(unit) for unit in units})

@@ -1,0 +1,137 @@
+"""Find the nodes of a job that do not answer, and keep them out of its next attempt.
+
+Slurm itself counts a node as up for SlurmdTimeout (300 s by default) after it was last heard of, while a job ends
+within `srun --wait` of the loss of a rank. So the nodes are asked, by a job step that does nothing.
+"""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+DOWN = re.compile(r"\bDOWN\b|\bFAIL\b|NOT_RESPONDING|\*")
+"""What marks a node in Slurm's State as lost to its jobs: DOWN+DRAIN, ALLOCATED*, MIXED+NOT_RESPONDING."""
+UNUSABLE_NODE = re.compile(rf"{DOWN.pattern}|DRAIN|MAINT")
+"""What marks a node on which no job starts."""
+LAUNCH_FAILED = re.compile(r"failed on node ([^\s:]+):")
+NOBODY = ("", "(null)")
+ASK_SECONDS = 120
+"""Time for all nodes to start a step. A node that is gone is given up on within the sum of Slurm's own timeouts."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Say what the controller knows of a job."""
+
+    id: str
+    state: str
+    """RUNNING while the batch script is left to itself; COMPLETING while Slurm ends it, too."""
+    why: str
+    """Why it is in this state: TimeLimit, for example."""
+    nodes: tuple[str, ...]
+    excluded: tuple[str, ...]
+    count: int
+    """How many nodes it asks for."""
+    partitions: frozenset[str]
+    features: frozenset[str]
+    """Words of --constraint, whatever stands between them."""
+
+
+def read_job(job_id: str) -> Job:
+    """Return what the controller knows of a job. Raises ValueError with Slurm's words where it does not answer."""
+    fields = _fields(_scontrol("--oneliner", "show", "job", job_id))
+    return Job(
+        job_id,
+        fields["JobState"],
+        fields["Reason"],
+        _names(fields["NodeList"]),
+        _names(fields["ExcNodeList"]),
+        int(fields["NumNodes"].partition("-")[0]),
+        frozenset(fields["Partition"].split(",")),
+        frozenset(re.findall(r"[\w.]+", _unless_null(fields["Features"]))),
+    )
+
+
+def may_go_on(job: Job) -> bool:
+    """Return whether a job whose batch script still runs was neither cancelled nor requeued by Slurm itself."""
+    return job.state == "RUNNING" or job.why == "TimeLimit"
+
+
+def lost_nodes(job: Job) -> list[str]:
+    """Return the nodes of a running job that Slurm calls down, or on which it cannot start a step."""
+    silent = set(LAUNCH_FAILED.findall(_ask(job)))
+    states = {fields["NodeName"]: fields["State"] for fields in _all_nodes()}
+    return [node for node in job.nodes if node in silent or DOWN.search(states.get(node, ""))]
+
+
+def can_spare(job: Job, lost: Iterable[str]) -> bool:
+    """Return whether the job's partitions have nodes enough without those that are lost or excluded before.
+
+    Only nodes count that have the same devices as one of the job's, since what it asks for is not compared in full.
+    """
+    gone = {*lost, *job.excluded}
+    found = _all_nodes()
+    devices = {fields.get("Gres") for fields in found if fields["NodeName"] in job.nodes}
+    left = [fields for fields in found if fields["NodeName"] not in gone and fields.get("Gres") in devices]
+    return sum(_may_run(job, fields) for fields in left) >= job.count
+
+
+def requeue(job: Job, without: Iterable[str]) -> None:
+    """Put a job back into the queue, its next attempt without some nodes. Raises ValueError if Slurm refuses.
+
+    Slurm excludes nodes of a pending job alone, and sends SIGTERM to whoever made it pending: start with it ignored.
+    """
+    _scontrol("requeue", job.id)
+    if excluded := sorted({*job.excluded, *without}):
+        _scontrol("update", f"JobId={job.id}", f"ExcNodeList={','.join(excluded)}")
+
+
+def _may_run(job: Job, node: Mapping[str, str]) -> bool:
+    """Return whether a node is up, in a partition of the job, and has its features, every word of them."""
+    return (
+        not UNUSABLE_NODE.search(node["State"])
+        and bool(job.partitions & set(node.get("Partitions", "").split(",")))
+        and job.features <= set(node.get("ActiveFeatures", "").split(","))
+    )
+
+
+def _ask(job: Job) -> str:
+    """Return what srun says when it starts a step that does nothing on every node of the job."""
+    # What GPUs and memory the job's steps take is in variables; this one takes none, or would wait for theirs
+    environment = {key: value for key, value in os.environ.items() if not re.match("SLURM_(GPU|MEM|TRES)", key)}
+    shape = (f"--nodes={len(job.nodes)}", f"--ntasks={len(job.nodes)}", "--ntasks-per-node=1", "--cpus-per-task=1")
+    command = ("srun", f"--jobid={job.id}", "--overlap", "--mem=0", "--gres=none", *shape, "true")
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        return (error.stderr or b"").decode(errors="replace")
+    return done.stderr
+
+
+def _all_nodes() -> list[dict[str, str]]:
+    return [_fields(line) for line in _scontrol("--oneliner", "show", "node").splitlines() if line]
+
+
+def _fields(line: str) -> dict[str, str]:
+    """Return key -> value of a line of scontrol; of a value with blanks the first word."""
+    return dict(word.split("=", 1) for word in line.split() if "=" in word)
+
+
+def _names(nodes: str) -> tuple[str, ...]:
+    """Return the names that a list of nodes of Slurm's stands for: n[1-2] is n1 and n2."""
+    return () if not _unless_null(nodes) else tuple(_scontrol("show", "hostnames", nodes).split())
+
+
+def _unless_null(value: str) -> str:
+    return "" if value in NOBODY else value
+
+
+def _scontrol(*arguments: str) -> str:
+    """Return what scontrol prints. Raises ValueError with its words where it fails."""
+    done = subprocess.run(("scontrol", *arguments), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"scontrol {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,147 @@
+"""Which nodes of a job are lost, and whether it can do without them, as a made-up Slurm tells it.
+
+The real one is asked by tests/slurm/test_node_failure.py.
+"""
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plumbline.launcher.runtime.system import nodes
+
+SCONTROL = """\
+#!/bin/bash
+echo "$*" >> {folder}/asked
+case "$*" in
+*"show job"*) echo "JobId=7 JobName=a b JobState=RUNNING Reason=None NodeList=n[1-3] ExcNodeList=n9 NumNodes=3-3 \
+Partition=big,old Features=h100&ib" ;;
+*"show node"*) cat {folder}/nodes ;;
+*"hostnames n[1-3]"*) printf 'n1\nn2\nn3\n' ;;
+*"hostnames"*) echo "${{@: -1}}" ;;
+requeue*) [[ ! -e {folder}/refused ]] || {{ echo "Job is not allowed to" >&2; exit 1; }} ;;
+esac
+"""
+SRUN = """\
+#!/bin/bash
+echo "srun $* memory:$SLURM_MEM_PER_NODE" >> {folder}/asked
+echo 'srun: error: n1: task 0: Killed' >&2
+cat {folder}/says >&2
+[[ ! -e {folder}/hangs ]] || exec sleep 100
+exit 1
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a Slurm on the path that answers from files of the folder which is returned."""
+    for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
+        (tmp_path / name).write_text(text.format(folder=tmp_path))
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "says").touch()
+    tell(tmp_path, *(f"n{number}" for number in range(1, 5)))
+    return tmp_path
+
+
+def tell(folder: Path, *names: str, spare: str = "gpu:8", **states: str) -> None:
+    """Say which nodes there are; their states are MIXED unless given, and n4 has the devices `spare`."""
+    (folder / "nodes").write_text(
+        "".join(
+            f"NodeName={name} Arch=x State={states.get(name, 'MIXED')} Partitions=big ActiveFeatures=h100,ib,x "
+            f"Gres={spare if name == 'n4' else 'gpu:8'}\n"
+            for name in names
+        )
+    )
+
+
+@pytest.fixture
+def job(slurm: Path) -> nodes.Job:
+    return nodes.read_job("7")
+
+
+def test_a_job_is_read(job: nodes.Job) -> None:
+    features, partitions = frozenset({"h100", "ib"}), frozenset({"big", "old"})
+    assert job == nodes.Job("7", "RUNNING", "None", ("n1", "n2", "n3"), ("n9",), 3, partitions, features)
+
+
+@pytest.mark.parametrize("state", ["DOWN", "DOWN*+DRAIN", "MIXED*", "ALLOCATED+NOT_RESPONDING", "FAIL"])
+def test_a_node_that_slurm_gave_up_is_lost(slurm: Path, job: nodes.Job, state: str) -> None:
+    tell(slurm, "n1", "n2", "n3", "n4", n2=state, n4="DOWN")
+    assert nodes.lost_nodes(job) == ["n2"]
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "may"),
+    [
+        ("RUNNING", "None", True),
+        ("COMPLETING", "TimeLimit", True),
+        ("COMPLETING", "None", False),
+        ("PENDING", "x", False),
+    ],
+)
+def test_what_slurm_or_a_person_ended_is_left_alone(job: nodes.Job, state: str, why: str, may: bool) -> None:
+    assert nodes.may_go_on(replace(job, state=state, why=why)) == may
+
+
+def test_a_node_that_starts_no_step_is_lost_and_one_whose_task_was_killed_is_not(slurm: Path, job: nodes.Job) -> None:
+    (slurm / "says").write_text("")
+    assert nodes.lost_nodes(job) == []
+    (slurm / "says").write_text(
+        "srun: error: Task launch for StepId=7.1 failed on node n3: Communication connection failure\n"
+        "srun: error: Application launch failed: Communication connection failure\n"
+    )
+    assert nodes.lost_nodes(job) == ["n3"]
+
+
+def test_a_node_is_not_waited_for_without_end(slurm: Path, job: nodes.Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "ASK_SECONDS", 2)
+    (slurm / "hangs").touch()
+    assert nodes.lost_nodes(job) == []
+    (slurm / "says").write_text("srun: error: Task launch for StepId=7.1 failed on node n3: Timed out\n")
+    assert nodes.lost_nodes(job) == ["n3"]
+
+
+def test_nodes_are_asked_without_the_memory_and_gpus_of_the_ranks(
+    slurm: Path, job: nodes.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "100")
+    nodes.lost_nodes(job)
+    asked = next(line for line in (slurm / "asked").read_text().splitlines() if line.startswith("srun"))
+    assert "--jobid=7 --overlap" in asked
+    assert "--nodes=3 --ntasks=3 --ntasks-per-node=1" in asked
+    assert asked.endswith("true memory:")
+
+
+@pytest.mark.parametrize(
+    ("states", "spare"),
+    [({}, True), ({"n4": "DOWN"}, False), ({"n4": "IDLE+DRAIN"}, False), ({"n1": "DRAINED", "n5": "IDLE"}, True)],
+)
+def test_a_job_spares_a_node_if_enough_are_left(
+    slurm: Path, job: nodes.Job, states: dict[str, str], spare: bool
+) -> None:
+    tell(slurm, "n1", "n2", "n3", "n4", *({"n5"} & set(states)), **states)
+    assert nodes.can_spare(job, ["n2"]) == spare
+
+
+def test_nodes_that_it_cannot_have_are_not_enough(slurm: Path, job: nodes.Job) -> None:
+    assert nodes.can_spare(job, ["n2"])
+    assert not nodes.can_spare(job, ["n2", "n3"])
+    assert not nodes.can_spare(replace(job, excluded=("n4",)), ["n2"])
+    assert not nodes.can_spare(replace(job, features=frozenset({"h200"})), ["n2"])
+    assert not nodes.can_spare(replace(job, partitions=frozenset({"small"})), ["n2"])
+    tell(slurm, "n1", "n2", "n3", "n4", spare="(null)")
+    assert not nodes.can_spare(job, ["n2"])
+
+
+def test_a_requeued_job_keeps_the_nodes_that_it_excluded_before(slurm: Path, job: nodes.Job) -> None:
+    nodes.requeue(job, ["n2"])
+    assert (slurm / "asked").read_text().splitlines()[-2:] == ["requeue 7", "update JobId=7 ExcNodeList=n2,n9"]
+
+
+def test_a_job_that_slurm_does_not_requeue_is_an_error_in_its_words(slurm: Path, job: nodes.Job) -> None:
+    (slurm / "refused").touch()
+    with pytest.raises(ValueError, match="scontrol requeue 7: Job is not allowed to"):
+        nodes.requeue(job, [])
