@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from plumbline.launcher.runtime.checkpoint import resume
+from plumbline.launcher.runtime.checkpoint import commit, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.save import save
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
@@ -195,6 +195,18 @@ def test_leftover_staging_folders_are_ignored_and_cleaned(
         "latest", "step_00000002", "step_00000003", "step_00000004"
     ]  # fmt: skip
     assert resume.find(root, world) == root / "step_00000004"
+
+
+def test_what_a_kill_in_the_middle_of_a_save_left_is_put_right_at_the_next_start(root: Path) -> None:
+    """Before the folder had its final name, and between that and the pointer's."""
+    shutil.copytree(root / "step_00000002", root / ".step_00000004.0123abcd.staging")
+    (root / ".latest.0123abcd.staging").write_text("step_00000003\n")
+    (root / "latest").write_text("step_00000002\n")
+    commit.tidy(root, root / "step_00000003")
+    assert sorted(path.name for path in root.iterdir()) == [
+        "latest", "step_00000001", "step_00000002", "step_00000003"
+    ]  # fmt: skip
+    assert (root / "latest").read_text() == "step_00000003\n"
 
 
 def test_retention(root: Path, tiny_config: Path, engine: DeepSpeedEngine, inputs: Inputs, world: World) -> None:

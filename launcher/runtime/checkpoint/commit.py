@@ -29,7 +29,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
 )
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
-from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.files import remove_leftovers, write_whole
 from plumbline.launcher.runtime.system.log import LOG
 
 
@@ -44,9 +44,27 @@ def staging_folder(root: Path, step: int) -> Path:
 
 def make_room(staging: Path) -> None:
     """Create an empty staging folder; remove those of saves that were killed."""
-    for leftover in staging.parent.glob(".step_*.staging"):
-        shutil.rmtree(leftover, ignore_errors=True)
+    _remove_leftovers(staging.parent)
     staging.mkdir(parents=True)
+
+
+def tidy(root: Path, newest: Path) -> None:
+    """Put right what a kill in the middle of a save left: staging, and a pointer to the checkpoint before.
+
+    Args:
+        root: the folder of the checkpoints; nobody else may be writing to it.
+        newest: the one that training goes on from.
+    """
+    _remove_leftovers(root)
+    pointer = root / POINTER
+    if not pointer.is_file() or pointer.read_text(encoding="utf-8").strip() != newest.name:
+        write_whole(pointer, newest.name + "\n")
+
+
+def _remove_leftovers(root: Path) -> None:
+    for leftover in root.glob(".step_*.staging"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    remove_leftovers(root / POINTER)
 
 
 def write_files(files: Mapping[str, TensorFile | str], folder: Path) -> dict[str, FileFacts]:

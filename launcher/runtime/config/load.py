@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from plumbline.launcher.runtime.config.resolve import resolve
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_values
+from plumbline.launcher.runtime.system.files import write_whole
 
 
 def load_config(path: Path, overrides: list[str]) -> Config:
@@ -30,8 +31,8 @@ def as_yaml(config: Config) -> str:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved configuration as YAML that `load_config` reads back to an equal object."""
-    path.write_text(as_yaml(config), encoding="utf-8")
+    """Write the resolved configuration as YAML that `load_config` reads back to an equal object; at once."""
+    write_whole(path, as_yaml(config))
 
 
 def _escape(value: Any) -> Any:

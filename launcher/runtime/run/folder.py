@@ -17,7 +17,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.metrics import environment
-from plumbline.launcher.runtime.system.files import write_json
+from plumbline.launcher.runtime.system.files import remove_leftovers, write_json
 from plumbline.launcher.runtime.system.world import World
 
 RESULT = "result.json"
@@ -27,6 +27,8 @@ def prepare_run_folder(config: Config, inputs: Inputs, world: World) -> None:
     """Create the folder and write what is known before the first step; keeps what a resumed run has there already."""
     folder = config.run.folder
     folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.yaml", "environment.json", RESULT):
+        remove_leftovers(folder / name)
     save_config(config, folder / "config.yaml")
     write_json(folder / "environment.json", environment(world))
     tokenizers = [corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path]

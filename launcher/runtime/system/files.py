@@ -28,6 +28,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise
 
 
+def remove_leftovers(path: Path) -> None:
+    """Delete what writers of a file that were killed left beside it; nobody may be writing it."""
+    for leftover in path.parent.glob(f".{path.name}.*.staging"):
+        leftover.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write one JSON document, indented for people, whole or not at all."""
     write_whole(path, json.dumps(value, indent=2) + "\n")

@@ -17,6 +17,7 @@ from torch import Tensor
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, Saved
+from plumbline.launcher.runtime.checkpoint.commit import tidy
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
@@ -54,6 +55,8 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
     found = resume.find(root, world)
     if found is not None:
         resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)
+        if world.is_main:
+            tidy(root, found)
     else:
         found = branch.start(config, world)
     if world.is_main:
