@@ -23,7 +23,7 @@ from plumbline.launcher.runtime.system.world import World
 
 @dataclass(frozen=True)
 class Saved:
-    """Say how the last checkpoint ended; the same on all ranks but for the seconds."""
+    """Say how a checkpoint ended; the same on all ranks."""
 
     step: int
     error: CheckpointError | None
