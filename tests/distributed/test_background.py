@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,7 @@ def test_of_two_checkpoints_in_a_row_one_is_in_memory(
     def let_go() -> None:
         for _ in range(3):
             assert disk.asked.acquire(timeout=PATIENCE)
+            time.sleep(1)  # in which a loop that does not wait makes its next step
             order.append("written")
             disk.free.release()
 
