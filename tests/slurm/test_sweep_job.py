@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from tests.slurm.conftest import Cluster
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SETTINGS = {"train.steps": 150, "checkpoint.interval": None, "metrics.tensorboard": False, "metrics.peak_tflops": 0.1}
+STEPS = 500  # so many that a task is still training when it is stopped
+SETTINGS = {"train.steps": STEPS, "checkpoint.interval": None, "metrics.tensorboard": False, "metrics.peak_tflops": 0.1}
 
 
 def test_an_array_shares_the_runs_survives_a_stop_and_leaves_the_summary(
@@ -47,7 +48,7 @@ def test_an_array_shares_the_runs_survives_a_stop_and_leaves_the_summary(
     assert [(row["lr"], row["seed"]) for row in rows] == [(0.002, 1), (0.002, 2), (0.004, 1), (0.004, 2)]
     for row in rows:
         steps = [json.loads(line) for line in (Path(row["run"]) / "metrics.jsonl").read_text().splitlines()]
-        assert [step["step"] for step in steps if "grad_norm" in step] == list(range(1, 151))
+        assert [step["step"] for step in steps if "grad_norm" in step] == list(range(1, STEPS + 1))
 
 
 def begun(folder: Path) -> list[Path]:
