@@ -9,7 +9,7 @@ A cooldown from a checkpoint of another run is schedule.branch (docs/schedules.m
 The same command again resumes from the newest whole checkpoint, or says that the run is complete.
 Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (gradient, loss or weights
 not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died), checkpoint written: start the same
-command again.
+command again; 86 nothing moved for train.hang_minutes.
 """
 
 import argparse

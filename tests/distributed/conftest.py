@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.checkpoint.save import commit
+from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.checkpoint.store import TrainState
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -40,6 +42,11 @@ if TYPE_CHECKING:
 def set_environment(variables: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
+
+
+def save(engine: Engine, config: Config, state: TrainState, root: Path, world: World) -> Path:
+    """Write a checkpoint in the foreground and return its folder."""
+    return commit(take_snapshot(engine, config, state, world), root, config.checkpoint, world)
 
 
 def whole_weights(engine: Engine) -> dict[str, Tensor]:

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint import resume
-from plumbline.launcher.runtime.checkpoint.save import save
 from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, WEIGHT, SavedTensors, read_model
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
@@ -28,7 +27,7 @@ from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.objectives.next_token import NextToken
 from plumbline.model.objectives.objective import Losses
-from tests.distributed.conftest import state_after, whole_weights
+from tests.distributed.conftest import save, state_after, whole_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -141,3 +141,17 @@ def test_of_two_checkpoints_in_a_row_one_is_in_memory(
     config = load_config(tiny_config, overrides)
     assert loop.train(config, open_inputs(config, world), world, StopRequest())
     assert order == ["copied", "written"] * 3
+
+
+def test_a_bug_in_the_thread_does_not_pass_for_the_checkpoint_before(
+    writer: CheckpointWriter, snapshot: Callable[[int], Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: Any) -> Any:
+        raise KeyError("a bug")
+
+    assert writer.save(lambda: snapshot(1), wait=True) == Saved(1, None)
+    monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)  # it prints the traceback
+    with monkeypatch.context() as patched:
+        patched.setattr(save, "write_files", fail)
+        with pytest.raises(AssertionError, match="the thread says how it ended"):
+            writer.save(lambda: snapshot(2), wait=True)

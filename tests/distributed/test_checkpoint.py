@@ -20,7 +20,6 @@ import torch
 
 from plumbline.launcher.runtime.checkpoint import commit, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.checkpoint.save import save
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.tensors import read_model
 from plumbline.launcher.runtime.config.load import load_config
@@ -30,7 +29,7 @@ from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.system.signals import REQUEUE
 from plumbline.launcher.runtime.system.world import World
-from tests.distributed.conftest import state_after, whole_weights
+from tests.distributed.conftest import save, state_after, whole_weights
 
 if TYPE_CHECKING:
     from tests.conftest import Job, Start

@@ -9,12 +9,11 @@ import torch
 
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.checkpoint import resume
-from plumbline.launcher.runtime.checkpoint.save import save
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.plain import PlainEngine
-from tests.distributed.conftest import state_after
+from tests.distributed.conftest import save, state_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from plumbline.launcher.runtime.checkpoint import resume
-from plumbline.launcher.runtime.checkpoint.save import save
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.tensors import collect
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
@@ -26,7 +25,7 @@ from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.plain import PlainEngine
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.system.world import World
-from tests.distributed.conftest import state_after
+from tests.distributed.conftest import save, state_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,7 +12,6 @@ import xxhash
 from plumbline.data import workspace
 from plumbline.launcher.runtime.checkpoint import commit, resume, store
 from plumbline.launcher.runtime.checkpoint.save import commit as commit_together
-from plumbline.launcher.runtime.checkpoint.save import save
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.checkpoint.store import BrokenWeightsError
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
@@ -23,7 +22,7 @@ from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.plain import PlainEngine
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.system.world import World
-from tests.distributed.conftest import state_after
+from tests.distributed.conftest import save, state_after
 
 
 @pytest.fixture(scope="module")

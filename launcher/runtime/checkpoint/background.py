@@ -72,6 +72,7 @@ class CheckpointWriter:
         snapshot = take()
         wait_here = wait or not self._settings.background
         waited = None if wait_here else time.monotonic() - begun
+        self._last = None  # a bug in the thread must not pass for the end of the checkpoint before
         self._thread = Thread(target=self._write, args=(snapshot, waited, wait), daemon=True)
         self._thread.start()
         ended = self.finish() if wait_here else None

@@ -1,4 +1,4 @@
-"""Save a checkpoint: a snapshot on all ranks, then its files on disk."""
+"""Write and publish a snapshot; the ranks agree on whether all of them have written."""
 
 import shutil
 from collections.abc import Callable
@@ -8,25 +8,13 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from plumbline.launcher.runtime.checkpoint.commit import make_room, publish, staging_folder, write_files
-from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError, TrainState, step_folder
-from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, step_folder
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
-from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 
 Result = TypeVar("Result")
-
-
-def save(engine: Engine, config: Config, state: TrainState, root: Path, world: World) -> Path:
-    """Write and publish the checkpoint of `state`, and return its folder. Collective.
-
-    Raises:
-        CheckpointError: a rank could not write (no space left, no permission); the earlier checkpoints are untouched.
-        BrokenWeightsError: a weight is not finite; nothing is written.
-    """
-    return commit(take_snapshot(engine, config, state, world), root, config.checkpoint, world)
 
 
 def commit(

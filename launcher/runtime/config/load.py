@@ -31,7 +31,7 @@ def as_yaml(config: Config) -> str:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write the resolved configuration as YAML that `load_config` reads back to an equal object; at once."""
+    """Write the resolved configuration, whole or not at all, as YAML that `load_config` reads back to an equal one."""
     write_whole(path, as_yaml(config))
 
 
