@@ -212,8 +212,9 @@ def _check_shapes(pieces: Sequence[Piece], saved: SavedTensors, folder: Path) ->
 def _read_state(piece: Piece, saved: SavedTensors, state: dict[str, Any], folder: Path) -> None:
     """Fill this rank's part of what the optimizer keeps for a tensor into the state of its shard."""
     for kind in sorted(saved.kinds[piece.name] - {WEIGHT, AVERAGE}):
-        values = state.setdefault(kind, torch.zeros_like(piece.shard, requires_grad=False))
-        piece.of(values).copy_(saved.read(kind, piece.name, piece.start, piece.length))
+        if kind not in state:  # the first tensor of a shard makes room for all of them
+            state[kind] = torch.zeros_like(piece.shard, requires_grad=False)
+        piece.of(state[kind]).copy_(saved.read(kind, piece.name, piece.start, piece.length))
     for kind, value in saved.whole[piece.name].items():
         value = value.to(piece.shard.device) if isinstance(value, Tensor) else value
         known = state.setdefault(kind, value)
