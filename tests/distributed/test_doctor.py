@@ -168,7 +168,9 @@ SIZES = {
 @pytest.fixture(scope="module")
 def runs(train_matrix: TrainMatrix, tiny_config: Path) -> Callable[[str], Run]:
     shape = ["model.hidden_size=128", "model.intermediate_size=384", "train.steps=1", "train.eval_interval=null"]
-    return train_matrix(tiny_config, {name: [*shape, *overrides] for name, overrides in SIZES.items()})
+    # Other modules name their runs likewise, and a worker has one folder for all
+    found = train_matrix(tiny_config, {f"size_{name}": [*shape, *overrides] for name, overrides in SIZES.items()})
+    return lambda name: found(f"size_{name}")
 
 
 @pytest.mark.parametrize("name", SIZES)
