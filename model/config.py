@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, Positive
 
 from plumbline.model.families import FAMILIES
 from plumbline.model.kinds import kind_named
+from plumbline.model.rotary_scaling import RopeScaling
 
 GATED_MLPS = ("swiglu", "geglu")
 
@@ -62,6 +63,9 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Rotary embedding of queries and keys, or a learned table added to the token embedding."""
     rope_theta: PositiveFloat = 10000.0
     """Base wavelength of the rotary embedding."""
+    rope_scaling: RopeScaling | None = None
+    """How the rotary embedding is stretched beyond the length that a model was trained on: {rope_type: linear, factor},
+    llama3 or yarn (model/rotary_scaling.py). None: not."""
     mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2", "shaped_relu", "xielu"]
     """MLP kind: gated SiLU, gated GELU, exact GELU, tanh-approximated GELU (as GPT-2), ReLU, squared ReLU, leaky ReLU
     of slope 1 - width^-1/2 (arXiv 2306.17759), xIELU with two learned numbers (arXiv 2411.13010)."""
@@ -150,6 +154,8 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
             raise ValueError(
                 f"head_dim = {self.head_dim} is odd: rotary embedding rotates pairs, choose an even head_dim"
             )
+        if self.position_embedding != "rope" and self.rope_scaling is not None:
+            raise ValueError("rope_scaling needs position_embedding: rope (it is learned)")
         if self.norm != "layernorm" and self.norm_bias:
             raise ValueError(f"norm_bias = true needs norm: layernorm ({self.norm} has no bias)")
         if self.qk_norm == "none" and (self.qk_norm_frozen or self.qk_norm_init != 1.0):

@@ -3,17 +3,32 @@
 import torch
 from torch import Tensor
 
+from plumbline.model.rotary_scaling import RopeScaling
 
-def rotary_tables(positions: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+
+def rotary_tables(
+    positions: Tensor, head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
     """Return cosines and signed sines for integer `positions` [B or 1, T], fp32 [B or 1, 1, T, head_dim] each.
 
     Computed in fp32 at every forward and never stored as a buffer: a buffer would be rounded when the model is cast
     to bf16, and bf16 wavelengths are wrong by up to a whole turn at long range.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions[:, None, :, None].float() * theta**-exponents
+    frequencies, magnitude = rotary_frequencies(head_dim, theta, scaling, positions.device)
+    angles = positions[:, None, :, None].float() * frequencies
     cos, sin = angles.cos(), angles.sin()
+    if magnitude != 1:
+        cos, sin = cos * magnitude, sin * magnitude
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def rotary_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None, device: torch.device | None = None
+) -> tuple[Tensor, float]:
+    """Return the radians per token of each pair, fp32 [head_dim / 2], and what cosines and sines are multiplied by."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    frequencies = theta**-exponents
+    return (frequencies, 1.0) if scaling is None else (scaling.stretch(frequencies, theta), scaling.magnitude)
 
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def attention_context(
     """
     rotary = None
     if config.position_embedding == "rope":
-        cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta)
+        cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta, config.rope_scaling)
         rotary = cos.to(dtype), sin.to(dtype)
 
     length = positions.size(1)

@@ -15,6 +15,7 @@ from plumbline.model.export import gpt2
 from plumbline.model.export.fold import Weights, fold_multipliers
 from plumbline.model.export.stock import ACTIVATION_NAMES, PLAIN
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.rotary_scaling import scaling_of
 
 GATED_NAMES = {ACTIVATION_NAMES[mlp]: mlp for mlp in GATED_MLPS}
 STORED_CONSTANT = ".rotary_emb.inv_freq"  # older Llama files have it beside the weights
@@ -62,8 +63,6 @@ def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig
 
 def _llama_section(entries: Mapping[str, Any]) -> dict[str, Any]:
     rope = entries["rope_parameters"]
-    if rope["rope_type"] != "default":
-        raise ValueError(f"rope_type = {rope['rope_type']}: this decoder has plain rotary positions")
     if entries["hidden_act"] not in GATED_NAMES:
         raise ValueError(f"hidden_act = {entries['hidden_act']}: only {', '.join(GATED_NAMES)} can be taken over")
     if len(set(entries.get("layer_types") or ())) > 1:
@@ -77,6 +76,7 @@ def _llama_section(entries: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": entries.get("head_dim") or width // heads,
         "norm_eps": entries["rms_norm_eps"],
         "rope_theta": float(rope["rope_theta"]),
+        "rope_scaling": scaling_of(rope),
         "mlp": GATED_NAMES[entries["hidden_act"]],
         "mlp_bias": entries.get("mlp_bias", False),
         "qk_norm": "none",

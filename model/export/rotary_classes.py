@@ -11,7 +11,7 @@ import torch
 
 from plumbline.model.config import GATED_MLPS, ModelConfig
 from plumbline.model.export.fold import Weights
-from plumbline.model.export.stock import UNGATED, Export, StockClass, llama_entries, renamed
+from plumbline.model.export.stock import UNGATED, Export, StockClass, llama_entries, renamed, rope_parameters
 from plumbline.model.parameterization.multipliers import Multipliers
 
 
@@ -42,7 +42,7 @@ def _qwen3(config: ModelConfig, weights: Weights) -> Export:
 
 def _qwen3_5(config: ModelConfig, weights: Weights) -> Export:
     """Join queries and their gates in one projection, head by head; store norms as gain - 1."""
-    rope = {"rope_type": "default", "rope_theta": config.rope_theta, "partial_rotary_factor": 1.0}
+    rope = {**rope_parameters(config), "partial_rotary_factor": 1.0}
     layer_types = ["full_attention"] * config.num_hidden_layers
     entries = {"model_type": "qwen3_5_text", **llama_entries(config), "head_dim": config.head_dim}
     entries |= {"rope_parameters": rope, "partial_rotary_factor": 1.0, "layer_types": layer_types}

@@ -31,6 +31,7 @@ SHAPES = frozenset(
         "max_position_embeddings",
         "norm_eps",
         "rope_theta",
+        "rope_scaling",
         "tie_word_embeddings",
     }
 )
@@ -206,11 +207,17 @@ def llama_entries(config: ModelConfig) -> dict[str, Any]:
         "hidden_act": ACTIVATION_NAMES[config.mlp],
         "max_position_embeddings": config.max_position_embeddings,
         "rms_norm_eps": config.norm_eps,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rope_parameters": rope_parameters(config),
         "attention_bias": config.attention_bias,
         "tie_word_embeddings": config.tie_word_embeddings,
         "initializer_range": config.initializer_range,
     }
+
+
+def rope_parameters(config: ModelConfig) -> dict[str, Any]:
+    """Return the entry of config.json that says how positions are rotated."""
+    scaling = {"rope_type": "default"} if config.rope_scaling is None else config.rope_scaling.model_dump()
+    return {**{key: value for key, value in scaling.items() if value is not None}, "rope_theta": config.rope_theta}
 
 
 ACTIVATION_NAMES = {

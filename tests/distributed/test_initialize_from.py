@@ -11,10 +11,11 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from plumbline.launcher.runtime.checkpoint.resume import check_resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import as_yaml, load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.export.hugging_face import export
@@ -89,6 +90,32 @@ def test_a_run_starts_as_the_function_of_the_folder(
     initial_weights.check(config)
     engine = DeepSpeedEngine(config, world, initial_weights.initial_weights(config))
     assert difference(whole_weights(engine), config, folder) <= 1e-5
+
+
+def test_stretched_positions_come_with_the_folder(without_model: Path, tmp_path: Path) -> None:
+    """As those of Llama 3.2: with the model section left out, and with one that says the same."""
+    rope = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4, "low_freq_factor": 0.5, "high_freq_factor": 2}
+    stock = LlamaConfig(
+        vocab_size=257,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=64,
+        rope_parameters={**rope, "original_max_position_embeddings": 12},
+    )
+    LlamaForCausalLM(stock).save_pretrained(tmp_path / "llama")
+    options = [f"train.initialize_from={tmp_path / 'llama'}", "parameterization.base_hidden_size=16"]
+    config = load_config(without_model, options)
+    assert config.model.rope_scaling is not None
+    initial_weights.check(config)
+    weights = initial_weights.initial_weights(config)
+    assert weights is not None
+    assert difference(weights, config, tmp_path / "llama") <= 1e-5
+    (tmp_path / "whole.yaml").write_text(as_yaml(config), encoding="utf-8")
+    initial_weights.check(load_config(tmp_path / "whole.yaml", []))
+    with pytest.raises(ValueError, match=r"model.rope_scaling: None, there \{'rope_type': 'llama3', 'factor': 4"):
+        initial_weights.check(load_config(tmp_path / "whole.yaml", ["model.rope_scaling=null"]))
 
 
 def test_pruning_may_be_learned_on_top(folder: Path, without_model: Path, world: World) -> None:

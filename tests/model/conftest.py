@@ -49,6 +49,26 @@ STOCK_SHAPE: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+SCALINGS: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.5},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 300.0,
+        "factor": 4.0,
+        "low_freq_factor": 0.5,
+        "high_freq_factor": 2.0,
+        "original_max_position_embeddings": 12,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 300.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 12,
+        "beta_fast": 1.5,
+        "beta_slow": 0.2,
+    },
+}
+"""Values of rope_parameters under which a head of 8 or wider has pairs of every kind: kept, divided and between."""
 # m_N = 4, m_L = 3, attention scale 1/2 of the usual one
 SCALED: dict[str, Any] = {
     "rule": "completep",
@@ -58,6 +78,12 @@ SCALED: dict[str, Any] = {
     "embedding_multiplier": 1.7,
     "output_multiplier": 2.3,
 }
+
+
+def scaled(rule: str) -> dict[str, Any]:
+    """Return switches of rotary positions that are stretched by a rule."""
+    scaling = dict(SCALINGS[rule])
+    return {"rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}
 
 
 @pytest.fixture(autouse=True)

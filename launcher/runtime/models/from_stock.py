@@ -38,10 +38,11 @@ def check(config: Config) -> None:
     # A run may add a kind of attention to a model that was trained without it, and learn what it adds
     grafted = {"attention"} if attention_kind(config.model).grafted else set()
     free = {"family"} | grafted | ({"max_position_embeddings"} if config.model.position_embedding == "rope" else set())
+    given = config.model.model_dump()
     lines = [
-        f"  model.{key}: {getattr(config.model, key)!r}, there {value!r}"
+        f"  model.{key}: {given[key]!r}, there {value!r}"
         for key, value in section.items()
-        if key not in free and getattr(config.model, key) != value
+        if key not in free and given[key] != value
     ]
     if lines:
         raise ValueError(

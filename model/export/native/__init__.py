@@ -13,6 +13,7 @@ from plumbline.model.config import ModelConfig
 from plumbline.model.export.fold import FOLDED, Weights, fold_multipliers, folded_config
 from plumbline.model.export.stock import PLAIN, SHAPES, Export, Target
 from plumbline.model.parameterization.multipliers import Multipliers
+from plumbline.model.rotary import rotary_frequencies
 
 CODE = tuple(Path(__file__).with_name(f"{kind}_plumbline.py") for kind in ("configuration", "modeling"))
 MODEL_TYPE = "plumbline"
@@ -21,8 +22,8 @@ AUTO_MAP = {
     "AutoModel": "modeling_plumbline.PlumblineModel",
     "AutoModelForCausalLM": "modeling_plumbline.PlumblineForCausalLM",
 }
-KEYS = (SHAPES | set(PLAIN)) - set(FOLDED)
-"""Keys of a model that the code reads."""
+KEYS = (SHAPES | set(PLAIN)) - set(FOLDED) - {"rope_scaling"}
+"""Keys of a model that the code reads. Of a scaling of positions it reads what follows, the frequencies."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class Native(Target):
     def export(self, config: ModelConfig, multipliers: Multipliers, weights: Weights) -> Export:
         """Fold every multiplier into the weights but the skip's, which is an entry."""
         entries = folded_config(config).model_dump(include=set(KEYS)) | {"skip_gain": multipliers.skip}
+        if config.rope_scaling is not None:
+            frequencies, magnitude = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+            entries |= {"rope_frequencies": frequencies.tolist(), "rope_magnitude": magnitude}
         return {"model_type": MODEL_TYPE, **entries, "auto_map": AUTO_MAP}, fold_multipliers(
             weights, config, multipliers
         )

@@ -29,6 +29,8 @@ class PlumblineConfig(PreTrainedConfig):
         skip_gain: float = 1.0,
         position_embedding: str = "rope",
         rope_theta: float = 10000.0,
+        rope_frequencies: list[float] | None = None,
+        rope_magnitude: float = 1.0,
         mlp: str = "swiglu",
         parallel: bool = False,
         attention: str = "softmax",
@@ -62,6 +64,8 @@ class PlumblineConfig(PreTrainedConfig):
         self.skip_gain = skip_gain
         self.position_embedding = position_embedding
         self.rope_theta = rope_theta
+        self.rope_frequencies = rope_frequencies  # of scaled positions, radians per token; None: those of rope_theta
+        self.rope_magnitude = rope_magnitude  # of cosines and sines
         self.mlp = mlp
         self.parallel = parallel
         self.attention = attention

@@ -44,9 +44,12 @@ def make_norm(config: PlumblineConfig) -> nn.Module:
 def rotary_tables(positions: Tensor, config: PlumblineConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cosines and sines of positions [B, T], each [B, 1, T, head_dim]; in fp32, then rounded once."""
     exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device=positions.device) / config.head_dim
-    angles = positions[:, None, :, None].float() * config.rope_theta**-exponents
+    frequencies = config.rope_theta**-exponents
+    if config.rope_frequencies is not None:
+        frequencies = torch.tensor(config.rope_frequencies, dtype=torch.float32, device=positions.device)
+    angles = positions[:, None, :, None].float() * frequencies
     angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    return (angles.cos() * config.rope_magnitude).to(dtype), (angles.sin() * config.rope_magnitude).to(dtype)
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:

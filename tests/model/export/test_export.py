@@ -30,7 +30,7 @@ from plumbline.model.export.stock import PLAIN, SHAPES, TRAINING, StockClass
 from plumbline.model.export.targets import TARGETS, to_hugging_face
 from plumbline.model.generation import generate
 from plumbline.model.parameterization.multipliers import Multipliers
-from tests.model.conftest import loaded
+from tests.model.conftest import loaded, scaled
 
 MakeConfig = Callable[..., ModelConfig]
 MakeModel = Callable[..., CausalLM]
@@ -108,6 +108,19 @@ EXPRESSIBLE = [
     ("auto", "Gemma3ForCausalLM", {**SANDWICH, "final_logit_softcapping": 3.0, "sliding_window": 6, "mlp": "geglu"}),
     ("auto", "CohereForCausalLM", {**PARALLEL, "num_key_value_heads": 2, "attention_bias": True}),
     ("auto", "CohereForCausalLM", {**PARALLEL, **LEARNED, "tie_word_embeddings": True}),
+    ("auto", "Qwen3ForCausalLM", {"family": "qwen3", **scaled("llama3")}),
+    ("auto", "LlamaForCausalLM", {"family": "llama", **scaled("yarn")}),
+    ("granite", "GraniteForCausalLM", {"family": "llama", **scaled("linear")}),
+    ("auto", "ArceeForCausalLM", {"family": "llama", "mlp": "relu2", **scaled("llama3")}),
+    ("auto", "ApertusForCausalLM", {"mlp": "relu2", **scaled("llama3")}),
+    ("auto", "Olmo2ForCausalLM", {"family": "olmo2", **scaled("yarn")}),
+    ("auto", "Exaone4ForCausalLM", {**FOG, "final_norm": True, "mlp": "swiglu", **scaled("llama3")}),
+    ("auto", "Qwen3_5ForCausalLM", {"attention_gate": "elementwise", **scaled("yarn")}),
+    ("auto", "Gemma2ForCausalLM", {**SANDWICH, "qk_norm": "none", **scaled("linear")}),
+    ("auto", "Gemma3ForCausalLM", {**SANDWICH, **scaled("yarn")}),
+    ("auto", "CohereForCausalLM", {**PARALLEL, **scaled("llama3")}),
+    ("compat", "Qwen3ForCausalLM", {**OP, **scaled("yarn")}),
+    ("native", NATIVE, {"family": "llama", **scaled("yarn")}),
     *(("compat", "Qwen3ForCausalLM", {**OP, **shape}) for shape in COMPATIBLE),
     *(("auto", NATIVE, shape) for shape in HOMELESS),
     ("native", NATIVE, {"family": "llama", "tie_word_embeddings": True, "sliding_window": 6}),

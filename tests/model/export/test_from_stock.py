@@ -15,7 +15,7 @@ from plumbline.model.export.fold import Weights
 from plumbline.model.export.from_stock import from_stock, model_section
 from plumbline.model.parameterization.config import ParameterizationConfig
 from plumbline.model.parameterization.multipliers import Multipliers, multipliers
-from tests.model.conftest import STOCK_SHAPE, stock_model
+from tests.model.conftest import SCALINGS, STOCK_SHAPE, stock_model
 
 Enliven = Callable[..., None]
 
@@ -26,6 +26,9 @@ SOURCES: list[dict[str, Any]] = [
     {"model_type": "llama", "tie_word_embeddings": True, "hidden_act": "gelu"},
     {"model_type": "qwen3", "head_dim": 10, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
     {"model_type": "qwen3", "head_dim": 6, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0},
+    {"model_type": "llama", "rope_parameters": SCALINGS["llama3"], "head_dim": 16},
+    {"model_type": "qwen3", "rope_parameters": SCALINGS["yarn"], "head_dim": 16},
+    {"model_type": "granite", **GRANITE, "rope_parameters": SCALINGS["linear"]},
     {"model_type": "granite", **GRANITE, "tie_word_embeddings": True},
     {"model_type": "granite", **GRANITE, "mlp_bias": True},
     {"model_type": "gpt2"},
@@ -103,14 +106,19 @@ def test_older_files_store_constants_and_those_of_gpt2_have_no_prefix(
     assert all(torch.equal(found[name], weight) for name, weight in expected.items())
 
 
-ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+DEEPSEEK = {**SCALINGS["yarn"], "mscale": 0.7, "mscale_all_dim": 1.0}
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
         ({"model_type": "mistral"}, "model_type = mistral: only llama, qwen3, gpt2, granite can be taken over"),
-        ({"model_type": "llama", "rope_parameters": ROPE}, "rope_type = linear: this decoder has plain rotary"),
+        ({"model_type": "llama", "rope_parameters": ROPE}, "rope_type = dynamic: this decoder has plain rotary"),
+        (
+            {"model_type": "llama", "rope_parameters": DEEPSEEK},
+            "mscale, mscale_all_dim of rope_type yarn are not known",
+        ),
         ({"model_type": "llama", "hidden_act": "relu"}, "hidden_act = relu: only silu, gelu"),
         ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1}, "layer_types: this decoder has"),
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function = relu: only gelu, gelu_new"),
