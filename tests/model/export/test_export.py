@@ -108,6 +108,12 @@ EXPRESSIBLE = [
     ("auto", "Gemma3ForCausalLM", {**SANDWICH, "final_logit_softcapping": 3.0, "sliding_window": 6, "mlp": "geglu"}),
     ("auto", "CohereForCausalLM", {**PARALLEL, "num_key_value_heads": 2, "attention_bias": True}),
     ("auto", "CohereForCausalLM", {**PARALLEL, **LEARNED, "tie_word_embeddings": True}),
+    *(("compat", "Qwen3ForCausalLM", {**OP, **shape}) for shape in COMPATIBLE),
+    *(("auto", NATIVE, shape) for shape in HOMELESS),
+    ("native", NATIVE, {"family": "llama", "tie_word_embeddings": True, "sliding_window": 6}),
+    ("native", NATIVE, {"family": "gpt2", "norm_bias": False}),
+    ("native", NATIVE, {**SANDWICH, "norm": "single_scale_rmsnorm"}),
+    ("native", NATIVE, {"parallel": True, "mlp_bias": True, "attention_bias": True}),
     ("auto", "Qwen3ForCausalLM", {"family": "qwen3", **scaled("llama3")}),
     ("auto", "LlamaForCausalLM", {"family": "llama", **scaled("yarn")}),
     ("granite", "GraniteForCausalLM", {"family": "llama", **scaled("linear")}),
@@ -121,12 +127,6 @@ EXPRESSIBLE = [
     ("auto", "CohereForCausalLM", {**PARALLEL, **scaled("llama3")}),
     ("compat", "Qwen3ForCausalLM", {**OP, **scaled("yarn")}),
     ("native", NATIVE, {"family": "llama", **scaled("yarn")}),
-    *(("compat", "Qwen3ForCausalLM", {**OP, **shape}) for shape in COMPATIBLE),
-    *(("auto", NATIVE, shape) for shape in HOMELESS),
-    ("native", NATIVE, {"family": "llama", "tie_word_embeddings": True, "sliding_window": 6}),
-    ("native", NATIVE, {"family": "gpt2", "norm_bias": False}),
-    ("native", NATIVE, {**SANDWICH, "norm": "single_scale_rmsnorm"}),
-    ("native", NATIVE, {"parallel": True, "mlp_bias": True, "attention_bias": True}),
 ]
 
 
