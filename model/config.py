@@ -63,7 +63,7 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Rotary embedding of queries and keys, or a learned table added to the token embedding."""
     rope_theta: PositiveFloat = 10000.0
     """Base wavelength of the rotary embedding."""
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: RopeScaling | None = Field(default=None, discriminator="rope_type")
     """How the rotary embedding is stretched beyond the length that a model was trained on: {rope_type: linear, factor},
     llama3 or yarn (model/rotary_scaling.py). None: not."""
     mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2", "shaped_relu", "xielu"]

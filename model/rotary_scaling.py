@@ -5,7 +5,7 @@ stock configuration is taken over, and exported, as it is.
 """
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -113,7 +113,7 @@ class YarnScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
         return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
 
-RopeScaling = Annotated[LinearScaling | Llama3Scaling | YarnScaling, Field(discriminator="rope_type")]
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 RULES: dict[str, type[LinearScaling] | type[Llama3Scaling] | type[YarnScaling]] = {
     "linear": LinearScaling,
     "llama3": Llama3Scaling,

@@ -8,6 +8,9 @@ from typing import get_args
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+DISCRIMINATORS = ("name", "rope_type")
+"""Keys of a section by which one of several schemas is chosen."""
+
 
 class ConfigError(ValueError):
     """Report a configuration that cannot be used; the message lists every problem, one for each line."""
@@ -39,9 +42,13 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
             tag, known = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
             close = difflib.get_close_matches(tag, known, n=1, cutoff=0.5)
             hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(known)}"
-            yield f"{path}.name = {tag}: there is none of that name; {hint}"
-        elif problem["type"] in ("union_tag_not_found", "model_attributes_type"):
-            yield f"{path} = {problem['input']!r}: a section of keys is expected, its name among them: {path}.name=..."
+            yield f"{path}.{_discriminator(problem)} = {tag}: there is none of that name; {hint}"
+        elif problem["type"] == "union_tag_not_found":
+            key = _discriminator(problem)
+            expected = f"a section of keys is expected, its {key} among them: {path}.{key}=..."
+            yield f"{path} = {problem['input']!r}: {expected}"
+        elif problem["type"] == "model_attributes_type":
+            yield f"{path} = {problem['input']!r}: a section of keys is expected"
         else:
             yield f"{path} = {problem['input']!r}: {problem['msg']}"
 
@@ -66,6 +73,12 @@ def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[l
     return typed, schemas[0] if schemas else None
 
 
+def _discriminator(problem: ErrorDetails) -> str:
+    """Return the key of a section by which one of several schemas is chosen."""
+    return str(problem["ctx"]["discriminator"]).strip("'")
+
+
 def _names(schema: type[BaseModel]) -> tuple[str, ...]:
-    """Return what `name` may be in this section, if it chooses among schemas."""
-    return get_args(schema.model_fields["name"].annotation) if "name" in schema.model_fields else ()
+    """Return what the key that chooses among schemas may be in this section, if one does."""
+    keys = [key for key in DISCRIMINATORS if key in schema.model_fields]
+    return get_args(schema.model_fields[keys[0]].annotation) if keys else ()

@@ -1,5 +1,6 @@
 """Read YAML written by users: one place that turns whatever is wrong with it into one readable error."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,18 +8,27 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import MarkedYAMLError, YAMLError
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 
 Node = DictConfig | ListConfig
+RESOLVER = re.compile(r"(?<!\\)(\\\\)*\$\{[^}]*:")
+"""An insertion by a function, such as ${oc.env:HOME}, that is not escaped by a backslash."""
 
 
 @contextmanager
 def yaml_problems(source: str) -> Iterator[None]:
-    """Turn an error of YAML or of its interpolations into a ConfigError with `source` in front."""
+    """Turn an error of YAML or of its interpolations into a ConfigError with `source` in front.
+
+    What the file says is not repeated: `extends:` of somebody else's configuration may name any file of the reader's.
+    """
     try:
         yield
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(f"{source}: cannot be read as YAML: {error.problem}{where}") from error
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: cannot be read as YAML: {error}") from error
 
@@ -27,13 +37,21 @@ def read_yaml(path: Path) -> Node:
     """Return the content of a YAML file, its `${...}` not yet replaced.
 
     Raises:
-        ConfigError: there is no such file, or it does not hold YAML sections or a list.
+        ConfigError: there is no such file, it does not hold YAML sections or a list, or a `${...}` in it asks for more
+            than another key: a configuration that somebody else wrote must not read the environment, where secrets are,
+            into run folders and error messages.
     """
     if not path.exists():
         known = ", ".join(sorted(str(file) for file in path.parent.glob("*.yaml"))) or "no .yaml files"
         raise ConfigError(f"{path}: no such file; {path.parent} holds {known}")
     with yaml_problems(str(path)):
         node: Node = OmegaConf.load(path)
+        written = OmegaConf.to_container(node, resolve=False)
+    for text in filter(RESOLVER.search, _strings(written)):
+        raise ConfigError(
+            f"{path}: {text}: a file can insert other keys only, like ${{run.name}}; give what comes from the "
+            "environment on the command line, for example run.root=$SCRATCH/runs"
+        )
     return node
 
 
@@ -45,6 +63,15 @@ def plain_values(node: Node, source: str) -> Any:
     """
     with yaml_problems(source):
         return OmegaConf.to_container(node, resolve=True)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Yield every string of nested plain values."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _strings(child)
 
 
 def parse_yaml(text: str, source: str) -> Any:

@@ -94,6 +94,28 @@ def test_extends_of_a_missing_file_says_what_is_there(file: Path, tmp_path: Path
     assert str(file) in line
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["run: {name: '${oc.env:SECRET}'}", "extends: ${oc.env:SECRET}", "data: {train: [{path: 'a/${ oc.env:SECRET}'}]}"],
+)
+def test_a_file_cannot_read_the_environment(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "hidden")
+    (tmp_path / "strange.yaml").write_text(text)
+    (line,) = problems(tmp_path / "strange.yaml")
+    assert "a file can insert other keys only" in line
+    assert "hidden" not in line
+
+
+def test_what_a_file_says_is_not_repeated_when_it_is_no_yaml(tmp_path: Path) -> None:
+    (tmp_path / "passwords").write_text("root:x:0:0:root:/root:/bin/bash\nme: [secret\n")
+    (tmp_path / "top.yaml").write_text("extends: passwords\n")
+    (line,) = problems(tmp_path / "top.yaml")
+    assert "cannot be read as YAML" in line
+    assert "line 2" in line
+    assert "secret" not in line
+    assert "bash" not in line
+
+
 def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
@@ -120,6 +142,15 @@ def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None
             "objective.name=x",
             "objective.name = x: there is none of that name; it is one of next_token, latent_lookahead",
         ),
+        (
+            "model.rope_scaling={rope_type: lama3}",
+            "model.rope_scaling.rope_type = lama3: there is none of that name; did",
+        ),
+        (
+            "model.rope_scaling={factor: 2}",
+            "model.rope_scaling = {'factor': 2}: a section of keys is expected, its rope_",
+        ),
+        ("model.rope_scaling=2", "model.rope_scaling = 2: a section of keys is expected"),
         ("data.train=[{task: {arms: 2}}]", "data.train.0.task = {'arms': 2}: a section of keys is expected, its name"),
         ("train.steps=ten", "train.steps = 'ten': "),
         ("train.steps=1.5", "train.steps = 1.5: "),
