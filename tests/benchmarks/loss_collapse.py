@@ -2,11 +2,11 @@
 
     python tests/benchmarks/loss_collapse.py runs/sweeps/depth_curves [--curves rule] [--sizes size] [--window 10]
 
-It prints a JSON object: rule -> spread, noise, and the last loss of each size. Training losses are averaged over `window`
-steps and over seeds. The spread is the largest minus the smallest of the sizes' curves, mean over the steps after the
-first tenth, with a standard error from leaving out one seed at a time (jackknife); the noise is what the same measure
-makes of one size's seeds, each taken for a size. Curves that collapse (arXiv 2309.16620 over depth, 2507.02119) have a
-spread near the noise. Nats per token.
+It prints a JSON object: rule -> spread, noise, and the last loss of each size. Training losses are averaged over
+`window` steps and over seeds. The spread is the largest minus the smallest of the sizes' curves, mean over the steps
+after the first tenth, with a standard error from leaving out one seed at a time (jackknife); the noise is what the same
+measure makes of one size's seeds, each taken for a size. Curves that collapse (arXiv 2309.16620 over depth, 2507.02119)
+have a spread near the noise. Nats per token.
 """
 
 import argparse
