@@ -78,12 +78,12 @@ class LocalCheckpoints:
         hosts = gather_objects(socket.gethostname(), world)
         self._names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
 
-    def save(self, snapshot: Snapshot, group: dist.ProcessGroup) -> Path:
+    def save(self, snapshot: Snapshot, group: dist.ProcessGroup | None = None) -> Path:
         """Write what this rank needs to go on, and return its folder; the one before goes. Collective.
 
         Args:
             snapshot: of this rank by itself.
-            group: over which the ranks agree.
+            group: over which they agree, where another thread than that of training calls.
 
         Raises:
             CheckpointError: a rank could not write; what each had before is untouched.
@@ -129,9 +129,10 @@ class LocalCheckpoints:
         if not self._is_ours():
             return
         remove_leftovers(self.folder)
-        for folder in checkpoints(self.folder):
-            if folder != kept:
-                shutil.rmtree(folder, ignore_errors=True)
+        unwanted = [folder for folder in checkpoints(self.folder) if folder != kept]
+        unwanted += [rank for rank in self._home.glob("rank_*") if int(rank.name[5:]) >= self._world.size]
+        for folder in unwanted:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def clear(self) -> None:
         """Delete all that the run has on this node; the run folder has a newer checkpoint."""

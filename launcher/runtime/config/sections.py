@@ -87,10 +87,16 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
 class LocalCheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say where each node keeps a checkpoint of its own ranks, between those of the run folder."""
 
-    path: str = Field(pattern="^/")
-    """An absolute folder on storage of the node's own (NVMe, /dev/shm) that outlives a job."""
+    path: str
+    """Absolute path of a folder on storage of the node's own (NVMe, /dev/shm), which outlives a job."""
     interval: PositiveInt
     """Steps between checkpoints there."""
+
+    @validator(mode="after")
+    def _check(self) -> "LocalCheckpointConfig":
+        if not Path(self.path).is_absolute():
+            raise ValueError(f"path = {self.path}: give the absolute path of a folder on each node's own storage")
+        return self
 
 
 class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -113,8 +119,8 @@ class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     def _check(self) -> "CheckpointConfig":
         if self.local is not None and self.interval is not None and self.local.interval >= self.interval:
             raise ValueError(
-                f"local.interval = {self.local.interval} has to be below checkpoint.interval = {self.interval}: a "
-                "local checkpoint would never be the newest"
+                f"local.interval = {self.local.interval} is not below checkpoint.interval = {self.interval}, so that a "
+                "local checkpoint would never be the newest: lower it"
             )
         return self
 
