@@ -23,9 +23,9 @@ from plumbline.launcher.runtime.system.world import World
 T = TypeVar("T")
 
 STEPS = 100
-"""Steps of a window, at whose end ranks are compared."""
-SHARE, AT_MOST = 0.005, 0.1
-"""Part of a window's time that the products may take, but for the first, and seconds of it at most."""
+"""A window is so many steps, or a multiple where they are too quick for the time that the products take."""
+SHARE, AT_LEAST, AT_MOST = 0.005, 0.02, 0.1
+"""Part of a window that the products take, and its bounds in seconds: fewer are a matter of chance."""
 TOLERANCE = 0.2
 """How much slower than the others a rank is that is named."""
 WINDOWS = 2
@@ -73,6 +73,8 @@ class Stragglers:
         if self._world.size == 1 or step % STEPS:
             return {}
         took = time.perf_counter() - self._begun
+        if SHARE * min(gather_objects(took, self._world)) < AT_LEAST:
+            return {}
         mine = Own(socket.gethostname(), self._time_product(min(SHARE * took, AT_MOST)), self._waited / took)
         ranks: list[Own] = gather_objects(mine, self._world)
         self._begun, self._waited = time.perf_counter(), 0.0
@@ -82,8 +84,8 @@ class Stragglers:
         for rank, why in named:
             if self._slow[rank, why] == WINDOWS:
                 LOG.warning(
-                    f"step {step}: rank {rank} on {ranks[rank].host} holds the others up: {found[rank, why]} in the "
-                    f"last {WINDOWS * STEPS} steps; see that nothing else runs there, or leave the node out"
+                    f"step {step}: rank {rank} on {ranks[rank].host} holds the others up: {found[rank, why]}, twice "
+                    "in a row; see that nothing else runs there, or leave the node out"
                 )
         record = {"rank_skew": max(ratios([own.product for own in ranks]))}
         return record | ({"slow_rank": float(named[0][0])} if named else {})
@@ -121,6 +123,6 @@ def slow_ranks(ranks: Sequence[Own]) -> list[tuple[int, str, str]]:
     for rank, share in enumerate(shares):
         usual = median([*shares[:rank], *shares[rank + 1 :]])
         if share - usual > TOLERANCE:
-            text = f"it waited for its data {share:.0%} of the time, the others {usual:.0%},"
+            text = f"it waits for its data {share:.0%} of the time, the others {usual:.0%}"
             found.append((rank, "data", text))
     return found
