@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Job, Outcome, Pretrain, Run, Start
 
-STEPS, SHARED, LOCAL = 100, 30, 5
+STEPS, SHARED, LOCAL = 80, 30, 5
 COMMON = [
     f"train.steps={STEPS}",
     "train.eval_interval=null",
@@ -194,3 +194,12 @@ def test_where_one_rank_has_no_use_for_its_part_all_go_on_from_the_run_folder(
     assert f"step_{killed.step:08d} cannot be used and is passed over: " in warning
     assert re.search(words, warning), warning
     assert_same_bits(outcome.run, whole)
+
+
+def test_another_number_of_ranks_goes_on_from_the_run_folder(killed: Killed, whole: Run) -> None:
+    outcome = killed.again(ranks=1)
+    assert outcome.code == 0, outcome.stderr
+    assert f"resuming after step {SHARED} from {outcome.run.folder}/checkpoints" in resumed_from(outcome)
+    assert re.search(r"rank 0 on \S+: written by 2 rank\(s\), read by 1", outcome.stderr)
+    assert outcome.run.column("loss") == pytest.approx(whole.column("loss"), rel=1e-4)
+    assert list(killed.path.iterdir()) == [], "nor does what the rank that is gone had"
