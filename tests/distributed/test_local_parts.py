@@ -104,6 +104,7 @@ def test_the_newer_of_both_tiers_counts_and_the_rest_goes(
 ) -> None:
     root = here.run.folder / "checkpoints"
     save(engine, here, state_after(1, inputs), root, world)
+    keep(nearby, 1)
     part = keep(nearby, 2)
     assert [path.name for path in nearby.folder.iterdir() if path.is_dir()] == [part.name]
     shared = save(engine, here, state_after(2, inputs), root, world)
