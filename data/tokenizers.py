@@ -11,8 +11,10 @@
 import hashlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +187,8 @@ def _lines(documents: Iterable[str]) -> Iterator[str]:
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
     """Add the end-of-text token as the last id, and write what transformers needs."""
     tokenizer.add_special_tokens([AddedToken(EOS, special=True, normalized=False)])
-    tokenizer.save(str(folder / TOKENIZER))
+    with _errors_of_the_system():
+        tokenizer.save(str(folder / TOKENIZER))
     config = {
         "tokenizer_class": GENERIC_CLASSES[0],  # every version of transformers knows it
         "bos_token": EOS,  # text begins where another has ended
@@ -212,9 +215,22 @@ def _adopt(spec: str, folder: Path) -> None:
         raise ValueError(f"--tokenizer {spec}: transformers cannot load it: {str(error).splitlines()[0]}") from error
     if tokenizer.eos_token is None:
         raise ValueError(f"--tokenizer {spec}: it has no eos_token to end documents with; set one and save it again")
-    tokenizer.save_pretrained(folder)
+    with _errors_of_the_system():
+        tokenizer.save_pretrained(folder)
     if not (folder / TOKENIZER).is_file():
         raise ValueError(f"--tokenizer {spec}: it has no fast version ({TOKENIZER}); convert it with transformers")
+
+
+@contextmanager
+def _errors_of_the_system() -> Iterator[None]:
+    """Raise OSError for what the tokenizers library raises as an Exception with the number in its text."""
+    try:
+        yield
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)$", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), str(error)) from error
 
 
 def _is_generic(folder: Path) -> bool:

@@ -132,14 +132,13 @@ def publish_folder(folder: Path, output: Path) -> None:
         sync(path)
     replaced = folder.with_suffix(".replaced")
     if output.exists():
-        output.rename(replaced)
+        move(output, replaced)
     try:
-        folder.rename(output)
+        move(folder, output)
     except OSError:
         if replaced.exists():
-            replaced.rename(output)
+            move(replaced, output)
         raise
-    sync(output.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -173,6 +172,24 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def move(source: Path, target: Path) -> None:
+    """Rename a file or a folder, in place of a file or an empty folder, and flush the name to disk.
+
+    Over NFS a rename that the server has done can be reported as one of something that is not there: its answer was
+    lost, and the client asked again. What has the final name says which it was.
+
+    Raises:
+        OSError: it still has its old name, or was not there.
+    """
+    moved = source.lstat()
+    try:
+        source.replace(target)
+    except FileNotFoundError:
+        if os.path.lexists(source) or not (os.path.lexists(target) and os.path.samestat(moved, target.lstat())):
+            raise
+    sync(target.parent)
 
 
 def _remove_abandoned(output: Path) -> None:

@@ -45,7 +45,7 @@ from plumbline.launcher.runtime.doctor import pairs
 from plumbline.launcher.runtime.doctor.check import Finding, Place
 from plumbline.launcher.runtime.doctor.examine import Examination, examine
 from plumbline.launcher.runtime.doctor.meeting import open_store
-from plumbline.launcher.runtime.doctor.start import need_of
+from plumbline.launcher.runtime.doctor.start import local_need_of, need_of
 from plumbline.launcher.runtime.doctor.table import CHECKS, PAIRS
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import read_world
@@ -55,13 +55,14 @@ def main() -> int:
     """Make all checks with all ranks, and print what was found on rank 0."""
     arguments = parse_arguments()
     world = read_world()
-    folder, need = RunConfig(name="run").folder, None
+    folder, need, local = RunConfig(name="run").folder, None, None
     if arguments.config is not None:
         config = branch.resolve(load_config(arguments.config, arguments.overrides))
-        folder, need = config.run.folder, need_of(config, plan_run(config))
+        plan = plan_run(config)
+        folder, need, local = config.run.folder, need_of(config, plan), local_need_of(config, plan, world)
     try:
         store = open_store(world, arguments.limit)
-        found = examine(Place(world, folder, need, store, arguments.limit), CHECKS)
+        found = examine(Place(world, folder, need, local, store, arguments.limit), CHECKS)
     except ValueError as error:  # ranks that do not meet are what is looked for, no mistake of the command line
         LOG.error(error)
         return BAD

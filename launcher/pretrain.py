@@ -142,6 +142,10 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
     if config.schedule.branch is not None:
         yield f"branch   from {config.schedule.branch.checkpoint}, {total - plan.first_step:,} steps of cooldown"
     yield f"engine   DeepSpeed ZeRO-{config.deepspeed.zero_stage}, {config.deepspeed.precision}, on {world.device.type}"
+    if config.checkpoint.local is not None:
+        shared, local = config.checkpoint.interval, config.checkpoint.local
+        usual = "at the end" if shared is None else f"every {shared} steps"
+        yield f"saves    {usual} to the run folder, every {local.interval} to {local.path} of each rank's own node"
     if config.deepspeed.precision == "bf16" and emulates_bf16():
         yield "warning  this processor only emulates bf16: deepspeed.precision=fp32 is several times as fast"
 

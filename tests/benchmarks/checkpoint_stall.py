@@ -1,25 +1,32 @@
 """Time how long training waits for a checkpoint that is written behind it, against one that it waits for.
 
-    python tests/benchmarks/checkpoint_stall.py [--layers 12] [--saves 5]
+    python tests/benchmarks/checkpoint_stall.py [--layers 12] [--saves 5] [--local /dev/shm]
 
-One rank, ZeRO stage 1, AdamW in fp32: 12 bytes of state for each parameter. Saves of both kinds in turn, each when the
-one before is written. Prints the medians in seconds, and their ratio.
+One rank, ZeRO stage 1, AdamW in fp32: 12 bytes of state for each parameter. Saves of both kinds in turn, to a run
+folder among temporary files and to a local one, each when the one before is written. Prints the medians in seconds, and
+their ratio.
 """
 
 import argparse
 import contextlib
 import tempfile
 import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import cycle, islice, product
 from pathlib import Path
 from statistics import median
 
 import torch
 
 from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter
+from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.checkpoint.store import TrainState
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.world import read_world
@@ -32,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--local", type=Path, default=Path("/dev/shm"), help="folder of checkpoint.local")
     arguments = parser.parse_args()
     world = replace(read_world(), device=torch.device("cpu"))
     startup.start(world, 5.0)
@@ -46,29 +54,45 @@ def main() -> None:
         "data.global_batch_size=1",
         "checkpoint.keep_last=1",
     ]
-    config = load_config(CONFIG, overrides)
-    engine = DeepSpeedEngine(config, world)
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir=arguments.local) as local:
+        overrides += [f"run.root={folder}", f"checkpoint.local.path={local}", "checkpoint.local.interval=1"]
+        config = load_config(CONFIG, overrides)
+        engine = DeepSpeedEngine(config, world)
+        train_a_step(engine)
+        waited = time_saves(engine, config, Path(folder) / "checkpoints", arguments.saves)
+    parameters = sum(parameter.numel() for parameter in engine.model.parameters())
+    print(f"{parameters / 1e6:.0f}M parameters, {12 * parameters / 2**20:.0f} MiB, median of {arguments.saves}")
+    for locally, place in ((False, "run folder"), (True, str(arguments.local))):
+        whole, behind = median(waited[locally, True]), median(waited[locally, False])
+        print(f"{place}: foreground {whole:.3f} s, background {behind:.3f} s: {behind / whole:.1%}")
+    startup.stop()
+
+
+def train_a_step(engine: DeepSpeedEngine) -> None:
+    """Let the optimizer have a state."""
     tokens = torch.randint(4096, (1, 64))
     batch = {"input_ids": tokens, "labels": tokens, "document_ids": torch.zeros_like(tokens, dtype=torch.int32)}
     batch["positions"] = torch.arange(64, dtype=torch.int32)[None]
     engine.train_step([batch], 0, 1e-3)
-    waited: dict[bool, list[float]] = {True: [], False: []}
-    with tempfile.TemporaryDirectory() as folder:
-        writer = CheckpointWriter(config, Path(folder), world)
-        for number in range(2 * arguments.saves):
-            foreground = number % 2 == 0
-            state = TrainState(step=number + 1, samples=number, tokens=number, corpora={})
-            begun = time.monotonic()
-            with contextlib.redirect_stdout(None):
-                writer.save(lambda state=state: take_snapshot(engine, config, state, world), wait=foreground)  # type: ignore[misc]
-            waited[foreground].append(time.monotonic() - begun)
-            writer.finish()
-        writer.close()
-    parameters = sum(parameter.numel() for parameter in engine.model.parameters())
-    whole, behind = median(waited[True]), median(waited[False])
-    print(f"{parameters / 1e6:.0f}M parameters, {12 * parameters / 2**20:.0f} MiB, median of {arguments.saves}")
-    print(f"foreground {whole:.3f} s, background {behind:.3f} s: training waits {behind / whole:.1%} of the time")
-    startup.stop()
+
+
+def time_saves(
+    engine: DeepSpeedEngine, config: Config, root: Path, saves: int
+) -> Mapping[tuple[bool, bool], Sequence[float]]:
+    """Return (locally, in the foreground) -> seconds that each save held training up."""
+    waited: dict[tuple[bool, bool], list[float]] = defaultdict(list)
+    writer = CheckpointWriter(config, root, engine.world, LocalCheckpoints(config, engine.world))
+    kinds = product((False, True), (True, False))
+    for number, (locally, foreground) in enumerate(islice(cycle(kinds), 4 * saves)):
+        state = TrainState(step=number + 1, samples=number, tokens=number, corpora={})
+        take = partial(take_snapshot, engine, config, state, engine.world, locally)
+        begun = time.monotonic()
+        with contextlib.redirect_stdout(None):
+            writer.save(take, wait=foreground, locally=locally)
+        waited[locally, foreground].append(time.monotonic() - begun)
+        writer.finish()
+    writer.close()
+    return waited
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """launcher/prepare.py from the outside: what it makes, what it refuses, and what a kill leaves behind."""
 
+import hashlib
 import json
 import math
 import os
@@ -284,9 +285,16 @@ def test_a_published_folder_has_the_permissions_of_the_umask(
     }
 
 
-def on_a_small_disk(folder: Path, kilobytes: int) -> tuple[str, ...]:
-    """Return a command prefix that mounts a small memory disk on `folder`, visible to the command alone."""
-    script = f'mount -t tmpfs -o size={kilobytes}k tmpfs "{folder}" && "$@"; status=$?; ls -A "{folder}"; exit $status'
+def on_a_small_disk(folder: Path, kilobytes: int, holding: Path | None = None) -> tuple[str, ...]:
+    """Return a command prefix that mounts a small memory disk on `folder`, visible to the command alone.
+
+    The command begins with a copy of `holding` there; what is on the disk at its end is printed, with checksums.
+    """
+    copy = "" if holding is None else f'cp -r "{holding}" "{folder}" && '
+    script = (
+        f'mount -t tmpfs -o size={kilobytes}k tmpfs "{folder}" && {copy}"$@"; status=$?; cd "{folder}"; ls -A; '
+        "find . -type f | sort | xargs -r sha256sum; exit $status"
+    )
     prefix = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script, "sh")
     if (
         shutil.which("unshare") is None
@@ -317,3 +325,32 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     assert "no space left on the device; nothing was kept" in late.stderr
     assert "Traceback" not in late.stderr
     assert late.stdout == ""
+
+
+@pytest.mark.parametrize("tokenizer", ["train-bpe:300", "train-unigram:400"])
+def test_a_disk_without_room_for_the_tokenizer_is_one_error_as_well(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "text.txt").write_text("some text of a few words\n" * 400)
+    arguments = ("--source", tmp_path / "text.txt", "--output", tmp_path / "disk" / "c", "--tokenizer", tokenizer)
+    done = run(*arguments, prefix=on_a_small_disk(tmp_path / "disk", 8))
+    assert done.returncode == 2, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [done.stderr.splitlines()[-1]]
+    assert "no space left on the device; nothing was kept" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_corpus_that_a_full_disk_keeps_from_being_replaced_is_untouched(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "old.txt").write_text("some text\n" * 5000)
+    (tmp_path / "new.txt").write_text("another text\n" * 50_000)
+    make(tmp_path / "old.txt", tmp_path / "c")
+    arguments = ("--source", tmp_path / "new.txt", "--output", tmp_path / "disk" / "c", "--tokenizer", "byte")
+    prefix = on_a_small_disk(tmp_path / "disk", 600, holding=tmp_path / "c")
+    done = run(*arguments, "--overwrite", prefix=prefix)
+    assert done.returncode == 2, done.stderr
+    assert "error: " in done.stderr
+    expected = {name: hashlib.sha256(content).hexdigest() for name, content in files(tmp_path / "c").items()}
+    listing, *sums = done.stdout.splitlines()
+    assert listing == "c", "nothing else is left on the disk"
+    assert {line.split("  ./c/")[1]: line.split("  ./c/")[0] for line in sums} == expected

@@ -191,7 +191,7 @@ def test_a_run_folder_means_its_newest_whole_checkpoint_and_a_restart_keeps_it(
     (root / "step_00000030" / "state.json").unlink()
     config = resolved(own_folder, *typed)
     assert plan_run(config).first_step == 20
-    assert "step_00000030 is damaged and passed over: state.json is missing" in capsys.readouterr().err
+    assert "step_00000030 cannot be used and is passed over: state.json is missing" in capsys.readouterr().err
 
     prepare_run_folder(config, open_inputs(config, TWO), TWO)
     shutil.copytree(root / "step_00000010", root / "step_00000031")  # the parent has gone on

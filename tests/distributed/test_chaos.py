@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.conftest import Job, Pretrain, Run, Start
 
 KILLS = int(os.environ.get("PLUMBLINE_KILLS", "8"))
-SHARE = 4  # scenarios that the kills are divided over
+SHARE = 5  # scenarios that the kills are divided over
 STEPS, INTERVAL = 24, 3
 COMMON = [
     f"train.steps={STEPS}",
@@ -72,6 +72,10 @@ class Tally:
 SCENARIOS = {
     "stage 1": ([], [Layout(2, 1)]),
     "stage 3, bf16": (["deepspeed.precision=bf16"], [Layout(2, 3)]),
+    "stage 1, checkpoints on nodes": (
+        ["checkpoint.interval=12", "checkpoint.local.interval=2", "checkpoint.local.path={node}"],
+        [Layout(2, 1)],
+    ),
     "stage 2, muon": (["optimizer.name=muon"], [Layout(2, 2)]),
     "ranks and stages change": ([], [Layout(2, 1), Layout(1, 3), Layout(4, 2), Layout(2, 0)]),
 }
@@ -79,9 +83,10 @@ SCENARIOS = {
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_killed_at_random_moments_a_run_ends_as_it_would_have(
-    name: str, start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path
+    name: str, start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path, tmp_path: Path
 ) -> None:
     overrides, layouts = SCENARIOS[name]
+    overrides = [override.format(node=tmp_path) for override in overrides]
     draw = random.Random(name)
     begun = time.monotonic()
     label = name.replace(" ", "_").replace(",", "")
@@ -93,7 +98,10 @@ def test_killed_at_random_moments_a_run_ends_as_it_would_have(
     tally = Tally()
     while tally.kills.total() < KILLS / SHARE:
         tally.runs += 1
-        run = torment(start_pretrain, tiny_config, f"{label}_{tally.runs}", overrides, layouts, takes, draw, tally)
+        run = torment(
+            start_pretrain, tiny_config, f"{label}_{tally.runs}", overrides, layouts, takes, draw, tally, tmp_path
+        )
+        assert list(tmp_path.iterdir()) == [], "nothing stays on the nodes"
         assert [path for path in (run.folder / "checkpoints").iterdir() if path.name.startswith(".")] == []
         for folder in store.checkpoints(run.folder / "checkpoints"):
             assert store.problems(folder, contents=True) == []
@@ -114,6 +122,7 @@ def torment(
     takes: float,
     draw: random.Random,
     tally: Tally,
+    node: Path,
 ) -> Run:
     """Start a run and kill it until it is complete all the same; return it."""
     while True:
@@ -125,7 +134,7 @@ def torment(
         if ended:
             assert job.wait().code == 0, job.texts()
             return job.run
-        tally.lost.append(steps_to_repeat(job.run))
+        tally.lost.append(steps_to_repeat(job.run, node))
 
 
 def wait_or_kill(job: Job, seconds: float, draw: random.Random, tally: Tally) -> bool:
@@ -150,9 +159,11 @@ def wait_or_kill(job: Job, seconds: float, draw: random.Random, tally: Tally) ->
     return False
 
 
-def steps_to_repeat(run: Run) -> int:
-    """Return how many steps were made after the newest checkpoint."""
+def steps_to_repeat(run: Run, node: Path) -> int:
+    """Return how many steps were made after the newest checkpoint, on the nodes of all ranks or in the run folder."""
     saved = [store.step_of(folder) for folder in store.checkpoints(run.folder / "checkpoints")]
+    parts = [{store.step_of(part) for part in store.checkpoints(rank)} for rank in node.glob("[!.]*/rank_*")]
+    saved += set.intersection(*parts) if parts else set()
     return max(0, max((record["step"] for record in run.records), default=0) - max(saved, default=0))
 
 

@@ -21,7 +21,7 @@ import torch
 from plumbline.launcher.runtime.checkpoint import commit, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
-from plumbline.launcher.runtime.checkpoint.tensors import read_model
+from plumbline.launcher.runtime.checkpoint.tensors import read_model, shard_name
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
@@ -32,7 +32,7 @@ from plumbline.launcher.runtime.system.world import World
 from tests.distributed.conftest import save, state_after, whole_weights
 
 if TYPE_CHECKING:
-    from tests.conftest import Job, Start
+    from tests.conftest import Job, Pretrain, Start
 
 KINDS = {
     "tensors": "state/rank_00000.safetensors",
@@ -109,7 +109,7 @@ def test_nothing_there_is_not_an_error(tmp_path: Path, world: World) -> None:
     assert resume.find(tmp_path / "checkpoints", world) is None
 
 
-@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "another step's"])
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_damage_is_noticed_and_passed_over(
     root: Path, world: World, capsys: pytest.CaptureFixture[str], kind: str, damage: str
@@ -120,14 +120,42 @@ def test_damage_is_noticed_and_passed_over(
         flip(file, size // 2)
     elif damage == "truncate":
         os.truncate(file, size // 2)
-    else:
+    elif damage == "delete":
         file.unlink()
+    else:
+        of_another = root / "step_00000001" / KINDS[kind]
+        if of_another.read_bytes() == file.read_bytes():
+            assert kind == "configuration", "which is the same at every step"
+            return
+        shutil.copy(of_another, file)
     assert resume.find(root, world) == root / "step_00000002"
     warning = capsys.readouterr().err
     assert warning.startswith("warning: ")
     assert "step_00000003" in warning
     assert KINDS[kind] in warning
     assert len(warning.splitlines()) == 1
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(
+    root: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "step_00000003").rename(root / "step_00000007")
+    assert resume.find(root, world) == root / "step_00000002"
+    assert "step_00000007 cannot be used and is passed over: manifest.json is of step 3" in capsys.readouterr().err
+
+
+def test_parts_of_two_ranks_in_each_others_place_are_noticed(
+    run_pretrain: Pretrain, tiny_config: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run_pretrain(tiny_config, "exchanged", ["train.eval_interval=null"], ranks=2)
+    assert outcome.code == 0, outcome.stderr
+    root = outcome.run.folder / "checkpoints"
+    mine, other = (root / "step_00000020" / shard_name(rank) for rank in (0, 1))
+    between = mine.with_name("between")
+    for source, target in ((mine, between), (other, mine), (between, other)):
+        source.rename(target)
+    assert resume.find(root, world) == root / "step_00000010"
+    assert "step_00000020 cannot be used and is passed over: state/rank_00000" in capsys.readouterr().err
 
 
 def test_a_file_that_was_cut_is_noticed_without_reading_it(root: Path) -> None:

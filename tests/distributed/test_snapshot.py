@@ -58,18 +58,21 @@ def test_what_is_written_is_not_read_again_and_every_folder_is_flushed(
     engine: Engine, config: Config, inputs: Inputs, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[str] = []
+    written = workspace.sync
 
     def sync(path: Path) -> None:
         flushed.append(path.name)
-        workspace.sync(path)
+        written(path)
 
-    monkeypatch.setattr(commit, "sync", sync)
+    for module in (commit, workspace):  # files and folders; renamed ones
+        monkeypatch.setattr(module, "sync", sync)
     with monkeypatch.context() as patched:
         patched.setattr(store, "_checksum", lambda path: pytest.fail(f"{path} is read"))
         folder = save(engine, config, state_after(1, inputs), tmp_path, world)
     assert store.problems(folder, contents=True) == []
-    assert flushed[-2].startswith(".step_00000001."), "the manifest"
-    assert flushed[-1] == tmp_path.name, "the folder's final name"
+    before, name, pointer = flushed[-3:]
+    assert before.startswith(".step_00000001."), "the manifest"
+    assert name == pointer == tmp_path.name, "the final names of the folder and of the pointer"
     assert "state" in flushed
 
 

@@ -13,6 +13,7 @@ from threading import Thread
 
 import torch.distributed as dist
 
+from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.save import commit
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
@@ -28,6 +29,8 @@ class Saved:
     step: int
     error: CheckpointError | None
     """Why it was not written; None: it was."""
+    is_local: bool = False
+    """Whether it was one on the nodes, which nothing depends on."""
 
 
 class CheckpointWriter:
@@ -37,10 +40,11 @@ class CheckpointWriter:
         config: of the run.
         root: the folder of its checkpoints.
         world: this process among all; the process group must be up.
+        local: those on the nodes, if there are any.
     """
 
-    def __init__(self, config: Config, root: Path, world: World) -> None:
-        self._settings, self._root, self._world = config.checkpoint, root, world
+    def __init__(self, config: Config, root: Path, world: World, local: LocalCheckpoints | None = None) -> None:
+        self._settings, self._root, self._world, self._local = config.checkpoint, root, world, local
         timeout = timedelta(minutes=config.deepspeed.timeout_minutes)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
         self._thread: Thread | None = None
@@ -57,12 +61,18 @@ class CheckpointWriter:
         assert self._last is not None, "the thread says how it ended"
         return self._last
 
-    def save(self, take: Callable[[], Snapshot], wait: bool) -> Saved | None:
+    @property
+    def is_writing(self) -> bool:
+        """Return whether this rank is still writing: whoever calls `finish` now waits."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def save(self, take: Callable[[], Snapshot], wait: bool, locally: bool = False) -> Saved | None:
         """Save what `take` returns, once `finish` was called. Collective.
 
         Args:
             take: makes the snapshot.
             wait: return only when it is written.
+            locally: write to the nodes a snapshot of each rank by itself.
 
         Returns:
             How it ended; None while it is being written.
@@ -73,7 +83,7 @@ class CheckpointWriter:
         wait_here = wait or not self._settings.background
         waited = None if wait_here else time.monotonic() - begun
         self._last = None  # a bug in the thread must not pass for the end of the checkpoint before
-        self._thread = Thread(target=self._write, args=(snapshot, waited, wait), daemon=True)
+        self._thread = Thread(target=self._write, args=(snapshot, waited, wait, locally), daemon=True)
         self._thread.start()
         ended = self.finish() if wait_here else None
         self._waited = 0.0
@@ -84,23 +94,28 @@ class CheckpointWriter:
         assert self._thread is None, "finish first"
         dist.destroy_process_group(self._group)
 
-    def _write(self, snapshot: Snapshot, waited: float | None, must: bool) -> None:
+    def _write(self, snapshot: Snapshot, waited: float | None, must: bool, locally: bool) -> None:
         """Write a snapshot, in the thread; say so at once, because training asks only at its next save.
 
         Args:
             snapshot: what to write.
             waited: seconds that training waited for the copy; None: it waits for the writing as well.
             must: whether whoever waits ends the run if this fails, and says why.
+            locally: to the nodes.
         """
         begun, step = time.monotonic(), snapshot.facts["step"]
         try:
-            folder = commit(snapshot, self._root, self._settings, self._world, self._group)
+            if locally:
+                assert self._local is not None
+                folder = self._local.save(snapshot, self._group)
+            else:
+                folder = commit(snapshot, self._root, self._settings, self._world, self._group)
         except (CheckpointError, RuntimeError) as error:  # RuntimeError: a rank has died, and training ends by it
-            self._last = Saved(step, CheckpointError(str(error)))
+            self._last = Saved(step, CheckpointError(str(error)), locally)
             if not must:
                 LOG.warning(f"step {step}: {error}. Training goes on, the next save tries again")
             return
-        self._last = Saved(step, None)
+        self._last = Saved(step, None, locally)
         behind = "" if waited is None else f", behind training, which waited {waited:.2f} s"
         TRAINING.info(
             f"saved {folder}: {snapshot.bytes / 2**20:.1f} MiB a rank in {time.monotonic() - begun:.2f} s{behind}"

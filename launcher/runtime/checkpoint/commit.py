@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from plumbline.data.workspace import sync
+from plumbline.data.workspace import move, sync
 from plumbline.launcher.runtime.checkpoint.store import (
     CONFIG,
     FORMAT,
@@ -29,7 +29,8 @@ from plumbline.launcher.runtime.checkpoint.store import (
 )
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
-from plumbline.launcher.runtime.system.files import remove_leftovers, write_whole
+from plumbline.launcher.runtime.system.files import remove_leftovers as remove_leftovers_of
+from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.system.log import LOG
 
 
@@ -44,7 +45,7 @@ def staging_folder(root: Path, step: int) -> Path:
 
 def make_room(staging: Path) -> None:
     """Create an empty staging folder; remove those of saves that were killed."""
-    _remove_leftovers(staging.parent)
+    remove_leftovers(staging.parent)
     staging.mkdir(parents=True)
 
 
@@ -53,18 +54,21 @@ def tidy(root: Path, newest: Path) -> None:
 
     Args:
         root: the folder of the checkpoints; nobody else may be writing to it.
-        newest: the one that training goes on from.
+        newest: the one that training goes on from, which may lie elsewhere.
     """
-    _remove_leftovers(root)
+    remove_leftovers(root)
     pointer = root / POINTER
+    if newest.parent != root:
+        return
     if not pointer.is_file() or pointer.read_text(encoding="utf-8").strip() != newest.name:
         write_whole(pointer, newest.name + "\n")
 
 
-def _remove_leftovers(root: Path) -> None:
+def remove_leftovers(root: Path) -> None:
+    """Delete what saves that were killed left among the checkpoints; nobody may be writing there."""
     for leftover in root.glob(".step_*.staging"):
         shutil.rmtree(leftover, ignore_errors=True)
-    remove_leftovers(root / POINTER)
+    remove_leftovers_of(root / POINTER)
 
 
 def write_files(files: Mapping[str, TensorFile | str], folder: Path) -> dict[str, FileFacts]:
@@ -82,27 +86,24 @@ def write_files(files: Mapping[str, TensorFile | str], folder: Path) -> dict[str
     return facts
 
 
-def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFacts], keep: CheckpointConfig) -> Path:
-    """Make a checkpoint of a staging folder that holds all files, and delete those that need not be kept.
+def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFacts]) -> Path:
+    """Make a checkpoint of a staging folder that holds all files.
 
     Args:
         staging: the folder, with the files of all ranks.
         facts: of the snapshot.
         files: what `write_files` returned on all ranks.
-        keep: which checkpoints stay.
     """
-    root, step = staging.parent, facts["step"]
-    final = step_folder(root, step)
+    root = staging.parent
+    final = step_folder(root, facts["step"])
     manifest = {"format": FORMAT, **facts, "config_hash": files[CONFIG]["xxh3"], "files": dict(sorted(files.items()))}
     text = json.dumps({**manifest, "checksum": manifest_checksum(manifest)}, indent=2) + "\n"
     _write_file(staging / MANIFEST, text)
     sync(staging)
     if final.exists():  # damaged, or training would have gone on from it: make room without a moment of neither
         _remove(final)
-    staging.rename(final)
-    sync(root)
+    move(staging, final)
     write_whole(root / POINTER, final.name + "\n")
-    prune(root, step, keep)
     return final
 
 

@@ -1,10 +1,10 @@
 """Continue a run from its newest whole checkpoint, if it is the same run."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint import tensors
+from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import (
     STATE,
     CheckpointError,
@@ -13,6 +13,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
     newest_whole,
     problems,
     read_manifest,
+    step_of,
 )
 from plumbline.launcher.runtime.config.identity import RESUMED, differences
 from plumbline.launcher.runtime.config.plan import plan_run
@@ -22,19 +23,33 @@ from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 
 
-def find(root: Path, world: World) -> Path | None:
-    """Return the newest whole checkpoint under `root`, the same on all ranks; None when there are none at all.
+def find(root: Path, world: World, local: LocalCheckpoints | None = None) -> Path | None:
+    """Return the newest whole checkpoint; None when there are none at all. Collective.
 
-    Collective. Logs a warning for each damaged checkpoint that is passed over.
+    Logs a warning for each that is passed over.
+
+    Args:
+        root: the folder of the run's checkpoints; what is in it is said by rank 0.
+        world: this process among all.
+        local: checkpoints on the nodes.
+
+    Returns:
+        A folder in `root`, the same on all ranks, or each rank's own in `local`, of the same step.
 
     Raises:
-        CheckpointError: there are checkpoints and none is whole (starting from scratch would hide that), or the newest
-            is of another format.
+        CheckpointError: there are checkpoints in `root` and none is whole (starting from scratch would hide that), or
+            the newest is of another format.
     """
-    candidates: list[Path] = gather_objects(checkpoints(root), world)[0]
-    newest = newest_whole(candidates, partial(damage, world=world))
-    if newest is None and candidates:
-        raise CheckpointError(f"{root}: no whole checkpoint among {len(candidates)}; remove them to start from scratch")
+    shared: list[Path] = gather_objects(checkpoints(root), world)[0]
+    nearby = [] if local is None else local.candidates()
+    candidates = sorted([*shared, *nearby], key=lambda folder: (step_of(folder), folder in shared), reverse=True)
+
+    def check(folder: Path) -> list[str]:
+        return damage(folder, world) if local is None or folder in shared else local.damage(folder)
+
+    newest = newest_whole(candidates, check)
+    if newest is None and shared:
+        raise CheckpointError(f"{root}: no whole checkpoint among {len(shared)}; remove them to start from scratch")
     return newest
 
 

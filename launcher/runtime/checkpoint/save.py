@@ -1,13 +1,13 @@
 """Write and publish a snapshot; the ranks agree on whether all of them have written."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import torch.distributed as dist
 
-from plumbline.launcher.runtime.checkpoint.commit import make_room, publish, staging_folder, write_files
+from plumbline.launcher.runtime.checkpoint.commit import make_room, prune, publish, staging_folder, write_files
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, step_folder
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
@@ -37,36 +37,54 @@ def commit(
 
     def publish_all() -> None:
         files = {name: facts for share in written for name, facts in share.items()}
-        publish(staging, snapshot.facts, files, keep)
+        publish(staging, snapshot.facts, files)
+        prune(root, step, keep)
 
-    def on_all(action: Callable[[], Result]) -> list[Result]:
-        return _on_all(action, staging, world, group)
+    def agree(action: Callable[[], Result]) -> list[Result]:
+        return on_all(action, root, [f"rank {rank}" for rank in range(world.size)], world, group)
 
     def on_main(action: Callable[[], None]) -> None:
-        on_all(action if world.is_main else lambda: None)
+        agree(action if world.is_main else lambda: None)
 
-    on_main(lambda: make_room(staging))
-    written = on_all(lambda: write_files(snapshot.files, staging))
-    on_main(publish_all)
+    try:
+        on_main(lambda: make_room(staging))
+        written = agree(lambda: write_files(snapshot.files, staging))
+        on_main(publish_all)
+    except CheckpointError:
+        if world.is_main:
+            shutil.rmtree(staging, ignore_errors=True)
+        raise
     return step_folder(root, step)
 
 
-def _on_all(action: Callable[[], Result], staging: Path, world: World, group: dist.ProcessGroup | None) -> list[Result]:
-    """Run `action` on every rank and return the results of all; if it fails on one, fail on all with one message."""
+def on_all(
+    action: Callable[[], Result], root: Path, names: Sequence[str], world: World, group: dist.ProcessGroup | None
+) -> list[Result]:
+    """Run `action` on every rank and return the results of all; if it fails on one, fail on all with one message.
+
+    Args:
+        action: writes.
+        root: where to.
+        names: of the ranks, for the message.
+        world: this process among all.
+        group: over which they agree.
+
+    Raises:
+        CheckpointError: on all ranks; names those that could not write.
+    """
     result, error = None, None
     try:
         result = action()
     except OSError as problem:
-        error = f"{type(problem).__name__}: {problem}"
-    results, errors = zip(*gather_objects((result, error), world, group), strict=True)
-    if any(errors):
-        if world.is_main:
-            shutil.rmtree(staging, ignore_errors=True)
-        named = "; ".join(f"rank {rank}: {message}" for rank, message in enumerate(errors) if message)
-        folder = next(parent for parent in staging.parents if parent.is_dir())
+        folder = next(parent for parent in (root, *root.parents) if parent.is_dir())
         free = shutil.disk_usage(folder).free / 2**30
+        error = f"{type(problem).__name__}: {problem}", free
+    results, errors = zip(*gather_objects((result, error), world, group), strict=True)
+    failed = [(name, *error) for name, error in zip(names, errors, strict=True) if error]
+    if failed:
+        named = "; ".join(f"{name}: {message}" for name, message, _ in failed)
         raise CheckpointError(
-            f"{staging.parent}: checkpoint not written ({named}); {free:.2f} GiB are free there. "
+            f"{root}: checkpoint not written ({named}); {failed[0][2]:.2f} GiB are free there. "
             "Earlier checkpoints are whole: free some space there"
         )
     return list(results)

@@ -16,13 +16,10 @@ from plumbline.launcher.runtime.system.world import World
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Hold what one rank writes of a checkpoint, copied to host memory: training may go on while it is written.
-
-    Together the ranks hold what the checkpoint takes on disk.
-    """
+    """Hold what one rank writes of a checkpoint, copied to host memory: training may go on while it is written."""
 
     files: dict[str, TensorFile | str]
-    """Name within the checkpoint -> tensors, or a text."""
+    """Name within the checkpoint -> tensors, or a text: its part of a checkpoint, or all that it needs to go on."""
     facts: dict[str, Any]
     """What the manifest says of the checkpoint as a whole; the same on all ranks."""
 
@@ -33,16 +30,24 @@ class Snapshot:
         return sum(tensor.nbytes for file in files for tensor in file.tensors.values())
 
 
-def take_snapshot(engine: Engine, config: Config, state: TrainState, world: World) -> Snapshot:
+def take_snapshot(engine: Engine, config: Config, state: TrainState, world: World, by_itself: bool = False) -> Snapshot:
     """Copy what a checkpoint of `state` consists of to host memory. Collective.
+
+    Args:
+        engine: what is saved.
+        config: of the run.
+        state: where training stands.
+        world: this process among all.
+        by_itself: hold all that this rank keeps, so that it can go on from its own files alone; else the ranks divide
+            what several of them keep, and together hold the checkpoint once.
 
     Raises:
         BrokenWeightsError: a weight is not finite.
     """
-    mine = collect(engine)
+    mine = collect(engine, by_itself)
     _check_finite(mine, world)
     files: dict[str, TensorFile | str] = {shard_name(world.rank): mine}
-    if world.is_main:
+    if world.is_main or by_itself:
         files[CONFIG] = as_yaml(config)
         files[STATE] = json.dumps(asdict(state), indent=2) + "\n"
     facts = {

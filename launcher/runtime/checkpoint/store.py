@@ -65,7 +65,11 @@ def step_folder(root: Path, step: int) -> Path:
 
 def checkpoints(root: Path) -> list[Path]:
     """Return all checkpoints that were published, newest first; they may have been damaged since."""
-    return sorted((path for path in root.glob("step_*") if path.name[5:].isdigit()), reverse=True)
+    return sorted(filter(_has_step, root.glob("step_*")), reverse=True)
+
+
+def _has_step(folder: Path) -> bool:
+    return folder.name.startswith("step_") and folder.name[5:].isdigit()
 
 
 def step_of(folder: Path) -> int:
@@ -86,7 +90,7 @@ def newest_whole(folders: Iterable[Path], check: Callable[[Path], list[str]], wa
         if not found:
             return folder
         if warn:
-            LOG.warning(f"{folder} is damaged and passed over: {'; '.join(found[:3])}")
+            LOG.warning(f"{folder} cannot be used and is passed over: {'; '.join(found[:3])}")
     return None
 
 
@@ -109,11 +113,14 @@ def problems(
         FormatError: it is whole, and of another version.
     """
     try:
-        files = read_manifest(folder)["files"]
+        manifest = read_manifest(folder)
     except FormatError:  # not to be passed over
         raise
     except CheckpointError as error:
         return [str(error)]
+    if _has_step(folder) and manifest["step"] != step_of(folder):
+        return [f"{MANIFEST} is of step {manifest['step']}"]
+    files = manifest["files"]
     return [
         problem
         for name in sorted(filter(only, files))[share]

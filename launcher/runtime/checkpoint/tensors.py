@@ -43,12 +43,18 @@ def shard_name(rank: int) -> str:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def collect(engine: Engine) -> TensorFile:
-    """Return this rank's file, copied to host memory."""
+def collect(engine: Engine, by_itself: bool = False) -> TensorFile:
+    """Return this rank's file, copied to host memory.
+
+    Args:
+        engine: what is saved.
+        by_itself: all that this rank keeps, which it can be restored from without the files of others; else the ranks
+            divide what several of them keep.
+    """
     tensors: dict[str, Tensor] = {}
     index: dict[str, Any] = {}
     for number, piece in enumerate(engine.pieces()):
-        mine = piece.share(engine.world)
+        mine = piece if by_itself else piece.share(engine.world)
         # Of what all ranks keep whole, such as SOAP's bases, each writes some; else the rank with the first element
         writes_whole = number % engine.world.size == engine.world.rank if piece.is_replicated else mine.start == 0
         whole: list[str] = []
@@ -57,7 +63,7 @@ def collect(engine: Engine) -> TensorFile:
             if isinstance(value, Tensor) and value.shape == piece.shard.shape:
                 if mine.length:
                     tensors[f"{kind}/{piece.name}"] = _to_host(mine.of(value))
-            elif not (writes_whole and piece.length):
+            elif not (by_itself or writes_whole) or not piece.length:
                 continue
             elif isinstance(value, Tensor):
                 tensors[f"{kind}/{piece.name}"] = _to_host(value)

@@ -84,6 +84,21 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
         return self
 
 
+class LocalCheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Say where each node keeps a checkpoint of its own ranks, between those of the run folder."""
+
+    path: str
+    """Absolute path of a folder on storage of the node's own (NVMe, /dev/shm), which outlives a job."""
+    interval: PositiveInt
+    """Steps between checkpoints there."""
+
+    @validator(mode="after")
+    def _check(self) -> "LocalCheckpointConfig":
+        if not Path(self.path).is_absolute():
+            raise ValueError(f"path = {self.path}: give the absolute path of a folder on each node's own storage")
+        return self
+
+
 class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say when to save and what to keep. The last step is always saved."""
 
@@ -97,6 +112,17 @@ class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     """Write behind training, which then waits only for the copy to host memory; a second one waits for the first."""
     max_failures: PositiveInt = 10
     """Training ends when so many checkpoints in a row could not be written."""
+    local: LocalCheckpointConfig | None = None
+    """Also save on the nodes, where it is quick: a resume on the same nodes goes on from there. None: not."""
+
+    @validator(mode="after")
+    def _check(self) -> "CheckpointConfig":
+        if self.local is not None and self.interval is not None and self.local.interval >= self.interval:
+            raise ValueError(
+                f"local.interval = {self.local.interval} is not below checkpoint.interval = {self.interval}, so that a "
+                "local checkpoint would never be the newest: lower it"
+            )
+        return self
 
 
 class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

@@ -61,6 +61,17 @@ class Need:
 
 
 @dataclass(frozen=True)
+class LocalNeed:
+    """Say what `checkpoint.local` takes on each node."""
+
+    path: Path
+    bytes_of_rank: float
+    """What a rank writes at a time."""
+    copies: int
+    """How many may lie there at a time beside what is there already."""
+
+
+@dataclass(frozen=True)
 class Place:
     """Say where a rank stands while it measures."""
 
@@ -69,6 +80,7 @@ class Place:
     """The run folder, which need not exist."""
     need: Need | None = None
     """None where no configuration was given."""
+    local: LocalNeed | None = None
     store: Store | None = None
     """What ranks of the doctor meet at; None at the start of pretraining, whose checks are of each rank alone."""
     seconds: float = 120.0

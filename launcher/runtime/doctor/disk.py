@@ -1,10 +1,11 @@
-"""Compare the free space and inodes at the run folder with what a checkpoint takes."""
+"""Compare the free space and inodes at the run folder, and the space on the nodes, with what checkpoints take."""
 
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, LocalNeed, Place, Report
 
 FILES_BESIDES_SHARDS = 100
 """Files of a checkpoint and of a run beside the one or two of each rank, generously."""
@@ -15,13 +16,24 @@ def measure(place: Place) -> Facts:
     folder = existing(place.folder)
     found = os.statvfs(folder)
     need = place.need
+    local = {} if place.local is None else _measure_local(place.local)
     return {
+        **local,
         "folder": str(folder),
         "free_bytes": found.f_bavail * found.f_frsize,
         "free_files": found.f_favail if found.f_files > 0 else None,  # some file systems do not count them
         "checkpoint_bytes": None if need is None else need.bytes,
         "more_checkpoints": None if need is None else max(1, need.keep + 1 - need.present),
         "checkpoint_files": 3 * place.world.size + FILES_BESIDES_SHARDS,
+    }
+
+
+def _measure_local(need: LocalNeed) -> Facts:
+    folder = existing(need.path)
+    return {
+        "local_folder": str(folder),
+        "local_free_bytes": shutil.disk_usage(folder).free,
+        "local_bytes": need.bytes_of_rank * need.copies,
     }
 
 
@@ -53,8 +65,25 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
             f"{fewest.facts['checkpoint_files']}"
         )
         findings.append(Finding("bad", fewest.node, text, "delete files there, or set run.root to another file system"))
+    findings += _judge_local(reports)
     takes = "" if need is None else f", one checkpoint takes {gigabytes(need)}"
     return findings or [Finding("ok", EVERYWHERE, where + takes)]
+
+
+def _judge_local(reports: Sequence[Report]) -> Iterator[Finding]:
+    """Warn of nodes without room for what their ranks keep there: they go without."""
+    of_node: dict[str, list[Facts]] = {}
+    for report in reports:
+        if "local_bytes" in report.facts:
+            of_node.setdefault(report.node, []).append(report.facts)
+    for node, facts in of_node.items():
+        free, need = facts[0]["local_free_bytes"], sum(rank["local_bytes"] for rank in facts)
+        if free < need:
+            text = (
+                f"{gigabytes(free)} free at {facts[0]['local_folder']}, local checkpoints of the node's {len(facts)} "
+                f"rank(s) take {gigabytes(need)}"
+            )
+            yield Finding("warning", node, text, "free some space there, or set another checkpoint.local.path")
 
 
 def gigabytes(count: float) -> str:

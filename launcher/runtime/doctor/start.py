@@ -1,10 +1,12 @@
 """Make the cheap checks at each start of a run, once its ranks have met."""
 
+from pathlib import Path
+
 from plumbline.launcher.runtime.checkpoint.store import checkpoints
 from plumbline.launcher.runtime.config.budget import checkpoint_bytes
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, Need, Place, Report, node_name
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, LocalNeed, Need, Place, Report, node_name
 from plumbline.launcher.runtime.doctor.table import AT_START
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.log import LOG
@@ -21,13 +23,23 @@ def need_of(config: Config, plan: RunPlan) -> Need:
     return Need(checkpoint_bytes(config, plan.rows), config.checkpoint.keep_last, len(checkpoints(root)))
 
 
+def local_need_of(config: Config, plan: RunPlan, world: World) -> LocalNeed | None:
+    """Return what a rank writes to its own node; None: nothing."""
+    local, name = config.checkpoint.local, config.run.name
+    if local is None:
+        return None
+    ranks = world.size if config.deepspeed.zero_stage else 1  # over which the state is divided
+    has_one = any(Path(local.path).glob(f"{name}-*"))  # a new one is written before it goes
+    return LocalNeed(Path(local.path), checkpoint_bytes(config, plan.rows) / ranks, 1 if has_one else 2)
+
+
 def check_start(config: Config, plan: RunPlan, world: World) -> None:
     """Refuse a start that nodes of different versions, a full disk or a strange file system would spoil. Collective.
 
     Raises:
         UnfitError: on all ranks, with everything that is bad, and the nodes.
     """
-    place = Place(world, config.run.folder, need_of(config, plan))
+    place = Place(world, config.run.folder, need_of(config, plan), local_need_of(config, plan, world))
     mine = node_name(), [check.take(place) for check in AT_START]
     told = gather_objects(mine, world)
     found: list[Finding] = []

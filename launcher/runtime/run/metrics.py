@@ -6,7 +6,8 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import psutil
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines
-from plumbline.launcher.runtime.system.log import TRAINING
+from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
 
 CONSOLE_SECONDS = 5.0  # between progress lines, so that a log of a long run stays readable
@@ -36,6 +38,7 @@ class MetricsLog:
         total_steps: int,
         tensorboard: bool,
         work_before: Callable[[int], int] = lambda step: step,
+        interval: int = 1,
     ) -> None:
         """Open the files.
 
@@ -46,11 +49,14 @@ class MetricsLog:
             tensorboard: write TensorBoard files, too.
             work_before: work of the first so many steps, in any unit: where steps differ in size, time left does not
                 go by their number.
+            interval: steps between lines.
         """
         self.path = folder / "metrics.jsonl"
         self.total_steps, self.work_before = total_steps, work_before
-        _truncate(self.path, step)
-        self._file = self.path.open("a", encoding="utf-8")
+        last = _truncate(self.path, step)
+        if last is not None and step - last >= interval:
+            LOG.warning(f"{self.path} has no line of steps {last + 1} to {step}: they were lost with their process")
+        self._lines = Lines(self.path)
         self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1) if tensorboard else None
         self._has_layout = False
         self._started, self._first_step = time.monotonic(), step
@@ -58,12 +64,12 @@ class MetricsLog:
 
     def write(self, record: dict[str, Any]) -> None:
         """Write one object as one line; numbers also go to TensorBoard under their key."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        if self._board is not None:
-            for key, value in record.items():
-                if isinstance(value, (int, float)) and key != "step":
-                    self._board.add_scalar(key if "/" in key else f"train/{key}", value, record["step"])
+        self._lines.add(json.dumps(record))
+        with self._without_board_if_need_be():
+            if self._board is not None:
+                for key, value in record.items():
+                    if isinstance(value, (int, float)) and key != "step":
+                        self._board.add_scalar(key if "/" in key else f"train/{key}", value, record["step"])
 
     def write_diagnostics(self, record: dict[str, Any]) -> None:
         """Write as `write` does; in TensorBoard each quantity also gets a chart with a line for each block."""
@@ -73,7 +79,8 @@ class MetricsLog:
                 kind, quantity, *place = key.split("/")
                 if place:
                     charts.setdefault(kind, {})[f"{kind}/{quantity}"] = ["Multiline", [f"{kind}/{quantity}/"]]
-            self._board.add_custom_scalars({kind: dict(sorted(charts[kind].items())) for kind in sorted(charts)})
+            with self._without_board_if_need_be():
+                self._board.add_custom_scalars({kind: dict(sorted(charts[kind].items())) for kind in sorted(charts)})
             self._has_layout = True
         self.write(record)
 
@@ -96,9 +103,19 @@ class MetricsLog:
 
     def close(self) -> None:
         """Flush everything to disk."""
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        self._lines.close()
+        with self._without_board_if_need_be():
+            if self._board is not None:
+                self._board.close()
+
+    @contextmanager
+    def _without_board_if_need_be(self) -> Iterator[None]:
+        """Go on without TensorBoard once it cannot be written: metrics.jsonl has all numbers."""
+        try:
+            yield
+        except OSError as error:
+            LOG.warning(f"{self.path.parent / 'tensorboard'} cannot be written ({error}): no more until the next start")
+            self._board = None
 
 
 def duration(seconds: float) -> str:
@@ -107,20 +124,23 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
-def _truncate(path: Path, step: int) -> None:
+def _truncate(path: Path, step: int) -> int | None:
     """Keep what belongs to a run that stands at `step`: its steps up to there, and evaluations before there.
+
+    Returns the last step of which there is a line.
 
     The evaluation at `step` itself comes after the checkpoint of `step` and will be done again. A step writes its
     losses and, in a line of their own, its diagnostics.
     """
     if not path.exists():
-        return
+        return None
     kept = []
     for _, record in read_json_lines(path):
         of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
         if record["step"] < step or (record["step"] == step and of_a_step):
             kept.append(record)
     write_json_lines(path, kept)
+    return max((record["step"] for record in kept), default=None)
 
 
 def environment(world: World) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from plumbline.data.workspace import sync
+from plumbline.data.workspace import move, sync
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     try:
         staging.write_bytes(content.encode() if isinstance(content, str) else content)
         sync(staging)
-        staging.replace(path)
+        move(staging, path)
     except OSError:
         staging.unlink(missing_ok=True)
         raise

@@ -9,6 +9,7 @@ numbers, to the last bit, as one that was never interrupted.
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, Saved
 from plumbline.launcher.runtime.checkpoint.commit import tidy
-from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
+from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
+from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
@@ -27,7 +29,7 @@ from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
 from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.metrics import MetricsLog
-from plumbline.launcher.runtime.system.collectives import any_rank
+from plumbline.launcher.runtime.system.collectives import any_rank, from_main
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -39,6 +41,7 @@ from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
 from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
+from plumbline.launcher.runtime.train.stragglers import Stragglers
 from plumbline.launcher.runtime.train.watchdog import Watchdog
 
 
@@ -52,20 +55,21 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
     """
     check_agreement(config, inputs, world)
     root = config.run.folder / "checkpoints"
-    found = resume.find(root, world)
+    local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)
+    found = resume.find(root, world, local)
     if found is not None:
         resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)
-        if world.is_main:
-            tidy(root, found)
+        from_main(partial(tidy, root, found), world)
     else:
         found = branch.start(config, world)
-    if world.is_main:
-        prepare_run_folder(config, inputs, world)
+    if local is not None:
+        local.tidy(found)
+    from_main(lambda: prepare_run_folder(config, inputs, world), world)
     weights = None
     if found is None:
         fetch(config, world)
         weights = initial_weights(config)
-    trainer = Trainer(config, inputs, world, stop, weights)
+    trainer = Trainer(config, inputs, world, stop, weights, local=local)
     if found is not None:
         trainer.resume(found)
     try:
@@ -76,6 +80,8 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
     finally:
         trainer.close()
     trainer.writer.close()
+    if local is not None:
+        local.clear()  # the run folder has the last step
     return complete
 
 
@@ -89,6 +95,7 @@ class Trainer:
         stop: is set when somebody asks the run to stop.
         weights: by name, instead of those that the seed draws.
         make_engine: makes the engine from configuration, world and weights; users train with DeepSpeed.
+        local: checkpoints on the nodes, if `checkpoint.local` asks for them.
     """
 
     def __init__(
@@ -99,6 +106,7 @@ class Trainer:
         stop: StopRequest,
         weights: Mapping[str, Tensor] | None = None,
         make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine] = DeepSpeedEngine,
+        local: LocalCheckpoints | None = None,
     ) -> None:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
         self.engine = make_engine(config, world, weights)
@@ -108,14 +116,18 @@ class Trainer:
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
         self.failed_saves = 0
-        self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world)
+        self.local = local
+        self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world, local)
         self.guards = make_guards(self.plan)
+        self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
         state = resume.load(self.engine, folder)
-        self.state, self.saved_step = state, state.step
+        self.state = state
+        if self.local is None or folder.parent != self.local.folder:
+            self.saved_step = state.step
         TRAINING.info(f"resuming after step {state.step} from {folder}")
         if layout := resume.other_layout(folder, self.config, self.world):
             TRAINING.info(f"{layout}: the same samples in every step, losses equal up to the order of summation")
@@ -125,10 +137,9 @@ class Trainer:
     def run(self) -> bool:
         """Train step by step. Returns whether the last step was reached and evaluated."""
         config, plan, total = self.config, self.plan, self.plan.total_steps
-        if self.world.is_main:
-            self.log = MetricsLog(
-                config.run.folder, self.state.step, total, config.metrics.tensorboard, plan.batches.tokens_before
-            )
+        from_main(self._open_log, self.world)
+        if self.state.step == total and self.saved_step is None:  # what is complete has a checkpoint in the run folder
+            self._save()
         meter = SpeedMeter(config, self.world, self.state.step)
         with closing(self.inputs.train.iterate(self.state.step, total)) as batches:
             while True:
@@ -140,7 +151,7 @@ class Trainer:
 
                 self.watchdog.moved(f"making step {self.state.step + 1}")
                 lr = plan.lr_after(self.state.tokens)
-                micro_batches = next(batches)
+                micro_batches = self.stragglers.wait_for(batches)
                 observer = self._observer(micro_batches[0])
                 result = self.engine.train_step(micro_batches, self.state.step, lr, observer)
                 self._advance(result)
@@ -148,10 +159,14 @@ class Trainer:
                     self._log_step(result, lr, meter)
                 if observer is not None:
                     self._log_diagnostics(observer)
+                self._log_stragglers()
 
                 stopping = any_rank(bool(self.stop), self.world)
                 if stopping or self._checkpoint_due():
                     self._save(must=stopping or self.state.step == total)
+                    meter.restart(self.state.step)
+                elif self._local_checkpoint_due():
+                    self._save_locally()
                     meter.restart(self.state.step)
                 if stopping:
                     return False
@@ -160,6 +175,17 @@ class Trainer:
         if self.saved_step != self.state.step:  # asked to stop during an evaluation, before this step was saved
             self._save()
         return finished
+
+    def _open_log(self) -> None:
+        config, total = self.config, self.plan.total_steps
+        self.log = MetricsLog(
+            config.run.folder,
+            self.state.step,
+            total,
+            config.metrics.tensorboard,
+            self.plan.batches.tokens_before,
+            config.train.log_interval,
+        )
 
     def close(self) -> None:
         """Flush the logs and end the watch."""
@@ -210,6 +236,11 @@ class Trainer:
         if self.log is not None:
             self.log.write_diagnostics(record)
 
+    def _log_stragglers(self) -> None:
+        found = self.stragglers.after_step(self.state.step)
+        if found and self.log is not None:
+            self.log.write({"step": self.state.step, "tokens": self.state.tokens, **found})
+
     def _evaluation_due(self) -> bool:
         interval, step = self.config.train.eval_interval, self.state.step
         return step == self.plan.total_steps or (interval is not None and step > 0 and step % interval == 0)
@@ -226,8 +257,8 @@ class Trainer:
             self.log.write(record)
         for guard in self.guards:
             guard.after_evaluation(record)
-        if step == self.plan.total_steps and self.world.is_main:
-            self._finish(record)
+        if step == self.plan.total_steps:
+            from_main(lambda: self._finish(record), self.world)
         return True
 
     def _finish(self, record: dict[str, Any]) -> None:
@@ -241,7 +272,19 @@ class Trainer:
         on_interval = interval is not None and step % interval == 0
         return step == self.plan.total_steps or (on_interval and all(guard.trusts_weights for guard in self.guards))
 
-    def _save(self, must: bool = True) -> None:
+    def _local_checkpoint_due(self) -> bool:
+        local = self.config.checkpoint.local
+        due = local is not None and self.state.step % local.interval == 0
+        return due and all(guard.trusts_weights for guard in self.guards)
+
+    def _save_locally(self) -> None:
+        """Save on the nodes, unless the checkpoint before is still being written, which training would wait for."""
+        if any_rank(self.writer.is_writing, self.world):
+            TRAINING.info(f"step {self.state.step}: not saved locally, another checkpoint is still being written")
+        else:
+            self._save(must=False, locally=True)
+
+    def _save(self, must: bool = True, locally: bool = False) -> None:
         """Save a checkpoint, behind training; with `must` it is written when this returns.
 
         Raises:
@@ -249,8 +292,12 @@ class Trainer:
             CheckpointError: one that `must` be could not be written, or too many in a row.
         """
         self._count(self.writer.finish(), must=False)
+
+        def take() -> Snapshot:
+            return take_snapshot(self.engine, self.config, self.state, self.world, locally)
+
         try:
-            ended = self.writer.save(lambda: take_snapshot(self.engine, self.config, self.state, self.world), wait=must)
+            ended = self.writer.save(take, must, locally)
         except checkpoint.BrokenWeightsError as error:
             raise TrainingError(
                 f"step {self.state.step}: {error}; the last checkpoint is from before. {REMEDY}"
@@ -258,8 +305,8 @@ class Trainer:
         self._count(ended, must)
 
     def _count(self, saved: Saved | None, must: bool) -> None:
-        """Take in how a save ended; None: it has not yet."""
-        if saved is None:
+        """Take in how a save ended; None: it has not yet. Nothing depends on one on the nodes."""
+        if saved is None or saved.is_local:
             return
         if saved.error is None:
             self.saved_step, self.failed_saves = saved.step, 0

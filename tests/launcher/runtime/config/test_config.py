@@ -174,6 +174,8 @@ def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None
         ),
         ("model.block=skipless", "model: block = skipless loses the tokens' identity"),
         ("train.steps=null", "train: how long? give steps or tokens"),
+        ("checkpoint.local={path: scratch, interval: 5}", "checkpoint.local: path = scratch: give the absolute path"),
+        ("checkpoint.local={path: /scratch}", "checkpoint.local.interval: missing, and it has no default"),
     ],
 )
 def test_a_problem_names_path_value_and_remedy(file: Path, override: str, line: str) -> None:
@@ -286,6 +288,14 @@ def test_no_float_may_be_nan_or_infinite() -> None:
 def test_non_finite_numbers_are_refused_however_they_are_written(file: Path, written: str, value: str) -> None:
     lines = problems(file, f"optimizer.weight_decay={written}", "train.steps=5")
     assert lines[1:] == [f"  optimizer.weight_decay = {value}: a finite number is expected"]
+
+
+def test_a_local_checkpoint_that_would_never_be_the_newest_is_refused(file: Path) -> None:
+    local = ["checkpoint.local.path=/scratch", "checkpoint.local.interval=50"]
+    lines = problems(file, "checkpoint.interval=50", *local)
+    assert lines[1].startswith("  checkpoint: local.interval = 50 is not below checkpoint.interval = 50")
+    load_config(file, ["checkpoint.interval=51", *local])
+    load_config(file, local)
 
 
 def test_what_sections_ask_of_one_another_is_reported_at_once(file: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from plumbline.launcher.runtime.doctor import disk, files, shared_files
-from plumbline.launcher.runtime.doctor.check import Need, Place
+from plumbline.launcher.runtime.doctor.check import LocalNeed, Need, Place, Report
 from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
@@ -43,6 +43,21 @@ def test_room_for_one_and_for_all_that_stay(
     plenty["free_bytes"], little["free_bytes"] = 1e15, free_bytes
     (found,) = disk.judge(reports([plenty, little]))
     assert (found.level, found.node) == (level, "all" if level == "ok" else "n1"), found
+
+
+def test_a_node_without_room_for_what_its_ranks_keep_there_is_named(reports: Reports, tmp_path: Path) -> None:
+    """It goes without; the others and the run do not."""
+    place = Place(WORLD, tmp_path, local=LocalNeed(tmp_path / "not" / "yet", 1e6, copies=2))
+    facts = disk.measure(place)
+    assert (facts["local_folder"], facts["local_bytes"]) == (str(tmp_path), 2e6)
+    for free_bytes, level in ((4.1e6, "ok"), (3.9e6, "warning")):
+        of_node = [{**facts, "local_free_bytes": free_bytes, "local_bytes": need} for need in (2e6, 2e6)]
+        (found,) = disk.judge([Report(rank, "n1", facts) for rank, facts in enumerate(of_node)])
+        assert found.level == level
+    assert found.node == "n1"
+    assert "local checkpoints of the node's 2 rank(s) take 4.0 MB" in found.text
+    of_another = Report(2, "n2", {**facts, "local_free_bytes": 2.1e6})
+    assert [one.node for one in disk.judge([Report(0, "n1", of_node[0]), of_another])] == ["all"]
 
 
 def test_inodes_run_out_as_well(reports: Reports, tmp_path: Path) -> None:

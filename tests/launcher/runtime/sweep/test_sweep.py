@@ -289,7 +289,7 @@ def test_a_run_goes_on_under_the_rule_it_was_begun_with(cell: Config, plan: Plan
     staging = commit.staging_folder(cell.run.folder / "checkpoints", step=3)
     commit.make_room(staging)
     files = commit.write_files({"config.yaml": as_yaml(begun)}, staging)
-    saved = commit.publish(staging, {"step": 3}, files, begun.checkpoint)
+    saved = commit.publish(staging, {"step": 3}, files)
     seen = []
 
     def see(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:

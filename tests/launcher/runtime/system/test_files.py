@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from plumbline.data import workspace
+from plumbline.data.workspace import move
 from plumbline.launcher.runtime.system import files
 from plumbline.launcher.runtime.system.files import finite, read_json_lines, write_json_lines, write_whole
 
@@ -86,3 +88,52 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         write_whole(tmp_path / "page.html", "new")
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+def lose_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rename as an NFS client reports it whose request was answered, but not heard, and was sent again."""
+    rename = Path.replace
+
+    def replace(source: Path, target: Path) -> Path:
+        rename(source, target)
+        return rename(source, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+
+
+def test_a_rename_that_was_done_and_is_reported_as_failed_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_the_answer(monkeypatch)
+    write_whole(tmp_path / "page.html", "old")
+    write_whole(tmp_path / "page.html", "new")
+    assert (tmp_path / "page.html").read_text() == "new"
+    (tmp_path / "staging").mkdir()
+    (tmp_path / "staging" / "inside").touch()
+    move(tmp_path / "staging", tmp_path / "final")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["final", "inside", "page.html"]
+
+
+def test_a_rename_that_failed_is_not_taken_for_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file was lost on the way, and what has the final name is the one of before."""
+    write_whole(tmp_path / "page.html", "old")
+
+    def replace(source: Path, target: Path) -> Path:
+        source.unlink()
+        raise FileNotFoundError(f"{source} -> {target}")
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "page.html", "new")
+    assert (tmp_path / "page.html").read_text() == "old"
+
+
+def test_a_name_is_flushed_after_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[tuple[str, bool]] = []
+    for module in (files, workspace):
+        monkeypatch.setattr(module, "sync", lambda path: flushed.append((path.name, (tmp_path / "page.html").exists())))
+    write_whole(tmp_path / "page.html", "new")
+    (content, named), last = flushed
+    assert content.endswith(".staging")
+    assert not named
+    assert last == (tmp_path.name, True)

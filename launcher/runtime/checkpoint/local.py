@@ -1,0 +1,191 @@
+"""Keep the newest checkpoint on the nodes themselves, where saving is quick: `checkpoint.local`.
+
+Each rank writes to storage of its own node all that it needs to go on, with a manifest of its own:
+
+    PATH/NAME-HASH/run.json                              whose it is
+                   rank_00003/step_00000050/             a checkpoint by its manifest, as store.py has it
+                              state/rank_00003.safetensors, config.yaml, state.json, manifest.json
+
+No rank sees the files of other nodes, so such a checkpoint is of use only if every rank finds its own part, whole, of
+one save, by as many ranks with the same settings: on the nodes of before, after a crash or a hang. Otherwise the
+checkpoints of the run folder count, which never depend on these.
+"""
+
+import json
+import shutil
+import socket
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch.distributed as dist
+import xxhash
+
+from plumbline.data.workspace import move
+from plumbline.launcher.runtime.checkpoint.commit import (
+    make_room,
+    prune,
+    publish,
+    remove_leftovers,
+    staging_folder,
+    write_files,
+)
+from plumbline.launcher.runtime.checkpoint.save import on_all
+from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
+from plumbline.launcher.runtime.checkpoint.store import (
+    CONFIG,
+    CheckpointError,
+    FileFacts,
+    checkpoints,
+    problems,
+    read_manifest,
+)
+from plumbline.launcher.runtime.checkpoint.tensors import shard_name
+from plumbline.launcher.runtime.config.identity import TRAINED, differences
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.config.sections import CheckpointConfig
+from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
+from plumbline.launcher.runtime.system.files import write_json, write_whole
+from plumbline.launcher.runtime.system.world import World
+
+Result = TypeVar("Result")
+
+MARKER = "run.json"
+ID = "local_id"
+"""File beside the checkpoints of the run folder. Who removes them to start from scratch removes it as well, and what
+lies on the nodes is another run's from then on."""
+KEEP = CheckpointConfig(keep_last=1)
+
+
+class LocalCheckpoints:
+    """Save on this rank's node, and find what can be gone on from. All ranks make one together.
+
+    Args:
+        config: of the run, with `checkpoint.local`.
+        world: this process among all; the process group must be up.
+    """
+
+    def __init__(self, config: Config, world: World) -> None:
+        assert config.checkpoint.local is not None
+        self._config, self._world = config, world
+        self._whose = from_main(lambda: _identify(config.run.folder), world)
+        name = f"{config.run.name}-{xxhash.xxh3_64_hexdigest(json.dumps(self._whose).encode())}"
+        self._home = Path(config.checkpoint.local.path) / name
+        self.folder = self._home / f"rank_{world.rank:05d}"
+        """Where the checkpoints of this rank are."""
+        hosts = gather_objects(socket.gethostname(), world)
+        self._names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+
+    def save(self, snapshot: Snapshot, group: dist.ProcessGroup | None = None) -> Path:
+        """Write what this rank needs to go on, and return its folder; the one before goes. Collective.
+
+        Args:
+            snapshot: of this rank by itself.
+            group: over which they agree, where another thread than that of training calls.
+
+        Raises:
+            CheckpointError: a rank could not write; what each had before is untouched.
+        """
+        step = snapshot.facts["step"]
+        staging = staging_folder(self.folder, step)
+        save: str = gather_objects(uuid.uuid4().hex, self._world, group)[0]
+
+        def write() -> dict[str, FileFacts]:
+            self._claim()
+            make_room(staging)
+            return write_files(snapshot.files, staging)
+
+        def agree(action: Callable[[], Result]) -> Result:
+            return on_all(action, self.folder, self._names, self._world, group)[self._world.rank]
+
+        try:
+            files = agree(write)
+            final = agree(lambda: publish(staging, {**snapshot.facts, "save": save}, files))
+        except CheckpointError:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        prune(self.folder, step, KEEP)  # only now that all ranks have the new one
+        return final
+
+    def candidates(self) -> list[Path]:
+        """Return where this rank has, or should have, its part of what any rank has a part of. Collective."""
+        mine = [folder.name for folder in checkpoints(self.folder)] if self._is_ours() else []
+        names = {name for share in gather_objects(mine, self._world) for name in share}
+        return [self.folder / name for name in names]
+
+    def damage(self, folder: Path) -> list[str]:
+        """Return why ranks cannot go on from a candidate, to the last byte. Collective."""
+        problem, save = self._read(folder)
+        told = gather_objects((problem, save), self._world)
+        found = [f"{name}: {problem}" for name, (problem, _) in zip(self._names, told, strict=True) if problem]
+        if not found and len({save for _, save in told}) > 1:
+            found = ["its parts are of several saves"]
+        return found
+
+    def tidy(self, kept: Path | None) -> None:
+        """Delete what training does not go on from: it would lie beside another course of the run."""
+        if not self._is_ours():
+            return
+        remove_leftovers(self.folder)
+        unwanted = [folder for folder in checkpoints(self.folder) if folder != kept]
+        unwanted += [rank for rank in self._home.glob("rank_*") if int(rank.name[5:]) >= self._world.size]
+        for folder in unwanted:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Delete all that the run has on this node; the run folder has a newer checkpoint."""
+        if self._is_ours():
+            shutil.rmtree(self._home, ignore_errors=True)
+
+    def _read(self, folder: Path) -> tuple[str | None, str | None]:
+        """Return what is wrong with this rank's part, and which save it is of."""
+        if not folder.is_dir():
+            return "there is none", None
+        try:
+            found = problems(folder, contents=True)
+            if found:
+                return ", ".join(found), None
+            manifest = read_manifest(folder)
+            before = manifest["world_size"]
+            if shard_name(self._world.rank) not in manifest["files"]:
+                found = ["it is another rank's"]
+            elif before != self._world.size:
+                found = [f"written by {before} rank(s), read by {self._world.size}"]
+            else:
+                found = differences(load_config(folder / CONFIG, []), self._config, TRAINED)
+            return ", ".join(found) or None, manifest["save"]
+        except (ValueError, OSError) as error:  # also of another version
+            return str(error), None
+
+    def _claim(self) -> None:
+        """Make this rank's folder, if nobody else has its name."""
+        if not self._home.exists():
+            made = self._home.with_name(f".{self._home.name}.{uuid.uuid4().hex[:8]}.staging")
+            made.mkdir(parents=True)
+            write_json(made / MARKER, self._whose)
+            try:
+                move(made, self._home)
+            except OSError:  # another rank of this node was first
+                shutil.rmtree(made, ignore_errors=True)
+        if not self._is_ours():
+            raise FileExistsError(
+                f"{self._home} is not of this run: move it away, or set another checkpoint.local.path"
+            )
+        self.folder.mkdir(exist_ok=True)
+
+    def _is_ours(self) -> bool:
+        try:
+            return bool(json.loads((self._home / MARKER).read_text(encoding="utf-8")) == self._whose)
+        except (OSError, ValueError):
+            return False
+
+
+def _identify(run: Path) -> dict[str, str]:
+    """Return what tells a run from all others, one of the same name in the same place among them."""
+    file = run / "checkpoints" / ID
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, uuid.uuid4().hex + "\n")
+    return {"run": str(run.resolve()), "id": file.read_text(encoding="utf-8").strip()}

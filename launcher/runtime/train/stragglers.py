@@ -1,0 +1,128 @@
+"""Name a rank that is slower than the others, for which all of them wait in every step.
+
+In data-parallel training a step takes as long on every rank: the quick ones wait in collectives for the slow one, so
+step times say nothing. What only one rank does says it: how long it waits for its own data, and how long a fixed matrix
+product takes on its device, for which it waits for nobody, at every ZeRO stage. A link that is slow is seen by neither:
+`doctor.py` measures pairs of ranks.
+"""
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TypeVar
+
+import torch
+
+from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.world import World
+
+T = TypeVar("T")
+
+STEPS = 100
+"""A window is so many steps, or a multiple where they are too quick for the time that the products take."""
+SHARE, AT_LEAST, AT_MOST = 0.005, 0.02, 0.1
+"""Part of a window that the products take, and its bounds in seconds: fewer are a matter of chance."""
+TOLERANCE = 0.2
+"""How much slower than the others a rank is that is named."""
+WINDOWS = 2
+"""How many windows in a row: once may be chance."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Hold what a rank spent in a window on work of its own."""
+
+    host: str
+    product: float
+    """Seconds that the product takes."""
+    data: float
+    """Share of the window in which it waited for its data."""
+
+
+class Stragglers:
+    """Compare the ranks at the end of each window. All ranks make one together, and call it after the same steps.
+
+    Args:
+        world: this process among all; the process group must be up.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        on_gpu = world.device.type == "cuda"
+        size, self._together = (2048, 10) if on_gpu else (256, 1)
+        self._matrix = torch.ones(size, size, device=world.device, dtype=torch.bfloat16 if on_gpu else torch.float32)
+        self._slow: Counter[tuple[int, str]] = Counter()
+        self._begun, self._waited = time.perf_counter(), 0.0
+
+    def wait_for(self, batches: Iterator[T]) -> T:
+        """Return the next of this rank's batches, and count how long it took to come."""
+        begun = time.perf_counter()
+        batch = next(batches)
+        self._waited += time.perf_counter() - begun
+        return batch
+
+    def after_step(self, step: int) -> dict[str, float]:
+        """Return what metrics.jsonl says of the window that ends here, nothing amid one; warn of slow ranks.
+
+        Collective at the end of a window.
+        """
+        if self._world.size == 1 or step % STEPS:
+            return {}
+        took = time.perf_counter() - self._begun
+        if SHARE * min(gather_objects(took, self._world)) < AT_LEAST:
+            return {}
+        mine = Own(socket.gethostname(), self._time_product(min(SHARE * took, AT_MOST)), self._waited / took)
+        ranks: list[Own] = gather_objects(mine, self._world)
+        self._begun, self._waited = time.perf_counter(), 0.0
+        found = {(rank, why): how for rank, why, how in slow_ranks(ranks)}
+        self._slow = Counter({case: self._slow[case] + 1 for case in found})
+        named = [case for case, windows in self._slow.items() if windows >= WINDOWS]
+        for rank, why in named:
+            if self._slow[rank, why] == WINDOWS:
+                LOG.warning(
+                    f"step {step}: rank {rank} on {ranks[rank].host} holds the others up: {found[rank, why]}, twice "
+                    "in a row; see that nothing else runs there, or leave the node out"
+                )
+        record = {"rank_skew": max(ratios([own.product for own in ranks]))}
+        return record | ({"slow_rank": float(named[0][0])} if named else {})
+
+    def _time_product(self, seconds: float) -> float:
+        """Return how long the product takes, measured for so many seconds, once at least."""
+        self._synchronize()
+        begun, products = time.perf_counter(), 0
+        while True:
+            for _ in range(self._together):
+                torch.mm(self._matrix, self._matrix)
+            self._synchronize()
+            products += self._together
+            took = time.perf_counter() - begun
+            if took >= seconds:
+                return took / products
+
+    def _synchronize(self) -> None:
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def ratios(values: Sequence[float]) -> list[float]:
+    """Return each value over the median of the others."""
+    return [value / median([*values[:place], *values[place + 1 :]]) for place, value in enumerate(values)]
+
+
+def slow_ranks(ranks: Sequence[Own]) -> list[tuple[int, str, str]]:
+    """Return rank, kind and description of what makes a rank slower than the others in a window."""
+    found = []
+    for rank, ratio in enumerate(ratios([own.product for own in ranks])):
+        if ratio > 1 + TOLERANCE:
+            found.append((rank, "device", f"its device takes {ratio:.2f} times as long for the same work"))
+    shares = [own.data for own in ranks]
+    for rank, share in enumerate(shares):
+        usual = median([*shares[:rank], *shares[rank + 1 :]])
+        if share - usual > TOLERANCE:
+            text = f"it waits for its data {share:.0%} of the time, the others {usual:.0%}"
+            found.append((rank, "data", text))
+    return found

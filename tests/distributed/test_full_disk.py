@@ -1,0 +1,164 @@
+"""A disk that is full while a run saves, logs and ends: nothing is lost, and what can go on goes on.
+
+The disk is a real one of a few MB in memory, which root alone may mount.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from plumbline.launcher.runtime.checkpoint import store
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.run.metrics import MetricsLog
+from plumbline.launcher.runtime.system.cli import UNUSABLE
+from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train import loop
+from tests.conftest import Run
+from tests.launcher.runtime.run.test_metrics import read, step_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.conftest import Pretrain, Start
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Mount a disk of 16 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small disk")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # a failed write may keep its file open
+
+
+def fill(disk: Path) -> None:
+    """Leave no room on a disk."""
+    with (disk / "filler").open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def free(disk: Path) -> None:
+    (disk / "filler").unlink()
+
+
+@contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    fill(disk)
+    try:
+        yield
+    finally:
+        free(disk)
+
+
+def assert_whole(run: Run, last: int) -> None:
+    """Assert that no line of the log is missing, and no checkpoint broken."""
+    assert list(run.column("loss")) == list(range(1, last + 1))
+    for folder in store.checkpoints(run.folder / "checkpoints"):
+        assert store.problems(folder, contents=True) == []
+
+
+def test_a_run_lasts_out_a_disk_that_is_full_for_a_while(start_pretrain: Start, tiny_config: Path, disk: Path) -> None:
+    overrides = ["train.steps=100000", "train.eval_interval=null", f"run.root={disk}"]
+    job = start_pretrain(tiny_config, "while", overrides, ranks=2)
+    run = Run(disk / "while")
+    job.wait_until(lambda: "step_00000010" in run.checkpoints)
+    with filled(disk):
+        job.wait_until(lambda: "metrics.jsonl cannot be written (" in job.texts()[1])
+        job.wait_until(lambda: job.texts()[1].count("checkpoint not written (rank ") >= 2)
+        kept = store.checkpoints(run.folder / "checkpoints")
+        assert kept
+        assert all(store.problems(folder, contents=True) == [] for folder in kept)
+    job.wait_until(
+        lambda: max(map(store.step_of, store.checkpoints(run.folder / "checkpoints"))) > 10 + store.step_of(kept[0])
+    )
+    for process in job.processes:
+        process.send_signal(signal.SIGTERM)
+    outcome = job.wait()
+    assert outcome.code == REQUEUE, outcome.stderr
+    assert "metrics.jsonl can be written again, and lacks nothing" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert_whole(run, store.step_of(store.checkpoints(run.folder / "checkpoints")[0]))
+
+
+def test_a_disk_that_stays_full_ends_the_run_with_one_error_and_the_same_command_goes_on(
+    start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path, disk: Path
+) -> None:
+    overrides = ["train.eval_interval=null", f"run.root={disk}", "checkpoint.max_failures=2", "run.name=stays"]
+    job = start_pretrain(tiny_config, "stays", [*overrides, "train.steps=100000"], ranks=1)
+    run = Run(disk / "stays")
+    job.wait_until(lambda: "step_00000010" in run.checkpoints)
+    with filled(disk):
+        outcome = job.wait()
+    assert outcome.code == UNUSABLE
+    assert len([line for line in outcome.stderr.splitlines() if line.startswith("error: ")]) == 1, outcome.stderr
+    assert "2 checkpoints in a row were not written" in outcome.stderr
+    assert "metrics.jsonl lacks its last " in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    saved = store.step_of(store.checkpoints(run.folder / "checkpoints")[0])
+    again = run_pretrain(tiny_config, "stays", [*overrides, f"train.steps={saved + 10}"])
+    assert again.code == 0, again.stderr
+    assert f"resuming after step {saved} " in again.stdout
+    assert "has no line of steps" not in again.stderr
+    assert_whole(run, saved + 10)
+
+
+def test_a_result_that_finds_no_room_leaves_the_run_unfinished(
+    tiny_config: Path, disk: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = ["train.steps=4", "checkpoint.interval=2", f"run.root={disk}", "run.name=result"]
+    config = load_config(tiny_config, [*overrides, "train.eval_interval=null", "train.sample_prompts=[def]"])
+
+    def finish(trainer: loop.Trainer, record: dict[str, Any]) -> None:
+        with filled(disk):
+            write_all(trainer, record)
+
+    write_all = loop.Trainer._finish
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.Trainer, "_finish", finish)
+        with pytest.raises(OSError, match="No space left on device"):
+            loop.train(config, open_inputs(config, world), world, StopRequest())
+    assert not (config.run.folder / "result.json").exists()
+    assert loop.train(config, open_inputs(config, world), world, StopRequest())
+    assert (config.run.folder / "result.json").exists()
+    assert "def" in (config.run.folder / "samples.txt").read_text()
+    assert_whole(Run(config.run.folder), 4)
+
+
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_every_line_is_whole_at_every_moment(disk: Path, tensorboard: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines that find no room wait, and leave no part of theirs in the file."""
+    log = MetricsLog(disk, 0, 1000, tensorboard)
+    fill(disk)
+    for step in range(1, 201):  # more than the rest of a block
+        log.write(step_line(step))
+    kept = read(disk)
+    assert kept == [step_line(step) for step in range(1, len(kept) + 1)]
+    assert len(kept) < 200
+    free(disk)
+    log.write(step_line(201))
+    assert read(disk) == [step_line(step) for step in range(1, 202)]
+    fill(disk)
+    for step in range(202, 401):
+        log.write(step_line(step))
+    log.close()
+    told = capsys.readouterr().err
+    assert told.count("metrics.jsonl cannot be written (") == 2
+    assert "metrics.jsonl lacks its last " in told
+    assert ("tensorboard cannot be written (" in told) == tensorboard
+    free(disk)
+    last = read(disk)[-1]["step"]
+    MetricsLog(disk, 400, 1000, tensorboard=False).close()
+    assert f"metrics.jsonl has no line of steps {last + 1} to 400" in capsys.readouterr().err

@@ -1,0 +1,213 @@
+"""What a rank keeps on its node: whose it is, what damage does to it, and what becomes of it, on one rank."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from plumbline.launcher.runtime.checkpoint import commit, resume, store
+from plumbline.launcher.runtime.checkpoint.local import MARKER, LocalCheckpoints
+from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train import loop
+from tests.conftest import Run
+from tests.distributed.conftest import save, state_after
+from tests.distributed.test_checkpoint import KINDS, flip
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PATIENCE = 60.0  # seconds; reached only by what hangs
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config: Path) -> Config:
+    return load_config(tiny_config, ["train.ema_half_life_tokens=512"])
+
+
+def placed(config: Config, folder: Path) -> Config:
+    """Return the configuration of a run under `folder`, whose node's storage is there as well."""
+    run = config.run.model_copy(update={"root": str(folder / "runs")})
+    nearby = {"path": str(folder / "node"), "interval": 1}
+    settings = type(config.checkpoint).model_validate({"interval": 50, "keep_last": 9, "local": nearby})
+    return config.model_copy(update={"run": run, "checkpoint": settings})
+
+
+@pytest.fixture
+def here(config: Config, tmp_path: Path) -> Config:
+    return placed(config, tmp_path)
+
+
+@pytest.fixture
+def nearby(here: Config, world: World) -> LocalCheckpoints:
+    return LocalCheckpoints(here, world)
+
+
+@pytest.fixture
+def keep(
+    engine: DeepSpeedEngine, here: Config, inputs: Inputs, world: World
+) -> Callable[[LocalCheckpoints, int], Path]:
+    def write(nearby: LocalCheckpoints, step: int) -> Path:
+        snapshot = take_snapshot(engine, here, state_after(step, inputs), world, by_itself=True)
+        return nearby.save(snapshot)
+
+    return write
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_damage_of_a_part_is_noticed_and_the_run_folder_counts(
+    keep: Callable[[LocalCheckpoints, int], Path],
+    nearby: LocalCheckpoints,
+    here: Config,
+    engine: DeepSpeedEngine,
+    inputs: Inputs,
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    damage: str,
+) -> None:
+    root = here.run.folder / "checkpoints"
+    shared = save(engine, here, state_after(1, inputs), root, world)
+    part = keep(nearby, 2)
+    assert resume.find(root, world, nearby) == part
+    file = part / KINDS[kind]
+    if damage == "flip":
+        flip(file, file.stat().st_size // 2)
+    elif damage == "truncate":
+        os.truncate(file, file.stat().st_size // 2)
+    else:
+        file.unlink()
+    assert resume.find(root, world, nearby) == shared
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert f"{part} cannot be used and is passed over: rank 0 on " in warning
+    assert KINDS[kind] in warning
+
+
+def test_the_newer_of_both_tiers_counts_and_the_rest_goes(
+    keep: Callable[[LocalCheckpoints, int], Path],
+    nearby: LocalCheckpoints,
+    here: Config,
+    engine: DeepSpeedEngine,
+    inputs: Inputs,
+    world: World,
+) -> None:
+    root = here.run.folder / "checkpoints"
+    save(engine, here, state_after(1, inputs), root, world)
+    keep(nearby, 1)
+    part = keep(nearby, 2)
+    assert [path.name for path in nearby.folder.iterdir() if path.is_dir()] == [part.name]
+    shared = save(engine, here, state_after(2, inputs), root, world)
+    assert resume.find(root, world, nearby) == shared, "of the same step, the one that does not depend on nodes"
+    assert resume.load(engine, part) == state_after(2, inputs)
+    shutil.rmtree(shared)
+    assert resume.find(root, world, nearby) == part
+    (nearby.folder / ".step_00000003.0123abcd.staging").mkdir()
+    (nearby.folder.with_name("rank_00007")).mkdir()
+    nearby.tidy(part)
+    assert [path.name for path in nearby.folder.parent.iterdir() if path.is_dir()] == [nearby.folder.name]
+    assert [path.name for path in nearby.folder.iterdir() if path.is_dir()] == [part.name]
+    nearby.tidy(root / "step_00000001")
+    assert [path.name for path in nearby.folder.iterdir() if path.is_dir()] == []
+
+
+def test_a_change_of_what_is_trained_leaves_it_aside(
+    keep: Callable[[LocalCheckpoints, int], Path],
+    nearby: LocalCheckpoints,
+    here: Config,
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another rate, and the course of before would be mixed with the one that comes."""
+    keep(nearby, 2)
+    other = here.model_copy(update={"optimizer": here.optimizer.model_copy(update={"lr": 0.5})})
+    assert resume.find(here.run.folder / "checkpoints", world, LocalCheckpoints(other, world)) is None
+    assert "optimizer.lr: 0.004 -> 0.5" in capsys.readouterr().err
+
+
+def test_a_run_that_is_begun_anew_does_not_go_on_from_that_of_before(
+    keep: Callable[[LocalCheckpoints, int], Path], nearby: LocalCheckpoints, here: Config, world: World
+) -> None:
+    part = keep(nearby, 2)
+    root = here.run.folder / "checkpoints"
+    assert resume.find(root, world, LocalCheckpoints(here, world)) == part
+    shutil.rmtree(root)
+    anew = LocalCheckpoints(here, world)
+    assert resume.find(root, world, anew) is None
+    anew.tidy(None)
+    anew.clear()
+    assert part.is_dir(), "it is not this run's to delete"
+
+
+@pytest.mark.parametrize("marker", [None, '{"run": "/elsewhere/tiny", "id": "1"}\n'])
+def test_what_is_not_ours_is_neither_read_nor_touched(
+    keep: Callable[[LocalCheckpoints, int], Path],
+    nearby: LocalCheckpoints,
+    here: Config,
+    world: World,
+    tmp_path: Path,
+    marker: str | None,
+) -> None:
+    home = keep(nearby, 2).parents[1]
+    (home / MARKER).unlink()
+    if marker is not None:
+        (home / MARKER).write_text(marker)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "node").rglob("*")}
+    assert resume.find(here.run.folder / "checkpoints", world, nearby) is None
+    with pytest.raises(store.CheckpointError, match=r"rank 0 on \S+: FileExistsError: .* is not of this run: move it"):
+        keep(nearby, 3)
+    nearby.tidy(None)
+    nearby.clear()
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "node").rglob("*")} == before
+
+
+def test_a_place_that_cannot_be_written_is_a_warning_that_counts_for_nothing(
+    here: Config, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "node").write_text("a file")
+    train = here.train.model_copy(update={"steps": 4, "eval_interval": None})
+    checkpoint = here.checkpoint.model_copy(update={"max_failures": 1, "interval": 3})
+    config = here.model_copy(update={"train": train, "checkpoint": checkpoint})
+    assert loop.train(config, open_inputs(config, world), world, StopRequest())
+    error = capsys.readouterr().err
+    assert "warning: step 1: " in error
+    assert "Training goes on, the next save tries again" in error
+    assert "warning: step 3: " not in error, "that one goes to the run folder"
+    assert [name for name in Run(config.run.folder).checkpoints if name.startswith("step_")] == [
+        "step_00000003", "step_00000004"
+    ]  # fmt: skip
+
+
+def test_training_does_not_wait_for_the_run_folder_in_order_to_save_locally(
+    here: Config, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk of the run folder is let go only two steps later."""
+    let_go = threading.Event()
+
+    def publish(*arguments: Any) -> Path:
+        assert let_go.wait(PATIENCE)
+        return commit.publish(*arguments)
+
+    def advance(trainer: loop.Trainer, result: Any) -> None:
+        step_forward(trainer, result)
+        if trainer.state.step == 5:
+            let_go.set()
+
+    step_forward = loop.Trainer._advance
+    monkeypatch.setattr("plumbline.launcher.runtime.checkpoint.save.publish", publish)
+    monkeypatch.setattr(loop.Trainer, "_advance", advance)
+    train = here.train.model_copy(update={"steps": 6, "eval_interval": None})
+    checkpoint = here.checkpoint.model_copy(update={"interval": 3})
+    config = here.model_copy(update={"train": train, "checkpoint": checkpoint})
+    assert loop.train(config, open_inputs(config, world), world, StopRequest())
+    assert "step 4: not saved locally, another checkpoint is still being written" in capsys.readouterr().out
