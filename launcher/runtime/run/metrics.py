@@ -13,8 +13,8 @@ from typing import Any
 
 import psutil
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
+from plumbline.launcher.runtime.run.event_file import EventFile
 from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines
 from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.world import World
@@ -51,7 +51,7 @@ class MetricsLog:
         self.total_steps, self.work_before = total_steps, work_before
         _truncate(self.path, step)
         self._file = self.path.open("a", encoding="utf-8")
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1) if tensorboard else None
+        self._board = EventFile(folder / "tensorboard", step + 1) if tensorboard else None
         self._has_layout = False
         self._started, self._first_step = time.monotonic(), step
         self._printed = float("-inf")
@@ -61,9 +61,8 @@ class MetricsLog:
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
         if self._board is not None:
-            for key, value in record.items():
-                if isinstance(value, (int, float)) and key != "step":
-                    self._board.add_scalar(key if "/" in key else f"train/{key}", value, record["step"])
+            numbers = {key: value for key, value in record.items() if isinstance(value, (int, float)) and key != "step"}
+            self._board.add(record["step"], {key if "/" in key else f"train/{key}": numbers[key] for key in numbers})
 
     def write_diagnostics(self, record: dict[str, Any]) -> None:
         """Write as `write` does; in TensorBoard each quantity also gets a chart with a line for each block."""
@@ -73,7 +72,7 @@ class MetricsLog:
                 kind, quantity, *place = key.split("/")
                 if place:
                     charts.setdefault(kind, {})[f"{kind}/{quantity}"] = ["Multiline", [f"{kind}/{quantity}/"]]
-            self._board.add_custom_scalars({kind: dict(sorted(charts[kind].items())) for kind in sorted(charts)})
+            self._board.add_layout({kind: dict(sorted(charts[kind].items())) for kind in sorted(charts)})
             self._has_layout = True
         self.write(record)
 
