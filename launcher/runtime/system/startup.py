@@ -45,6 +45,8 @@ def start(world: World, timeout_minutes: float) -> None:
         theirs.handlers.clear()
         theirs.propagate = True
         theirs.setLevel(logging.WARNING)
+        # Of a skipped update training warns itself, with its step
+        theirs.addFilter(lambda record: "Skipping step" not in record.getMessage())
         # DeepSpeed calls collectives by their old names, of which the newest torch warns; users cannot act on it
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         try:
