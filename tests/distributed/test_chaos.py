@@ -137,7 +137,7 @@ def wait_or_kill(job: Job, seconds: float, draw: random.Random, tally: Tally) ->
         time.sleep(0.01)
     if (job.run.folder / "result.json").exists():
         return True
-    training = re.search(r"^\S+ \S+ step +\d+/", job.texts()[0], re.MULTILINE)
+    training = re.search(r"^step +\d+/", job.texts()[0], re.MULTILINE)
     victims = job.processes if draw.random() < 0.5 else (draw.choice(job.processes),)
     tally.kills["all ranks" if len(victims) == len(job.processes) else "one rank"] += 1
     for process in victims:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from plumbline.launcher.runtime.system.world import World
-    from tests.conftest import Pretrain
+    from tests.conftest import Start
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 
@@ -52,6 +52,7 @@ def test_the_file_has_all_and_the_terminal_what_rank_0_says(
     printed = capfd.readouterr()
     assert printed.out == ""
     assert [printed.err.count(text) for text in odd] == [1 - rank] * 4
+    assert not logging.getLogger("DeepSpeed").handlers, "its own prints on every rank"
 
 
 def test_nothing_is_left_of_it(tmp_path: Path, world: World) -> None:
@@ -106,23 +107,24 @@ def test_a_disk_that_takes_nothing_ends_nothing(
     assert "Logging error" not in printed
 
 
-def test_ranks_of_a_run_write_theirs_and_a_job_log_has_times(run_pretrain: Pretrain, tiny_config: Path) -> None:
+def test_ranks_of_a_run_write_theirs_and_a_job_log_has_times(start_pretrain: Start, tiny_config: Path) -> None:
     """What is asked for wrongly is answered without: it is no part of a run."""
     short = ["train.steps=2", "train.eval_interval=null", "run.deterministic=true"]
-    outcome = run_pretrain(tiny_config, "logged", short, ranks=2)
+    job = start_pretrain(tiny_config, "logged", short, ranks=2)
+    outcome, printed = job.wait(), (job.logs / "0.out").read_text()
     assert outcome.code == 0, outcome.stderr
-    lines = outcome.stdout.splitlines()
+    lines = printed.splitlines()
     begun = next(number for number, line in enumerate(lines) if re.match(TIME, line))
     assert lines[0].startswith("run      ")
     assert lines[begun - 1] == "repeats  torch's deterministic algorithms"
     assert all(re.match(rf"{TIME} \S", line) for line in lines[begun:])
-    assert re.search(rf"^{TIME} step 2/2  loss ", outcome.stdout, re.MULTILINE)
+    assert re.search(rf"^{TIME} step 2/2  loss ", printed, re.MULTILINE)
     for rank in (0, 1):
         text = (outcome.run.folder / "logs" / f"rank_{rank:05d}.log").read_text()
         assert f"attempt: rank {rank} of 2" in text
         assert text.count("saved ") == 1
         assert "end of the attempt" in text
-    again = run_pretrain(tiny_config, "logged", short, ranks=2)
+    again = start_pretrain(tiny_config, "logged", short, ranks=2).wait()
     assert again.stdout.splitlines()[-1].startswith(f"{outcome.run.folder} is complete: step 2"), "no attempt was made"
     assert text == (outcome.run.folder / "logs" / "rank_00001.log").read_text()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import signal
 import socket
 from pathlib import Path
@@ -178,9 +177,9 @@ def test_training_that_broke_down_stops(run_pretrain: Pretrain, tiny_config: Pat
     outcome = run_pretrain(tiny_config, f"broken_{precision}", [*overrides, "train.steps=200"])
     assert outcome.code == 3, outcome.stderr
     assert "Traceback" not in outcome.stderr
-    last = outcome.stderr.splitlines()[-1]
-    assert re.fullmatch(r"\S+ \S+ error: step \d+: .*", last), outcome.stderr
     assert "OVERFLOW" not in outcome.stderr + outcome.stdout, "DeepSpeed's own words, without a step"
+    last = outcome.stderr.splitlines()[-1]
+    assert last.startswith("error: step "), outcome.stderr
     assert "gradient norm" in last
     assert "optimizer.lr" in last
     assert max(outcome.run.column("loss"), default=0) < 20, "it did not train on"
