@@ -49,10 +49,11 @@ from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError, run_lock
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.cli import BROKEN, UNUSABLE
 from plumbline.launcher.runtime.system.collectives import from_main
-from plumbline.launcher.runtime.system.log import LOG, TRAINING
+from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
+from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import train
@@ -72,6 +73,7 @@ def main() -> int:
         alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
         if alone and is_finished(config, world):
             return 0
+        determinism.enforce(config.run.deterministic, world.device)
         if world.is_main:
             TRAINING.info("\n".join(describe(config, plan, inputs, world)))
         startup.start(world, config.deepspeed.timeout_minutes)
@@ -81,8 +83,9 @@ def main() -> int:
         check_start(config, plan, world)
     except (ValueError, OSError) as error:
         return fail(error, UNUSABLE)
+    stamp_lines()
     try:
-        with run_lock(config.run.folder, world):
+        with run_lock(config.run.folder, world), rank_log(config.run.folder / "logs", world):
             complete = train(config, inputs, world, STOP)
     except (ConfigError, CheckpointError, RunLockedError, OSError) as error:
         return fail(error, UNUSABLE)
@@ -146,6 +149,8 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
         shared, local = config.checkpoint.interval, config.checkpoint.local
         usual = "at the end" if shared is None else f"every {shared} steps"
         yield f"saves    {usual} to the run folder, every {local.interval} to {local.path} of each rank's own node"
+    if config.run.deterministic:
+        yield f"repeats  {determinism.describe(world.device)}"
     if config.deepspeed.precision == "bf16" and emulates_bf16():
         yield "warning  this processor only emulates bf16: deepspeed.precision=fp32 is several times as fast"
 

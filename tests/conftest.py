@@ -54,6 +54,10 @@ SLOWEST_FIRST = ("slurm", "distributed", "launcher", "model", "data")
 """Folders of tests in the order in which workers take their files, so that none is left alone with a long one."""
 
 
+STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ", re.MULTILINE)
+"""What a line of a run begins with in a file."""
+
+
 PROOFS = [
     re.compile(line)
     for line in (REPOSITORY / "tests" / "proofs.txt").read_text(encoding="utf-8").splitlines()
@@ -188,9 +192,9 @@ class Job:
             time.sleep(0.01)
 
     def texts(self) -> tuple[str, str]:
-        """Return standard output and standard error so far, of all ranks."""
+        """Return standard output and standard error so far, of all ranks, without the times that lines begin with."""
         return tuple(  # type: ignore[return-value]
-            "".join(path.read_text(errors="replace") for path in sorted(self.logs.glob(f"*.{kind}")))
+            "".join(STAMP.sub("", path.read_text(errors="replace")) for path in sorted(self.logs.glob(f"*.{kind}")))
             for kind in ("out", "err")
         )
 

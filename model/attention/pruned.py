@@ -112,6 +112,7 @@ class PrunedAttention(SoftmaxAttention):
     grafted = (".ask_proj.weight", ".offer_proj.weight", ".keep_bias")
     rounds_stored = False
     serves_slots = False
+    varies_on_gpu = "adds up votes by cumsum, for which torch has no deterministic kernel on a GPU"
     no_native_code = "no engine forgets keys and values layer by layer, as launcher/generate.py does"
     alpha: Tensor
 

@@ -46,6 +46,7 @@ class ShapedAttention(SoftmaxAttention):
     own_keys = MappingProxyType({"shaped_gains": "fixed", "shaped_temperature": None})
     rounds_stored = True
     serves_slots = False
+    varies_on_gpu = "takes running means by cumsum, for which torch has no deterministic kernel on a GPU"
     no_native_code = None
 
     def __init__(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -153,3 +154,29 @@ def test_what_deepspeed_did_not_adopt_is_refused(
         RuntimeError, match=f"did not adopt its configuration: {key.replace('_', '.')} is .*, asked for {value}"
     ):
         engine._verify({**requested, key: value})
+
+
+def test_no_message_is_sent_without_content(
+    engine: DeepSpeedEngine, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An objective that reports nothing has nothing to sum over ranks, and NCCL is not asked to."""
+    sent: list[int] = []
+    all_reduce = dist.all_reduce
+
+    def counted(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+        sent.append(tensor.numel())
+        return all_reduce(tensor, *arguments, **options)
+
+    monkeypatch.setattr(dist, "all_reduce", counted)
+    assert engine.train_step(micro_batches(config), 0, 0.0).reports.shape == (0, 2)
+    assert len(sent) >= 2
+    assert min(sent) > 0
+
+
+def test_stage_3_moves_every_buffer_to_the_device(tiny_config: Path, world: World) -> None:
+    """DeepSpeed leaves them; the meta device stands in for a GPU, for what lies there can be told from the CPU's."""
+    config = load_config(tiny_config, ["deepspeed.zero_stage=3", "model.attention=pruned"])
+    engine = DeepSpeedEngine(config, replace(world, device=torch.device("meta")))
+    places = {name: buffer.device.type for name, buffer in engine.model.named_buffers()}
+    assert any(name.endswith("self_attn.alpha") for name in places)
+    assert set(places.values()) == {"meta"}

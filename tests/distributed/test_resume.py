@@ -177,6 +177,7 @@ def test_training_that_broke_down_stops(run_pretrain: Pretrain, tiny_config: Pat
     outcome = run_pretrain(tiny_config, f"broken_{precision}", [*overrides, "train.steps=200"])
     assert outcome.code == 3, outcome.stderr
     assert "Traceback" not in outcome.stderr
+    assert "OVERFLOW" not in outcome.stderr + outcome.stdout, "DeepSpeed's own words, without a step"
     last = outcome.stderr.splitlines()[-1]
     assert last.startswith("error: step "), outcome.stderr
     assert "gradient norm" in last

@@ -18,6 +18,8 @@ class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
     """Folder that holds run folders."""
     seed: NonNegativeInt = Field(default=1, json_schema_extra={"shapes": "run"})
     """Seed of the initial weights, the order of the data and dropout."""
+    deterministic: bool = Field(default=False, json_schema_extra={"shapes": "course"})
+    """Compute every step to the last bit again when it is repeated, on GPUs as well, with kernels that are slower."""
 
     @property
     def folder(self) -> Path:

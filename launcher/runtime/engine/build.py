@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.model.attention import attention_kind
 from plumbline.model.attention.block_sparse import permit_graphs
 from plumbline.model.blocks.kind import Block
 from plumbline.model.objectives.next_token import NextTokenConfig
@@ -44,6 +45,21 @@ def build_model(config: Config, construction: AbstractContextManager[object] | N
     return model
 
 
+def _determinism_refusal(config: Config, device: torch.device) -> str | None:
+    """Say why a device cannot repeat the steps of a run to the last bit; None: it can, as far as is known."""
+    why = attention_kind(config.model).varies_on_gpu
+    if not config.run.deterministic or device.type != "cuda" or why is None:
+        return None
+    return f"run.deterministic = true: model.attention = {config.model.attention} {why}: set run.deterministic=false"
+
+
+def move_buffers(model: nn.Module, device: torch.device) -> None:
+    """Move every buffer of a model to a device, where its parameters are to stay where they are."""
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(device))
+
+
 def without_objective(config: Config) -> Config:
     """Return the configuration of the plain model: trained for the next token, which takes no tensors of its own."""
     return config.model_copy(update={"objective": NextTokenConfig()})
@@ -68,9 +84,10 @@ def build_for_training(
         gather: makes a parameter whole for the time of writing to it, where `construction` has sharded it.
 
     Raises:
-        ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed.
+        ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed; or it
+            cannot compute what run.deterministic asks for.
     """
-    reason = float8.refusal(config.precision, device)
+    reason = float8.refusal(config.precision, device) or _determinism_refusal(config, device)
     if reason is not None:
         raise ConfigError(reason)
     model = build_model(config, construction)

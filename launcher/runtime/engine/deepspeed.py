@@ -14,7 +14,7 @@ from torch import Tensor
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
-from plumbline.launcher.runtime.engine.build import build_for_training
+from plumbline.launcher.runtime.engine.build import build_for_training, move_buffers
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm, clip_gradients
@@ -96,6 +96,7 @@ class DeepSpeedEngine(Engine):
             construction = deepspeed.zero.Init(config_dict_or_path=self.requested)
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
             model = build_for_training(config, plan.rows, world.device, weights, construction, gather)
+            move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
         else:
             model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
         optimizer = make_optimizer(model, self.settings, sharded=self.stage > 0)

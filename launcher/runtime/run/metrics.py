@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
+from plumbline.launcher.runtime.run.event_file import EventFile
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
@@ -57,7 +57,9 @@ class MetricsLog:
         if last is not None and step - last >= interval:
             LOG.warning(f"{self.path} has no line of steps {last + 1} to {step}: they were lost with their process")
         self._lines = Lines(self.path)
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1) if tensorboard else None
+        self._board: EventFile | None = None
+        with self._without_board_if_need_be():
+            self._board = EventFile(folder / "tensorboard", step + 1) if tensorboard else None
         self._has_layout = False
         self._started, self._first_step = time.monotonic(), step
         self._printed = float("-inf")
@@ -67,9 +69,12 @@ class MetricsLog:
         self._lines.add(json.dumps(record))
         with self._without_board_if_need_be():
             if self._board is not None:
-                for key, value in record.items():
-                    if isinstance(value, (int, float)) and key != "step":
-                        self._board.add_scalar(key if "/" in key else f"train/{key}", value, record["step"])
+                numbers = {
+                    key if "/" in key else f"train/{key}": value
+                    for key, value in record.items()
+                    if isinstance(value, (int, float)) and key != "step"
+                }
+                self._board.add(record["step"], numbers)
 
     def write_diagnostics(self, record: dict[str, Any]) -> None:
         """Write as `write` does; in TensorBoard each quantity also gets a chart with a line for each block."""
@@ -80,7 +85,7 @@ class MetricsLog:
                 if place:
                     charts.setdefault(kind, {})[f"{kind}/{quantity}"] = ["Multiline", [f"{kind}/{quantity}/"]]
             with self._without_board_if_need_be():
-                self._board.add_custom_scalars({kind: dict(sorted(charts[kind].items())) for kind in sorted(charts)})
+                self._board.add_layout({kind: dict(sorted(charts[kind].items())) for kind in sorted(charts)})
             self._has_layout = True
         self.write(record)
 

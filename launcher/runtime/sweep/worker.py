@@ -26,7 +26,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError, hold
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.files import write_json, write_whole
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World, be_alone, read_world
@@ -95,6 +95,7 @@ def _train(config: Config, world: World, stop: StopRequest, run: Run) -> Outcome
     folder = config.run.folder
     try:
         config = _as_begun(config)
+        determinism.enforce(config.run.deterministic, world.device)
         return "finished" if run(config, open_inputs(config, world), world, stop) else "stopped"
     except TrainingError as error:
         write_json(folder / DIVERGED, {"message": str(error)})

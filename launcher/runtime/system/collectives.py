@@ -27,8 +27,9 @@ def any_rank(flag: bool, world: World) -> bool:
 
 
 def sum_over_ranks(value: torch.Tensor) -> torch.Tensor:
-    """Sum element-wise over ranks, in place."""
-    dist.all_reduce(value)
+    """Sum element-wise over ranks, in place. A tensor without elements costs no message."""
+    if value.numel():
+        dist.all_reduce(value)
     return value
 
 

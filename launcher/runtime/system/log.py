@@ -10,11 +10,15 @@ knows has to be gathered before rank 0 can warn of it. An error is printed by ea
 
 `data/` and `model/` do not import the launcher. They use `logging.getLogger(__name__)`, which is a child of LOG, since
 everything of ours is imported as `plumbline.*`.
+
+A run of training lasts: once it has begun, each line carries date and time where no terminal shows it, as in the log of
+a job (`stamp_lines`). What a rank says beside that is in a file of its own (`rank_log.py`).
 """
 
 import logging
 import os
 import sys
+import time
 
 LOG = logging.getLogger("plumbline")
 TRAINING = logging.getLogger("plumbline.training")
@@ -24,13 +28,20 @@ TRAINING = logging.getLogger("plumbline.training")
 class Terminal(logging.Handler):
     """Print records on the standard streams as they are at that moment: workers of sweeps and tests redirect them."""
 
+    stamps = False
+    """Whether lines carry the time where no terminal shows them."""
+
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record, unless it is for rank 0 to print."""
         if _rank() != "0" and record.levelno < logging.ERROR:
             return
         is_report = record.name == TRAINING.name and record.levelno < logging.WARNING
         try:
-            print(self.format(record), file=sys.stdout if is_report else sys.stderr, flush=True)
+            stream, text = sys.stdout if is_report else sys.stderr, self.format(record)
+            if self.stamps and not stream.isatty():
+                now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+                text = "\n".join(f"{now} {line}" for line in text.split("\n"))
+            print(text, file=stream, flush=True)
         except Exception:
             self.handleError(record)
 
@@ -51,6 +62,11 @@ class Terminal(logging.Handler):
 def _rank() -> str:
     """Return the rank of this process as its launcher or `read_world` has set it; 0 where neither has."""
     return os.environ.get("RANK", "0")
+
+
+def stamp_lines() -> None:
+    """Let each line that no terminal shows begin with date and time from now on."""
+    Terminal.stamps = True
 
 
 LOG.addHandler(Terminal())

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from plumbline.launcher.runtime.system.threads import host_threads
 from plumbline.launcher.runtime.system.world import World
 
 
@@ -27,10 +28,11 @@ def start(world: World, timeout_minutes: float) -> None:
         ValueError: there is no C++ compiler for DeepSpeed's start-up operator, or the port is taken.
     """
     with quiet_stdout():
+        os.environ["DS_ACCELERATOR"] = world.device.type  # not what else DeepSpeed may find on this host
+        threads = host_threads()
+        if threads is not None:
+            torch.set_num_threads(threads)
         if world.device.type == "cpu":
-            os.environ["DS_ACCELERATOR"] = "cpu"
-            if "OMP_NUM_THREADS" not in os.environ:  # the ranks of this host share its cores evenly
-                torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // _ranks_on_this_host()))
             # The first call of a thread into MKL (exp, cos, ...) can round differently from all later ones
             # (seen with torch 2.13, two threads): make it here, or the first step after a resume may differ in a bit
             torch.ones(2**20).exp()
@@ -39,7 +41,12 @@ def start(world: World, timeout_minutes: float) -> None:
             torch.cuda.set_device(world.device)
         import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
 
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        theirs = logging.getLogger("DeepSpeed")  # prints on every rank, and to standard output
+        theirs.handlers.clear()
+        theirs.propagate = True
+        theirs.setLevel(logging.WARNING)
+        # Of a skipped update training warns itself, with its step
+        theirs.addFilter(lambda record: "Skipping step" not in record.getMessage())
         # DeepSpeed calls collectives by their old names, of which the newest torch warns; users cannot act on it
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         try:
@@ -55,12 +62,6 @@ def start(world: World, timeout_minutes: float) -> None:
                 f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
                 f"the launcher another --master_port. {str(error).splitlines()[0]}"
             ) from error
-
-
-def _ranks_on_this_host() -> int:
-    """Return how many ranks this host has, as torchrun, DeepSpeed or Slurm tells it; 1 where none does."""
-    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 1)
 
 
 def compile_start_up_operator() -> None:

@@ -16,6 +16,7 @@ class World:
 
     rank: int
     local_rank: int
+    """Number among the ranks of its host, which need not be that of its device."""
     size: int
     device: torch.device
 
@@ -75,12 +76,31 @@ def read_world() -> World:
     if missing:
         raise ValueError(f"{', '.join(missing)}: not set although RANK is; start with deepspeed, torchrun or srun")
     rank, local_rank, size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    if not torch.cuda.is_available():
-        return World(rank, local_rank, size, torch.device("cpu"))
-    # Slurm can show each task only its own GPU, which is then number 0 whatever the local rank
-    index = 0 if torch.cuda.device_count() == 1 and "SLURM_STEP_ID" in os.environ else local_rank
-    if index >= torch.cuda.device_count():
+    device = _device(rank, local_rank)
+    if device.type == "cuda":
+        os.environ["LOCAL_RANK"] = str(device.index)  # by which DeepSpeed chooses the device, in three places
+    return World(rank, local_rank, size, device)
+
+
+def _device(rank: int, local_rank: int) -> torch.device:
+    """Return the GPU of this process, or the CPU where no GPU is visible.
+
+    Raises:
+        ValueError: the environment asks DeepSpeed for another kind of device, or no visible GPU is left for this rank.
+    """
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    kind = "cuda" if visible else "cpu"
+    asked = os.environ.get("DS_ACCELERATOR", kind)
+    if asked != kind:
         raise ValueError(
-            f"LOCAL_RANK = {local_rank}: this node shows {torch.cuda.device_count()} GPU(s); start one process for each"
+            f"DS_ACCELERATOR = {asked}, and this host shows {visible} GPU(s): unset it (to train on the CPU of a host "
+            'with GPUs, hide them: CUDA_VISIBLE_DEVICES="")'
         )
-    return World(rank, local_rank, size, torch.device("cuda", index))
+    if not visible:
+        return torch.device("cpu")
+    # Slurm can show each task only its own GPU, which is then number 0 whatever the local rank
+    is_task = "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_PROCID") == str(rank)
+    index = 0 if visible == 1 and is_task else local_rank
+    if index >= visible:
+        raise ValueError(f"LOCAL_RANK = {local_rank}: this node shows {visible} GPU(s); start one process for each")
+    return torch.device("cuda", index)

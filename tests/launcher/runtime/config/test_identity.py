@@ -32,6 +32,7 @@ def test_the_table_of_the_documentation_is_generated() -> None:
         ("data.global_batch_size=16", True, True),
         ("data.validation=[{task: {name: retrieval, pairs: 4}}]", False, True),
         ("run.seed=2", True, True),
+        ("run.deterministic=true", False, True),
         ("deepspeed.zero_stage=2", False, True),
         ("deepspeed.precision=bf16", True, True),
         ("deepspeed.bucket_size=1000", False, True),

@@ -1,0 +1,39 @@
+"""What is built for training lies on the device that it is trained on, and is refused where it cannot be."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.engine.build import build_for_training, move_buffers
+
+CPU = torch.device("cpu")
+
+
+def test_every_buffer_is_moved_and_no_parameter(tiny_config: Path) -> None:
+    """The meta device stands in for a GPU: what lies there can be told from what lies on the CPU."""
+    config = load_config(tiny_config, ["model.attention=pruned"])
+    model = build_for_training(config, plan_run(config).rows, CPU)
+    names = [name for name, _ in model.named_buffers()]
+    assert sum(name.endswith("alpha") for name in names) == config.model.num_hidden_layers
+    move_buffers(model, torch.device("meta"))
+    assert [name for name, buffer in model.named_buffers() if buffer.device.type == "meta"] == names
+    assert {parameter.device for parameter in model.parameters()} == {CPU}
+    assert not any("alpha" in name for name in model.state_dict()), "what checkpoints hold is as before"
+
+
+@pytest.mark.parametrize("attention", ["shaped", "pruned"])
+def test_a_gpu_that_cannot_repeat_a_kind_of_attention_is_refused(tiny_config: Path, attention: str) -> None:
+    config = load_config(tiny_config, [f"model.attention={attention}", "run.deterministic=true"])
+    with pytest.raises(ConfigError, match=rf"run.deterministic = true: model.attention = {attention} .*cumsum"):
+        build_for_training(config, plan_run(config).rows, torch.device("cuda"))
+    assert build_for_training(config, plan_run(config).rows, CPU) is not None, "a CPU can"
+
+
+@pytest.mark.parametrize("overrides", [["run.deterministic=true"], ["model.attention=shaped"]])
+def test_a_gpu_is_refused_nothing_else(tiny_config: Path, overrides: list[str]) -> None:
+    config = load_config(tiny_config, overrides)
+    assert build_for_training(config, plan_run(config).rows, torch.device("cuda")) is not None

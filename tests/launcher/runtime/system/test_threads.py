@@ -1,0 +1,60 @@
+"""A rank takes its share of the host's cores for work on the host, unless the user has said how many threads."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from plumbline.launcher.runtime.system.threads import host_threads
+
+SOURCES = Path(__file__).resolve().parents[4] / "launcher"  # where a script finds `plumbline`
+BY_LAUNCHERS = ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in BY_LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(48)))
+
+
+@pytest.mark.usefixtures("cores")
+@pytest.mark.parametrize(
+    ("variables", "threads"),
+    [
+        ({}, 48),
+        ({"LOCAL_WORLD_SIZE": "8"}, 6),
+        ({"LOCAL_SIZE": "8"}, 6),
+        ({"SLURM_NTASKS_PER_NODE": "4"}, 12),
+        ({"LOCAL_WORLD_SIZE": "100"}, 1),
+        ({"OMP_NUM_THREADS": "3", "LOCAL_WORLD_SIZE": "8"}, None),
+        ({"OMP_NUM_THREADS": "1", "LOCAL_SIZE": "8"}, None),
+        ({"OMP_NUM_THREADS": "3", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "none"}, None),
+    ],
+)
+def test_ranks_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], threads: int | None
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert host_threads() == threads
+
+
+@pytest.mark.parametrize(("user", "expected"), [({}, "2"), ({"OMP_NUM_THREADS": "1"}, "None")])
+def test_torchruns_own_default_is_no_choice_of_the_user(tmp_path: Path, user: Mapping[str, str], expected: str) -> None:
+    """The 1 that torchrun sets looks the same to a rank as the user's; torchrun's own start tells them apart."""
+    script = tmp_path / "rank.py"
+    script.write_text(
+        "import os; os.sched_getaffinity = lambda _pid: set(range(4))\n"
+        "from plumbline.launcher.runtime.system.threads import host_threads\n"
+        "assert os.environ['OMP_NUM_THREADS'] == '1'\n"
+        "open(__file__ + os.environ['RANK'], 'w').write(str(host_threads()))\n"
+    )
+    kept = {key: value for key, value in os.environ.items() if key not in BY_LAUNCHERS}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(torchrun, env={**kept, "PYTHONPATH": str(SOURCES), **user}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [Path(f"{script}{rank}").read_text() for rank in (0, 1)] == [expected] * 2

@@ -1,0 +1,81 @@
+"""Each rank gets the device that is its own, and DeepSpeed the same one; what contradicts the host is refused.
+
+No GPU is here: how many torch sees is patched, and DeepSpeed's own code says which device it would take.
+"""
+
+import os
+
+import pytest
+import torch
+from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
+
+from plumbline.launcher.runtime.system.world import read_world
+
+TASK = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8",
+    "MASTER_ADDR": "node1", "SLURM_PROCID": "5", "SLURM_LOCALID": "1",
+}  # fmt: skip
+RANK = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+class Host:
+    """Hold what a process finds: its variables, and how many GPUs torch shows it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monkeypatch = monkeypatch
+        ours = (*RANK, "SLURM", "DS_")
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+        monkeypatch.setattr(os, "environ", clean)
+
+    def shows(self, gpus: int, variables: dict[str, str]) -> None:
+        os.environ.update(variables)
+        self.monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        self.monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    return Host(monkeypatch)
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(1, "cuda:0"), (8, "cuda:1")])
+def test_deepspeed_takes_the_gpu_that_slurm_gave_the_task(host: Host, gpus: int, device: str) -> None:
+    """With --gpus-per-task a task sees its own GPU alone; it stays the second task of its host."""
+    host.shows(gpus, TASK)
+    world = read_world()
+    assert (world.rank, world.local_rank, world.size, str(world.device)) == (5, 1, 8, device)
+    assert CUDA_Accelerator().device_name(os.environ["LOCAL_RANK"]) == device
+
+
+def test_a_launcher_inside_a_task_with_one_gpu_starts_too_many(host: Host) -> None:
+    """Two ranks of torchrun in one task must not share a GPU without a word."""
+    host.shows(1, {**TASK, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", **RANK})
+    with pytest.raises(ValueError, match=r"LOCAL_RANK = 1: this node shows 1 GPU\(s\); start one process for each"):
+        read_world()
+
+
+def test_more_ranks_than_gpus_are_refused(host: Host) -> None:
+    host.shows(1, RANK)
+    with pytest.raises(ValueError, match=r"LOCAL_RANK = 1: this node shows 1 GPU"):
+        read_world()
+
+
+def test_on_a_cpu_the_local_rank_stays(host: Host) -> None:
+    host.shows(0, TASK)
+    world = read_world()
+    assert (world.device.type, world.local_rank, os.environ["LOCAL_RANK"]) == ("cpu", 1, "1")
+
+
+@pytest.mark.parametrize(("gpus", "accelerator"), [(8, "cpu"), (0, "cuda"), (8, "xpu")])
+def test_another_accelerator_than_the_hosts_is_refused(host: Host, gpus: int, accelerator: str) -> None:
+    host.shows(gpus, {**RANK, "DS_ACCELERATOR": accelerator})
+    with pytest.raises(
+        ValueError, match=rf"DS_ACCELERATOR = {accelerator}, and this host shows {gpus} GPU\(s\): unset"
+    ):
+        read_world()
+
+
+@pytest.mark.parametrize(("gpus", "accelerator"), [(0, "cpu"), (8, "cuda")])
+def test_the_hosts_own_accelerator_may_be_named(host: Host, gpus: int, accelerator: str) -> None:
+    host.shows(gpus, {**RANK, "DS_ACCELERATOR": accelerator})
+    assert read_world().device.type == accelerator
