@@ -74,7 +74,7 @@ def test_asked_to_stop_a_job_requeues_itself(probe: Probe) -> None:
 def test_ranks_that_hang_into_the_time_limit_are_tried_again(probe: Probe) -> None:
     facts, log = probe.end(probe.submit("--nodes=2", "--time=1", endings="hang/0"))
     assert facts == ("COMPLETED", "0:0", "1"), log
-    words = "exit code 143, no checkpoint after step 0, fruitless attempt 1 of 2 in a row: back into the queue"
+    words = "exit code 143, nothing saved after step 0, fruitless attempt 1 of 2 in a row: back into the queue"
     assert decisions(log) == [words, "exit code 0, complete: not requeued"]
 
 
@@ -90,17 +90,17 @@ def test_a_job_is_requeued_as_long_as_its_checkpoints_advance(probe: Probe) -> N
     facts, log = probe.end(job_id)
     assert facts == ("COMPLETED", "0:0", "3"), log
     assert decisions(log) == [
-        "exit code 137, no checkpoint after step 0, fruitless attempt 1 of 2 in a row: back into the queue",
-        "exit code 1, the newest checkpoint went from step 0 to 2: back into the queue",
-        "exit code 1, no checkpoint after step 2, fruitless attempt 1 of 2 in a row: back into the queue",
+        "exit code 137, nothing saved after step 0, fruitless attempt 1 of 2 in a row: back into the queue",
+        "exit code 1, what is saved went from step 0 to step 2: back into the queue",
+        "exit code 1, nothing saved after step 2, fruitless attempt 1 of 2 in a row: back into the queue",
         "exit code 0, complete: not requeued",
     ]
     assert "meeting at 127.0.0.1" in log
     facts, log = probe.end(bounded)
     assert facts == ("FAILED", "1:0", "2"), log
     assert decisions(log)[1:] == [
-        "exit code 1, no checkpoint after step 1, fruitless attempt 1 of 2 in a row: back into the queue",
-        "exit code 1, no checkpoint after step 1, fruitless attempt 2 of 2 in a row: not requeued",
+        "exit code 1, nothing saved after step 1, fruitless attempt 1 of 2 in a row: back into the queue",
+        "exit code 1, nothing saved after step 1, fruitless attempt 2 of 2 in a row: not requeued",
     ]
     facts, log = probe.end(once)
     assert facts == ("FAILED", "1:0", "1"), log
@@ -118,7 +118,7 @@ def test_a_cancelled_job_stays_cancelled(probe: Probe) -> None:
 
 def test_mistakes_of_the_submitter_are_said_in_the_log(probe: Probe, tmp_path: Path) -> None:
     mistakes = {
-        "no launcher/pretrain.py in": {"PLUMBLINE_ROOT": str(tmp_path / "slurm")},
+        "no slurm/job.sh in": {"PLUMBLINE_ROOT": str(tmp_path / "slurm")},
         "cannot execute /nowhere/python": {"PLUMBLINE_PYTHON": "/nowhere/python"},
         "PLUMBLINE_FRUITLESS_ATTEMPTS is none: give": {"PLUMBLINE_FRUITLESS_ATTEMPTS": "none"},
     }

@@ -1,4 +1,4 @@
-"""Find the nodes of a job that do not answer, and keep them out of its next attempt.
+"""Name the nodes of a job, find those that do not answer, and keep them out of its next attempt.
 
 Slurm itself counts a node as up for SlurmdTimeout (300 s by default) after it was last heard of, while a job ends
 within `srun --wait` of the loss of a rank. So the nodes are asked, by a job step that does nothing.
@@ -38,6 +38,25 @@ class Job:
     """Words of --constraint, whatever stands between them."""
 
 
+def names_in(nodes: str) -> tuple[str, ...]:
+    """Return the names that a list of nodes of Slurm's stands for: n[1-2] is n1 and n2.
+
+    Raises:
+        OSError: there is no scontrol here.
+        ValueError: it is no such list.
+    """
+    return () if not _unless_null(nodes) else tuple(_scontrol("show", "hostnames", nodes).split())
+
+
+def first_address(nodes: str) -> str:
+    """Return where Slurm reaches the first of a list of nodes; their names need not resolve.
+
+    Raises:
+        OSError, ValueError: likewise, or the controller does not answer.
+    """
+    return _fields(_scontrol("--oneliner", "show", "node", names_in(nodes)[0]))["NodeAddr"]
+
+
 def read_job(job_id: str) -> Job:
     """Return what the controller knows of a job. Raises ValueError with Slurm's words where it does not answer."""
     fields = _fields(_scontrol("--oneliner", "show", "job", job_id))
@@ -45,8 +64,8 @@ def read_job(job_id: str) -> Job:
         job_id,
         fields["JobState"],
         fields["Reason"],
-        _names(fields["NodeList"]),
-        _names(fields["ExcNodeList"]),
+        names_in(fields["NodeList"]),
+        names_in(fields["ExcNodeList"]),
         int(fields["NumNodes"].partition("-")[0]),
         frozenset(fields["Partition"].split(",")),
         frozenset(re.findall(r"[\w.]+", _unless_null(fields["Features"]))),
@@ -120,17 +139,12 @@ def _fields(line: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
 
-def _names(nodes: str) -> tuple[str, ...]:
-    """Return the names that a list of nodes of Slurm's stands for: n[1-2] is n1 and n2."""
-    return () if not _unless_null(nodes) else tuple(_scontrol("show", "hostnames", nodes).split())
-
-
 def _unless_null(value: str) -> str:
     return "" if value in NOBODY else value
 
 
 def _scontrol(*arguments: str) -> str:
-    """Return what scontrol prints. Raises ValueError with its words where it fails."""
+    """Return what scontrol prints. Raises ValueError with its words where it fails, OSError where it is not there."""
     done = subprocess.run(("scontrol", *arguments), capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"scontrol {' '.join(arguments)}: {done.stderr.strip()}")
