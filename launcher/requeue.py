@@ -9,7 +9,6 @@ it is not; 2 that could not be decided or done. Inside a job, start it with SIGT
 """
 
 import argparse
-import os
 from pathlib import Path
 
 from plumbline.launcher.runtime.config.written import read_run
@@ -52,7 +51,10 @@ def main() -> int:
         print(",".join(map(str, saved)))
         return 0
     code = arguments.code
-    job = nodes.read_job(os.environ["SLURM_JOB_ID"])
+    job_id = nodes.own_job()
+    if job_id is None:
+        raise ValueError("--code: this is no Slurm job, so there is nothing to put back into the queue")
+    job = nodes.read_job(job_id)
     if code not in FINAL and not nodes.may_go_on(job):
         say(f"exit code {code}, ended by Slurm or by a person: the job is {job.state} and left as it is")
         return NOT_REQUEUED

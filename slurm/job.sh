@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034,SC2154 # variables come from the script that sources this, and go there
 # What the job scripts of this folder have in common. Each sets $root and $script, its own name, and sources this file:
 # the site's settings, Python, cores, and how an attempt ends.
 
@@ -19,9 +20,13 @@ launch=("${run[@]}" "$python")
 export PYTHONUNBUFFERED=1 # a log line appears when it is printed, and is not lost when a rank is killed
 
 # When the time is over: newer versions of Slurm set this themselves; a rank in a container could not ask for it.
-[[ -n "${SLURM_JOB_END_TIME:-}" ]] ||
-    SLURM_JOB_END_TIME="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e)"
-[[ "$SLURM_JOB_END_TIME" =~ ^[0-9]+$ ]] && export SLURM_JOB_END_TIME || unset SLURM_JOB_END_TIME
+if [[ -z "${SLURM_JOB_END_TIME:-}" ]]; then
+    # Of a task of an array, not of the array: one of its tasks has the array's number
+    job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
+    SLURM_JOB_END_TIME="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="${job:-$SLURM_JOB_ID}" --format=%e)"
+    [[ "$SLURM_JOB_END_TIME" =~ ^[0-9]+$ ]] || SLURM_JOB_END_TIME="" # there is no limit, or no answer
+    export SLURM_JOB_END_TIME
+fi
 
 # --- Cores. srun has not inherited --cpus-per-task from sbatch since Slurm 22.05: without this every task, with its
 # data workers, is bound to one core.

@@ -47,6 +47,34 @@ def test_ranks_find_each_other_their_cores_and_their_gpus(probe: Probe, monkeypa
             del os.environ[name]
 
 
+def test_ranks_start_in_a_container_with_options_of_the_site(probe: Probe, tmp_path: Path) -> None:
+    """An image is whatever finds Python at another path than the node; requeue.py runs on the node."""
+    image = tmp_path / "image"
+    image.write_text('#!/bin/bash\n[[ $1 = run && $2 = /inside/python ]] && IMAGE=yes exec "$HOST" "${@:3}"\n')
+    image.chmod(0o755)
+    host = probe.cluster.environment["PLUMBLINE_PYTHON"]
+    variables = {
+        "PLUMBLINE_RUN": f"{image} run",
+        "PLUMBLINE_PYTHON": "/inside/python",
+        "PLUMBLINE_HOST_PYTHON": host,
+        "HOST": host,
+        "PLUMBLINE_SRUN_OPTIONS": f"--output={tmp_path}/rank-%t.log --open-mode=append",
+    }
+    facts, log = probe.end(probe.submit("--nodes=2", "--time=60", endings="saved said 1/said 0", variables=variables))
+    assert facts == ("COMPLETED", "0:0", "1"), log
+    assert (tmp_path / "rank-0.log").read_text() == "0: rank 0 here yes\n" * 2
+    assert "here" not in log
+
+
+def test_ranks_know_when_their_time_is_over(probe: Probe) -> None:
+    limited, unlimited = (probe.submit(f"--time={limit}", endings="0") for limit in ("60", "UNLIMITED"))
+    for job_id in (limited, unlimited):
+        probe.end(job_id)
+    (rank,), (other,) = (probe.found_by_ranks(job_id) for job_id in (limited, unlimited))
+    assert rank["environment"]["SLURM_JOB_END_TIME"] == str(int(rank["environment"]["SLURM_JOB_START"]) + 3600)
+    assert not other["environment"]["SLURM_JOB_END_TIME"]
+
+
 def test_what_would_fail_again_is_not_requeued(probe: Probe) -> None:
     jobs = {code: probe.submit("--nodes=2", endings=f"saved {code}") for code in ("2", "3")}
     for code, words in (("2", "configuration, data or run folder cannot be used"), ("3", "training broke down")):

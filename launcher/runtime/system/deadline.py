@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from threading import Thread
 
-from plumbline.launcher.runtime.system.log import TRAINING
+from plumbline.launcher.runtime.system import nodes
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.signals import StopRequest
 
 NOTICE = "PLUMBLINE_NOTICE"
@@ -27,7 +28,7 @@ def watch_time_limit(stop: StopRequest, is_main: bool) -> None:
     Raises:
         ValueError: on all ranks, the notice is no number of seconds.
     """
-    notice, job_id = read_notice(), os.environ.get("SLURM_JOB_ID")
+    notice, job_id = read_notice(), nodes.own_job()
     if job_id is not None and is_main:
         Thread(target=watch, args=(stop, notice, lambda: job_end(job_id)), daemon=True).start()
 
@@ -61,7 +62,7 @@ def watch(stop: StopRequest, notice: float, ask: Callable[[], float | None], ask
             end, asked = ask() or end, time.monotonic()
         left = end - time.time()
         if left < max(notice, stop.takes):
-            TRAINING.info(f"time limit in {max(0, int(left)) // 60}:{max(0, int(left)) % 60:02}: saving")
+            LOG.info(f"time limit in {max(0, int(left)) // 60}:{max(0, int(left)) % 60:02}: saving")
             stop.ask("ahead of the time limit")
             return
         time.sleep(LOOK_SECONDS)

@@ -25,6 +25,8 @@ class Job:
     """Say what the controller knows of a job."""
 
     id: str
+    """Of a task of an array ARRAY_TASK: its own number is the array's as well if it is the last of them."""
+    number: str
     state: str
     """RUNNING while the batch script is left to itself; COMPLETING while Slurm ends it, too."""
     why: str
@@ -57,11 +59,21 @@ def first_address(nodes: str) -> str:
     return _fields(_scontrol("--oneliner", "show", "node", names_in(nodes)[0]))["NodeAddr"]
 
 
+def own_job() -> str | None:
+    """Return the id of the job that this process is in, by which Slurm's commands know it alone; None outside of one.
+
+    The number of one task of an array is that of the array, which stands for all its tasks.
+    """
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return os.environ.get("SLURM_JOB_ID") if array is None else f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+
+
 def read_job(job_id: str) -> Job:
     """Return what the controller knows of a job. Raises ValueError with Slurm's words where it does not answer."""
     fields = _fields(_scontrol("--oneliner", "show", "job", job_id))
     return Job(
         job_id,
+        fields["JobId"],
         fields["JobState"],
         fields["Reason"],
         names_in(fields["NodeList"]),
@@ -120,7 +132,7 @@ def _ask(job: Job) -> str:
     # What GPUs and memory the job's steps take is in variables; this one takes none, or would wait for theirs
     environment = {key: value for key, value in os.environ.items() if not re.match("SLURM_(GPU|MEM|TRES)", key)}
     shape = (f"--nodes={len(job.nodes)}", f"--ntasks={len(job.nodes)}", "--ntasks-per-node=1", "--cpus-per-task=1")
-    command = ("srun", f"--jobid={job.id}", "--overlap", "--mem=0", "--gres=none", *shape, "true")
+    command = ("srun", f"--jobid={job.number}", "--overlap", "--mem=0", "--gres=none", *shape, "true")
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
