@@ -64,7 +64,7 @@ def job(slurm: Path) -> nodes.Job:
 
 def test_a_job_is_read(job: nodes.Job) -> None:
     features, partitions = frozenset({"h100", "ib"}), frozenset({"big", "old"})
-    assert job == nodes.Job("7", "RUNNING", "None", ("n1", "n2", "n3"), ("n9",), 3, partitions, features)
+    assert job == nodes.Job("7", "7", "RUNNING", "None", ("n1", "n2", "n3"), ("n9",), 3, partitions, features)
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DOWN*+DRAIN", "MIXED*", "ALLOCATED+NOT_RESPONDING", "FAIL"])
