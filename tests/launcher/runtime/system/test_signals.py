@@ -103,16 +103,37 @@ STARTER = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_death_of_a_launcher_is_a_request(tmp_path: Path, killed: int) -> None:
     """Of either process of `deepspeed`; the rank, whose parent lives on when the outer one dies, must look further."""
-    words = [sys.executable]
-    for name in ("deepspeed", "deepspeed.launcher.launch", "wrapper", "rank"):
-        (tmp_path / name).write_text(RANK if name == "rank" else STARTER)
-        words.append(str(tmp_path / name))
-    with subprocess.Popen(words, cwd=REPOSITORY, env=environment(), stdout=subprocess.PIPE, text=True) as outer:
+    with launched(tmp_path, RANK) as outer:
         assert outer.stdout is not None
         assert outer.stdout.readline() == "False\n"
         launchers = [psutil.Process(outer.pid), *psutil.Process(outer.pid).children()]
         launchers[killed].send_signal(signal.SIGKILL)
         assert outer.stdout.readline() == "None True\n"
+
+
+def test_a_process_that_starts_ends_with_its_launcher(tmp_path: Path) -> None:
+    with launched(tmp_path, STARTING, "starts") as outer:
+        assert outer.stdout is not None
+        assert outer.stdout.readline() == "here\n"
+        rank = psutil.Process(outer.pid).children(recursive=True)[-1]
+        outer.kill()
+        try:
+            rank.wait(60)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.kill()
+
+
+@contextlib.contextmanager
+def launched(folder: Path, program: str, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """Start a program as `deepspeed` does, by way of two launchers and a wrapper."""
+    words = [sys.executable]
+    for name in ("deepspeed", "deepspeed.launcher.launch", "wrapper", "rank"):
+        (folder / name).write_text(program if name == "rank" else STARTER)
+        words.append(str(folder / name))
+    words += arguments
+    with subprocess.Popen(words, cwd=REPOSITORY, env=environment(), stdout=subprocess.PIPE, text=True) as outer:
+        yield outer
 
 
 def test_the_death_of_a_shell_is_none(tmp_path: Path) -> None:
