@@ -19,13 +19,12 @@ launch=("${run[@]}" "$python")
     fail "cannot execute $python: make the environment, or set PLUMBLINE_PYTHON in slurm/cluster.env"
 export PYTHONUNBUFFERED=1 # a log line appears when it is printed, and is not lost when a rank is killed
 
-# When the time is over: newer versions of Slurm set this themselves; a rank in a container could not ask for it.
-if [[ -z "${SLURM_JOB_END_TIME:-}" ]]; then
-    # Of a task of an array, not of the array: one of its tasks has the array's number
-    job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
-    SLURM_JOB_END_TIME="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="${job:-$SLURM_JOB_ID}" --format=%e)"
-    [[ "$SLURM_JOB_END_TIME" =~ ^[0-9]+$ ]] || SLURM_JOB_END_TIME="" # there is no limit, or no answer
-    export SLURM_JOB_END_TIME
+# When the time is over: for ranks in containers, which cannot ask, and because older versions of Slurm do not say it here.
+# Of a task of an array, not of the array: the last of its tasks has the array's number.
+job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
+if end="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="${job:-$SLURM_JOB_ID}" --format=%e)"; then
+    [[ "$end" =~ ^[0-9]+$ ]] || end="" # there is no limit
+    export SLURM_JOB_END_TIME="$end"
 fi
 
 # --- Cores. srun has not inherited --cpus-per-task from sbatch since Slurm 22.05: without this every task, with its

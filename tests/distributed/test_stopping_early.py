@@ -51,6 +51,13 @@ def test_while_python_imports(start_pretrain: Start, tiny_config: Path, number: 
     assert_nothing_was_made(job)
 
 
+def test_a_sweep_while_python_imports(start: Start, tiny_config: Path, tmp_path: Path) -> None:
+    job = start("launcher/sweep.py", ["--config", tiny_config], tmp_path, launcher="python", fresh=True)
+    job.wait_until(lambda: hears(job.processes[0].pid, signal.SIGUSR1))
+    job.processes[0].send_signal(signal.SIGUSR1)
+    assert job.wait(SOON).code == REQUEUE, "it did not go on until it found that its file is no sweep"
+
+
 def test_while_it_waits_for_the_other_ranks(start_pretrain: Start, tiny_config: Path) -> None:
     """One rank of two: the rendezvous is in C++, where no handler of Python's runs. The second signal does no harm."""
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -72,6 +72,12 @@ def test_of_a_sweep_a_finished_run_counts_more_than_any_checkpoint(tally: Path) 
     assert not decide(Attempt(1, (3, 0), (3, 0)), tally, 1).requeue
 
 
+def test_the_count_is_the_same_for_all_jobs_of_a_chain(tally: Path) -> None:
+    ends = [decide(Attempt(1, (5,), (5,)), tally, 2) for _ in range(3)]
+    assert [decision.requeue for decision in ends] == [True, False, False], "the next job has one attempt"
+    assert "fruitless attempt 3 of 2 in a row" in ends[2].reason
+
+
 def test_a_person_who_submits_has_looked(tally: Path) -> None:
     assert not decide(Attempt(1, (5,), (5,)), tally, 1).requeue
     (tally.parent / "config-1.yaml").touch()
