@@ -19,7 +19,7 @@ launch=("${run[@]}" "$python")
     fail "cannot execute $python: make the environment, or set PLUMBLINE_PYTHON in slurm/cluster.env"
 export PYTHONUNBUFFERED=1 # a log line appears when it is printed, and is not lost when a rank is killed
 
-# When the time is over: for ranks in containers, which cannot ask, and because older versions of Slurm do not say it here.
+# When the time is over: for ranks in containers, which cannot ask, and since older versions of Slurm do not say it.
 # Of a task of an array, not of the array: the last of its tasks has the array's number.
 job="${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}"
 if end="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="${job:-$SLURM_JOB_ID}" --format=%e)"; then
@@ -37,7 +37,7 @@ restarts="${SLURM_RESTART_COUNT:-0}" # Slurm leaves it unset in the first attemp
 requeue() { "${PLUMBLINE_HOST_PYTHON:-$python}" "$root/launcher/requeue.py" "$@"; }
 
 # attempt COMMAND...: run the command, an srun, and end this script. The job goes back into the queue, or does not.
-# $work has the arguments by which requeue.py knows what the job works on, $before how much of it was saved at the start.
+# $work has the arguments by which requeue.py knows what the job works on, $before how much of it was saved before.
 attempt() {
     "$@" &
     local step=$!
@@ -48,8 +48,8 @@ attempt() {
     code=0
     wait "$step" || code=$?
     trap "" TERM # for requeue.py as well: Slurm sends it at the time limit, and to a job that has just been requeued
-    # Another attempt? Not after 0 (complete), 2 (unusable) and 3 (broke down); after anything else, as a request to stop
-    # (85), a killed rank or a node that failed, as long as checkpoints advance. requeue.py says what it decides.
+    # Another attempt? Not after 0 (complete), 2 (unusable) and 3 (broke down); after anything else, as a request to
+    # stop (85), a killed rank or a node that failed, as long as checkpoints advance. requeue.py says what it decides.
     requeue --code "$code" --before "$before" "${work[@]}" && exit 0
     exit "$code"
 }
