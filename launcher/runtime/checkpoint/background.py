@@ -6,7 +6,7 @@ agree on what was written in a thread of their own, over a process group that no
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
@@ -31,6 +31,8 @@ class Saved:
     """Why it was not written; None: it was."""
     is_local: bool = False
     """Whether it was one on the nodes, which nothing depends on."""
+    seconds: float = field(default=0.0, compare=False)
+    """How long it was being written."""
 
 
 class CheckpointWriter:
@@ -115,8 +117,7 @@ class CheckpointWriter:
             if not must:
                 LOG.warning(f"step {step}: {error}. Training goes on, the next save tries again")
             return
-        self._last = Saved(step, None, locally)
+        seconds = time.monotonic() - begun
+        self._last = Saved(step, None, locally, seconds)
         behind = "" if waited is None else f", behind training, which waited {waited:.2f} s"
-        TRAINING.info(
-            f"saved {folder}: {snapshot.bytes / 2**20:.1f} MiB a rank in {time.monotonic() - begun:.2f} s{behind}"
-        )
+        TRAINING.info(f"saved {folder}: {snapshot.bytes / 2**20:.1f} MiB a rank in {seconds:.2f} s{behind}")
