@@ -13,7 +13,9 @@ import io
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -268,6 +270,24 @@ class Encoder:
         tokens[:-1] = ids
         tokens[-1] = self.eos_token_id
         return tokens
+
+
+def tokenizer_folder(spec: str) -> Path:
+    """Return a folder with a tokenizer that needs no training, the same to the byte as in a corpus prepared with it.
+
+    Raises:
+        ValueError: there is no such tokenizer, or it cannot be used.
+    """
+    check_tokenizer(spec)
+    return Path(spec) if _is_generic(Path(spec)) else Path(_adopted(spec).name) / "tokenizer"
+
+
+@cache
+def _adopted(spec: str) -> "TemporaryDirectory[str]":
+    """Return a folder that holds the tokenizer in a folder of its own, and ends with this process."""
+    folder = TemporaryDirectory(prefix="tokenizer-")
+    build_tokenizer(spec, [], Path(folder.name) / "tokenizer")
+    return folder
 
 
 def tokenizer_sha256(folder: Path) -> str:
