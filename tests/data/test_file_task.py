@@ -214,9 +214,9 @@ def data(*train: dict[str, Any], validation: list[dict[str, Any]] | None = None)
 
 
 def test_a_file_is_mixed_with_a_corpus_of_its_tokenizer_and_of_no_other(write: Write, text: Corpus) -> None:
-    corpus = {"path": str(text.path)}
-    good = {"task": {"name": "file", "path": write(*SUMS), "tokenizer": str(text.tokenizer_path)}}
-    bad = {"task": {"name": "file", "path": write(*SUMS)}}
+    corpus: dict[str, Any] = {"path": str(text.path)}
+    good: dict[str, Any] = {"task": {"name": "file", "path": write(*SUMS), "tokenizer": str(text.tokenizer_path)}}
+    bad: dict[str, Any] = {"task": {"name": "file", "path": write(*SUMS)}}
     batches = TrainBatches(data(corpus, good), seed=0)
     rows = {int(row) for batch in batches.micro_batches(5) for row in (batch["labels"] == -100).any(1)}
     assert rows == {0, 1}, "samples of text, all of whose tokens have labels, and of the task"
