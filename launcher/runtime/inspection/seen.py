@@ -112,7 +112,9 @@ class SeenRun:
         if rank is not None:
             size = world_size or self._last_world_size()
             if rank >= size:
-                raise ValueError(f"--rank {rank}: there were {size} ranks, 0 to {size - 1}; --world-size sets another")
+                raise ValueError(
+                    f"--rank {rank}: there were {size} rank(s), from 0 on; --world-size tells of another start"
+                )
             batches = TrainBatches(self.config.data, self.config.run.seed, rank, size)
         read = batches.micro_batches(step - 1)
         samples = [sample for batch in read for sample in of_batch(batch, self._located(batch))]
