@@ -43,7 +43,7 @@ class Example(NamedTuple):
 
 
 class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Configure a task. Token 0 is padding in every task and part of no example."""
+    """Configure a task. Token 0 is padding, and part of no example that is not text."""
 
     name: str
     """Which task."""

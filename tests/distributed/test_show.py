@@ -17,6 +17,7 @@ import plumbline.launcher.generate
 import plumbline.launcher.show
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
+from plumbline.data.tasks.file import read
 from plumbline.launcher.runtime.models.open import load_model
 from tests.conftest import Run
 
@@ -247,3 +248,17 @@ def test_a_run_on_a_file_is_scored_and_continues_text(
     )
     plumbline.launcher.generate.main()
     assert json.loads(capsys.readouterr().out)["samples"][0]["tokens"]
+
+
+def test_a_corpus_that_was_replaced_is_not_what_the_run_saw(recorded: Recorded, show: Show) -> None:
+    """This process has read the file, once as ever, and has to forget it."""
+    text = recorded.task.read_text()
+    try:
+        recorded.task.write_text(text.replace("2 + 3", "3 + 2"))
+        read.cache_clear()
+        with pytest.raises(ValueError, match=r"task file: holds other tokens than when .*seen trained on it \(finger"):
+            show(recorded.run.folder, "--step", 1)
+    finally:
+        recorded.task.write_text(text)
+        read.cache_clear()
+    assert show(recorded.run.folder, "--step", 1)["samples"]
