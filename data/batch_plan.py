@@ -75,6 +75,11 @@ class BatchPlan:
         stage = self._stage_of(step)
         return stage.first_sample + (step - stage.first_step) * stage.batch_size
 
+    def step_of(self, sample: int) -> int:
+        """Return the step (from 0) that takes sample `sample`."""
+        stage = self.stages[bisect_right(self.stages, sample, key=lambda stage: stage.first_sample) - 1]
+        return stage.first_step + (sample - stage.first_sample) // stage.batch_size
+
     def tokens_before(self, step: int) -> int:
         """Return the number of tokens that the first `step` steps consume."""
         return self.samples_before(step) * self.sequence_length

@@ -49,8 +49,8 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Corpora to train on; each sample comes from exactly one of them."""
 
     validation: list[SourceConfig] = Field(default=[], json_schema_extra={"shapes": "course"})
-    """Corpora to evaluate on, each by its held-out split (a bare Megatron pair and a prosqa file have none: all is
-    read). Empty: the held-out split of every training corpus."""
+    """Corpora to evaluate on, each by its held-out split (a bare Megatron pair and a file of examples have none: all
+    is read). Empty: the held-out split of every training corpus."""
 
     sequence_length: int = Field(ge=1)
     """Tokens per sample (T); each sample of text reads T + 1 tokens so that every position has a target."""

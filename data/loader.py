@@ -48,7 +48,7 @@ class TrainBatches:
         self.micro_batch = config.micro_batch(world_size)
         self.accumulation_steps = config.accumulation_steps(world_size)
         self.corpora = open_corpora(config.train)
-        _check_same_tokenizer(self.corpora)
+        _check_same_tokenizer(self.corpora.items())
         self.order = TrainOrder(
             [
                 OrderedSource(
@@ -192,10 +192,15 @@ def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
     """Return the splits to evaluate on, by name.
 
     They are those of `data.validation`, or the held-out split of each training corpus that has one.
+
+    Raises:
+        ValueError: one cannot be opened, or was made with another tokenizer than what is trained on.
     """
-    if config.validation:
-        return {name: corpus.held_out for name, corpus in open_corpora(config.validation).items()}
     corpora = open_corpora(config.train)
+    if config.validation:
+        held_out = open_corpora(config.validation)
+        _check_same_tokenizer([*corpora.items(), *held_out.items()])
+        return {name: corpus.held_out for name, corpus in held_out.items()}
     return {name: corpus.splits["validation"] for name, corpus in corpora.items() if "validation" in corpus.splits}
 
 
@@ -240,15 +245,25 @@ class _End:
     error: BaseException | None
 
 
-def _check_same_tokenizer(corpora: dict[str, SampleSource]) -> None:
-    known = {name: corpus for name, corpus in corpora.items() if corpus.tokenizer_sha256 is not None}
-    for name, corpus in known.items():
-        first_name, first = next(iter(known.items()))
-        if corpus.tokenizer_sha256 != first.tokenizer_sha256:
+def _check_same_tokenizer(corpora: Iterable[tuple[str, SampleSource]]) -> None:
+    known = [(name, corpus) for name, corpus in corpora if corpus.tokenizer_sha256 is not None]
+    for name, corpus in known:
+        if corpus.tokenizer_sha256 != known[0][1].tokenizer_sha256:
             raise ValueError(
-                f"data.train: {first} and {corpus} were made with different tokenizers; prepare {name} "
-                f"again with --tokenizer {first.tokenizer_path} --overwrite (or {first_name} with the other one)"
+                f"data: {known[0][1]} and {corpus} were made with different tokenizers; "
+                f"{_remedy(*known[0], name, corpus)}"
             )
+
+
+def _remedy(first_name: str, first: SampleSource, name: str, corpus: SampleSource) -> str:
+    """Say how two sources come to the same tokenizer: a task takes any, a corpus has to be prepared again."""
+    if not isinstance(corpus, TaskSource) and not isinstance(first, TaskSource):
+        again = f"prepare {name} again with --tokenizer {first.tokenizer_path} --overwrite"
+        return f"{again} (or {first_name} with the other one)"
+    task, other = (name, first) if isinstance(corpus, TaskSource) else (first_name, corpus)
+    if isinstance(other, TaskSource):
+        return f"give {first_name} and {name} the same task.tokenizer"
+    return f"give {task} task.tokenizer = {other.tokenizer_path}"
 
 
 def calibration_batches(source: SampleSource, length: int, sequences: int) -> Iterator[torch.Tensor]:

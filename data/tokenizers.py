@@ -13,9 +13,11 @@ import io
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -284,6 +286,46 @@ class Encoder:
         tokens[:-1] = ids
         tokens[-1] = self.eos_token_id
         return tokens
+
+
+class Decoder:
+    """Turn token ids back into text by the tokenizer in a folder, its special tokens by their names."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load the tokenizer."""
+        self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+
+    @cached_property
+    def is_bytes(self) -> bool:
+        """Return whether the ids below 256 are bytes, and no other id spells any."""
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
+        return vocabulary == _byte_vocabulary()
+
+    def __call__(self, ids: Sequence[int]) -> str:
+        """Return the text of some tokens; U+FFFD stands for bytes that are no character."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def pieces(self, pieces: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text of each of several pieces, computed on all cores."""
+        return self._tokenizer.decode_batch(pieces, skip_special_tokens=False)
+
+
+def tokenizer_folder(spec: str) -> Path:
+    """Return a folder with a tokenizer that needs no training, the same to the byte as in a corpus prepared with it.
+
+    Raises:
+        ValueError: there is no such tokenizer, or it cannot be used.
+    """
+    check_tokenizer(spec)
+    return Path(spec) if _is_generic(Path(spec)) else Path(_adopted(spec).name) / "tokenizer"
+
+
+@cache
+def _adopted(spec: str) -> "TemporaryDirectory[str]":
+    """Return a folder that holds the tokenizer in a folder of its own, and ends with this process."""
+    folder = TemporaryDirectory(prefix="tokenizer-")
+    build_tokenizer(spec, [], Path(folder.name) / "tokenizer")
+    return folder
 
 
 def tokenizer_sha256(folder: Path) -> str:

@@ -1,6 +1,7 @@
 """List the tasks. A new one is a file like those named here, and a line below."""
 
 from plumbline.data.tasks.addition import AdditionConfig
+from plumbline.data.tasks.file import FileConfig
 from plumbline.data.tasks.induction import InductionConfig
 from plumbline.data.tasks.maze import MazeConfig
 from plumbline.data.tasks.memorization import MemorizationConfig
@@ -20,4 +21,5 @@ AnyTaskConfig = (
     | MazeConfig
     | ReachabilityConfig
     | ProsqaConfig
+    | FileConfig
 )

@@ -9,6 +9,7 @@ import numpy as np
 
 from plumbline.data.streams import Window
 from plumbline.data.tasks.task import Example, SplitName, TaskConfig
+from plumbline.data.tokenizers import tokenizer_sha256
 
 KEPT = 2**19
 """A split of no more examples than this is computed once and kept: held-out examples and fixed sets are read often."""
@@ -35,10 +36,7 @@ class TaskStream:
             ValueError: some do not fit into `length` tokens.
         """
         if length < self.task.longest:
-            raise ValueError(
-                f"data.sequence_length {length} is too short for task {self.task.name}, whose longest example has "
-                f"{self.task.longest} tokens; set it to {self.task.longest} or more, or make the task smaller"
-            )
+            raise ValueError(self.task.too_short(length))
         return self.task.num_examples(self.name)
 
     def evaluation_windows(self, length: int) -> int:
@@ -64,10 +62,7 @@ class TaskStream:
 
 
 class TaskSource:
-    """Supply the samples of a task, which has no tokenizer, like a bare Megatron-LM pair."""
-
-    tokenizer_path: Path | None = None
-    tokenizer_sha256: str | None = None
+    """Supply the samples of a task; one that is no text has no tokenizer, like a bare Megatron-LM pair."""
 
     def __init__(self, task: TaskConfig) -> None:
         """Check that there is something to train on and something to hold out.
@@ -78,6 +73,8 @@ class TaskSource:
         self.name = task.name
         self.fingerprint = task.fingerprint
         self.vocab_size = task.vocab_size
+        self.tokenizer_path: Path | None = task.tokenizer_folder
+        self.tokenizer_sha256 = None if self.tokenizer_path is None else tokenizer_sha256(self.tokenizer_path)
         names: tuple[SplitName, ...] = ("train", "validation") if task.holds_out else ("train",)
         self.splits: Mapping[str, TaskStream] = {name: TaskStream(task, name) for name in names}
         for stream in self.splits.values():

@@ -6,6 +6,7 @@ fixed by its configuration, its seed included, as a corpus is by its files; `run
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -42,7 +43,7 @@ class Example(NamedTuple):
 
 
 class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Configure a task. Token 0 is padding in every task and part of no example."""
+    """Configure a task. Token 0 is padding, and part of no example that is not text."""
 
     name: str
     """Which task."""
@@ -61,6 +62,18 @@ class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     @abstractmethod
     def longest(self) -> int:
         """Return the number of tokens of the longest example."""
+
+    @property
+    def tokenizer_folder(self) -> Path | None:
+        """Return the folder of the tokenizer of its texts; None where the tokens are no text."""
+        return None
+
+    def too_short(self, length: int) -> str:
+        """Say why samples of `length` tokens are too short for the longest example."""
+        return (
+            f"data.sequence_length {length} is too short for task {self.name}, whose longest example has "
+            f"{self.longest} tokens; set it to {self.longest} or more, or make the task smaller"
+        )
 
     @abstractmethod
     def num_examples(self, split: SplitName) -> int:

@@ -125,3 +125,10 @@ def test_the_configuration_makes_the_plan() -> None:
     assert [stage.batch_size for stage in plan.stages] == [4, 8, 16]
     assert all(after.first_sample % after.batch_size == 0 for _, after in pairwise(plan.stages))
     assert config().batch_plan == BatchPlan(16, LENGTH)
+
+
+def test_the_step_of_a_sample_is_the_one_that_takes_it() -> None:
+    for plan in (config(4, 8).batch_plan, config().batch_plan):
+        for step in range(60):
+            taken = range(plan.samples_before(step), plan.samples_before(step + 1))
+            assert {plan.step_of(sample) for sample in taken} == {step}

@@ -21,6 +21,7 @@ MISSING = {
     "plan": ["--config", "no/file.yaml"],
     "quantize": ["--model", "no/run", "--data", "no/corpus", "--recipes", "weights", "--output", "rows"],
     "report": ["no/run"],
+    "show": ["no/corpus"],
     "submit": ["--config", "no/file.yaml", "--nodes", "1", "--gpus-per-node", "1"],
     "sweep": ["--config", "no/file.yaml"],
 }
@@ -54,7 +55,9 @@ def test_command_lines_are_read_before_anything_slow_is_imported() -> None:
             assert missing == (arguments != ["--no-such-option"]), outcome["errors"]
 
 
-def test_verbs_that_run_no_model_import_neither_deepspeed_nor_transformers(tiny_config: Path, tmp_path: Path) -> None:
+def test_verbs_that_run_no_model_import_neither_deepspeed_nor_transformers(
+    tiny_config: Path, corpus: Path, tmp_path: Path
+) -> None:
     rows = tmp_path / "rows.jsonl"
     bits = {"weight_bits": 16, "activation_bits": 16, "kv_bits": 16}
     losses = [
@@ -68,14 +71,17 @@ def test_verbs_that_run_no_model_import_neither_deepspeed_nor_transformers(tiny_
     (run / "metrics.jsonl").write_text('{"step": 1, "tokens": 8, "loss": 3.0}\n', encoding="utf-8")
     config = ["--config", str(tiny_config), f"run.root={tmp_path}"]
     (light, torch) = run_in_forks(
-        [["fit", str(rows), "--output", str(tmp_path / "law"), "--form", "chinchilla", "--bootstrap", "0"]],
+        [
+            ["fit", str(rows), "--output", str(tmp_path / "law"), "--form", "chinchilla", "--bootstrap", "0"],
+            ["show", str(corpus)],
+        ],
         [
             ["report", str(run)],
             ["plan", *config, "--law", "besiroglu2404"],
             ["submit", *config, "--tasks-per-node", "1", "--dry-run"],
         ],
     )
-    assert (light["codes"], torch["codes"]) == ([0], [0, 0, 0]), light["errors"] + torch["errors"]
+    assert (light["codes"], torch["codes"]) == ([0, 0], [0, 0, 0]), light["errors"] + torch["errors"]
     assert not {"deepspeed", "transformers"} & {*light["imported"], *torch["imported"]}
     assert "sympy" not in torch["imported"], "torch's compiler was imported, which takes as long as all the rest"
     assert "torch" not in light["imported"]

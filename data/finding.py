@@ -1,0 +1,166 @@
+"""Find the documents and examples of a training split that contain a text, and the windows that hold them.
+
+Text is looked for in pieces of the tokens, whatever documents they are of, so memory does not grow with the corpus.
+Which samples read a window is `TrainOrder.samples_of`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from plumbline.data.corpus import Split
+from plumbline.data.indexed import Int64s
+from plumbline.data.streams import IGNORED, SampleSource
+from plumbline.data.tasks.source import KEPT, TaskStream
+from plumbline.data.tokenizers import Decoder
+
+BLOCK = 2**22
+"""Tokens that are searched by their bytes at a time."""
+
+PIECE, PIECES = 2**13, 2**7
+"""Tokens that are decoded in one piece, and pieces that are decoded at a time."""
+
+MARGIN = 16
+"""Tokens more on either side of a piece: what stands first or last in a text may be decoded otherwise."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Hold where a text was found: a document of a corpus, or an example of a task."""
+
+    first: int
+    """Token of the split at which the document begins; number of the example."""
+    stop: int
+    """Token before which it ends; number of the next example."""
+    windows: range
+    """Windows that hold a part of the document as input; none where it is the split's last few tokens."""
+    text_windows: range
+    """Of these, the windows that hold the text."""
+
+
+def find(source: SampleSource, text: str, length: int | None) -> Iterator[Found]:
+    """Yield the documents or examples of the training split of a source that contain a text.
+
+    Args:
+        source: a corpus, or a task whose examples are text.
+        text: what to look for, as it is.
+        length: tokens of a window; None where there are none, and no windows are to be told.
+
+    Raises:
+        ValueError: nothing to look for, or the source is no text.
+    """
+    if not text:
+        raise ValueError("--find: an empty text is everywhere; give some characters")
+    if source.tokenizer_path is None:
+        raise ValueError(f"--find {text!r}: {source} has no tokenizer, so no text can be found in it")
+    decoder, split = Decoder(source.tokenizer_path), source.splits["train"]
+    if isinstance(split, TaskStream):
+        return _among_examples(split, text, decoder)
+    assert isinstance(split, Split), "a source is a corpus or a task"
+    return _among_documents(split, text, decoder, length)
+
+
+def _among_examples(stream: TaskStream, text: str, decoder: Decoder) -> Iterator[Found]:
+    examples = stream.task.num_examples("train")
+    assert examples <= KEPT, "who has a tokenizer has a file that was read whole"
+    for number in range(examples):
+        tokens, labels = stream.task.example("train", number)
+        last = labels[-1:][labels[-1:] != IGNORED]
+        if text in decoder([*tokens.tolist(), *last.tolist()]):
+            yield Found(number, number + 1, range(number, number + 1), range(number, number + 1))
+
+
+def _among_documents(split: Split, text: str, decoder: Decoder, length: int | None) -> Iterator[Found]:
+    windows = range(split.training_windows(length)) if length else range(0)
+
+    def holding(first: int, stop: int) -> range:
+        """Return the windows that hold tokens [first, stop) as input."""
+        return windows[first // length : (stop - 1) // length + 1] if length else windows
+
+    start = 0
+    while place := next_occurrence(split, text, decoder, start):
+        begin, start = document_around(split, place[0])
+        yield Found(begin, start, holding(begin, start), holding(*place))
+
+
+def document_around(split: Split, token: int) -> tuple[int, int]:
+    """Return the token at which the document that holds a token begins, and the one before which it ends."""
+    reach = 256
+    begins = _begins(split, token - reach, token + 1)
+    while not begins.size and reach <= token:
+        reach *= 4
+        begins = _begins(split, token - reach, token + 1)
+    return int(begins[-1]) if begins.size else 0, next_document(split, token)
+
+
+def next_document(split: Split, token: int) -> int:
+    """Return the first token behind `token` at which a document begins, or the end of the split."""
+    reach = 256
+    begins = _begins(split, token, token + reach)
+    while not begins.size and token + reach < split.num_tokens:
+        reach *= 4
+        begins = _begins(split, token, token + reach)
+    return int(begins[0]) if begins.size else split.num_tokens
+
+
+def _begins(split: Split, after: int, before: int) -> Int64s:
+    """Return the tokens between two, neither among them, at which a document begins."""
+    return split.indexed.document_starts(max(-1, after), min(before, split.num_tokens))
+
+
+def next_occurrence(split: Split, text: str, decoder: Decoder, start: int) -> tuple[int, int] | None:
+    """Return the first range of tokens [first, stop) from `start` on that spells a text; None where there is none."""
+    search = _in_bytes if decoder.is_bytes else _in_pieces
+    return search(split, text, decoder, start)
+
+
+def _in_bytes(split: Split, text: str, _decoder: Decoder, start: int) -> tuple[int, int] | None:
+    """Look for a text in tokens that are its bytes, without decoding them."""
+    size = len(text.encode())
+    pattern = np.frombuffer(text.encode(), np.uint8).astype("<u2").tobytes()
+    for first in range(start, split.num_tokens, BLOCK):
+        data = split.indexed.tokens[first : first + BLOCK + size - 1].astype("<u2", copy=False).tobytes()
+        place = data.find(pattern)
+        while place % 2 == 1 and place > 0:  # between two tokens
+            place = data.find(pattern, place + 1)
+        if place >= 0:
+            return first + place // 2, first + place // 2 + size
+    return None
+
+
+def _in_pieces(split: Split, text: str, decoder: Decoder, start: int) -> tuple[int, int] | None:
+    """Look for a text in pieces of tokens that are decoded, a few at first, for the next document may be near."""
+    behind = len(text.encode()) + MARGIN  # each token of the text spells a byte of it or more
+    pieces = 1
+    while start < split.num_tokens:
+        begins = range(start, min(split.num_tokens, start + pieces * PIECE), PIECE)
+        lows = [max(0, begin - MARGIN) for begin in begins]
+        tokens = split.indexed.tokens[lows[0] : begins[-1] + PIECE + behind]
+        ids = [
+            tokens[low - lows[0] : begin + PIECE + behind - lows[0]].tolist()
+            for begin, low in zip(begins, lows, strict=True)
+        ]
+        for begin, low, its, decoded in zip(begins, lows, ids, decoder.pieces(ids), strict=True):
+            for first, stop in _within(its, text, decoder) if text in decoded else ():
+                if begin <= low + first < begin + PIECE:  # others are found in the piece that they begin in
+                    return low + first, low + stop
+        start = begins[-1] + PIECE
+        pieces = min(2 * pieces, PIECES)
+    return None
+
+
+def _within(ids: Sequence[int], text: str, decoder: Decoder) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of tokens that spell a text in a piece, by bisection: decoding alone tells what it spells."""
+    offset = 0
+    while text in decoder(ids[offset:]):
+        low, stop = offset, len(ids)  # the text is in ids[offset:stop], and not in ids[offset:low]
+        while stop - low > 1:
+            middle = (low + stop) // 2
+            low, stop = (low, middle) if text in decoder(ids[offset:middle]) else (middle, stop)
+        start, high = offset, stop  # the text is in ids[start:stop], and not in ids[high:stop]
+        while high - start > 1:
+            middle = (start + high) // 2
+            start, high = (middle, high) if text in decoder(ids[middle:stop]) else (start, middle)
+        yield start, stop
+        offset = start + 1

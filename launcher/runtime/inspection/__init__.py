@@ -1,0 +1,1 @@
+"""Look at what a corpus holds, and at what a run saw."""

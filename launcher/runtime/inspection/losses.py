@@ -1,0 +1,89 @@
+"""Score the samples of a step one by one: which of them made the loss, and at which token."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.nn.functional as F
+
+from plumbline.data.streams import IGNORED
+from plumbline.data.windows import Batch
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.inspection.seen import SeenRun, Step
+from plumbline.launcher.runtime.models.open import LoadedModel
+
+WORST = 5
+"""Tokens of a sample that are named."""
+
+
+@dataclass(frozen=True)
+class WorstToken:
+    """Hold a token that was predicted badly."""
+
+    position: int
+    """Place in the sample of the token that it comes after."""
+    token: int
+    nats: float
+
+
+@dataclass(frozen=True)
+class SampleLoss:
+    """Hold what a model scores on one sample."""
+
+    sample: int
+    loss: float
+    """Mean cross-entropy over its labels, nats per token."""
+    labels: int
+    """How many labels that are."""
+    worst: list[WorstToken]
+    """The tokens that cost most, worst first."""
+
+
+def checkpoint_before(run: SeenRun, step: int) -> Path:
+    """Return the newest whole checkpoint of the weights that a step started from, or of some before.
+
+    Raises:
+        ValueError: there is none.
+    """
+    root = run.folder / "checkpoints"
+    there = checkpoint.checkpoints(root)
+    before = [folder for folder in there if checkpoint.step_of(folder) < step]
+    newest = checkpoint.newest_whole(before, checkpoint.problems)
+    if newest is None:
+        steps = ", ".join(str(checkpoint.step_of(folder)) for folder in reversed(there)) or "none"
+        raise ValueError(
+            f"--loss of step {step}: {root} holds no whole checkpoint of a step before it (it has {steps}); give "
+            "another with --checkpoint, or keep more with checkpoint.keep_last and checkpoint.keep_every"
+        )
+    return newest
+
+
+def sample_losses(model: LoadedModel, step: Step) -> list[SampleLoss]:
+    """Return what a model scores on each sample of a step, worst first: its cross-entropy of the next token."""
+    losses = [_score(model, batch, row) for batch in step.batches for row in range(len(batch["sample_index"]))]
+    return sorted(losses, key=lambda its: its.loss, reverse=True)
+
+
+def mean_loss(losses: list[SampleLoss]) -> float:
+    """Return the mean over all labels, which is what training reports for a step."""
+    return sum(its.loss * its.labels for its in losses) / sum(its.labels for its in losses)
+
+
+def _score(model: LoadedModel, batch: Batch, row: int) -> SampleLoss:
+    """Score one row alone, so that memory holds the logits of one."""
+    tensors: dict[str, Any] = {**batch}
+    alone = {name: tensor[row : row + 1] for name, tensor in tensors.items()}
+    logits = model.logits(alone)[0]
+    labels = alone["labels"][0].to(logits.device)
+    nats = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none").double()
+    count = int((labels != IGNORED).sum())
+    worst, places = nats.topk(min(WORST, count))
+    return SampleLoss(
+        sample=int(alone["sample_index"].item()),
+        loss=float(nats.sum()) / max(1, count),
+        labels=count,
+        worst=[
+            WorstToken(place, int(labels[place]), cost)
+            for place, cost in zip(places.tolist(), worst.tolist(), strict=True)
+        ],
+    )

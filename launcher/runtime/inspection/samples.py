@@ -1,0 +1,105 @@
+"""Hold samples as they are read, with what they say, for people and for programs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plumbline.data.indexed import Int64s
+from plumbline.data.streams import IGNORED, SampleSource, WindowStream
+from plumbline.data.tokenizers import Decoder
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Hold one sample without its padding: n tokens that are read, and what is expected after each."""
+
+    source: str
+    window: int
+    tokens: list[int]
+    """[n]"""
+    labels: list[int]
+    """[n]: -100 where nothing is expected."""
+    begins: list[int]
+    """Places at which a document begins: 0 and those behind it."""
+    number: int | None = None
+    """Its place in the order of training; None of a corpus that nobody trains on."""
+    epoch: int | None = None
+
+    @property
+    def documents(self) -> list[tuple[int, int]]:
+        """Return where each document begins and ends among the tokens."""
+        return list(zip(self.begins, [*self.begins[1:], len(self.tokens)], strict=True))
+
+    @property
+    def prompt(self) -> list[int] | None:
+        """Return the tokens up to the first answer; None where every token has a label."""
+        if IGNORED not in self.labels:
+            return None
+        first = next((place for place, label in enumerate(self.labels) if label != IGNORED), len(self.labels) - 1)
+        return self.tokens[: first + 1]
+
+    def facts(self, decoder: Decoder | None) -> dict[str, Any]:
+        """Return what a program wants to know; texts are None without a tokenizer."""
+
+        def text(ids: list[int]) -> str | None:
+            return None if decoder is None else decoder(ids)
+
+        documents = [{"begins": first, "text": text(self.tokens[first:stop])} for first, stop in self.documents]
+        place = {"sample": self.number, "source": self.source, "epoch": self.epoch, "window": self.window}
+        facts = {**place, "tokens": self.tokens, "documents": documents}
+        if self.prompt is not None:
+            answer = [label for label in self.labels if label != IGNORED]
+            facts |= {"prompt": text(self.prompt), "answer": text(answer), "answer_tokens": answer}
+        return facts
+
+
+def decoders(sources: Mapping[str, SampleSource]) -> dict[str, Decoder | None]:
+    """Return what turns the tokens of each source into text; None where they are no text."""
+    return {
+        name: None if source.tokenizer_path is None else Decoder(source.tokenizer_path)
+        for name, source in sources.items()
+    }
+
+
+def spread(name: str, stream: WindowStream, count: int, length: int) -> Iterator[Sample]:
+    """Yield samples from all over a split, at most so many, in their order."""
+    available = stream.evaluation_windows(length)
+    for number in range(min(count, available)):
+        window = number * available // min(count, available)
+        inputs, labels, begins = stream.read(window, length)
+        yield _sample(name, window, inputs.astype(np.int64), labels.astype(np.int64), begins.astype(np.int64))
+
+
+def of_batch(batch: Mapping[str, Any], located: Iterator[tuple[str, int, int]]) -> Iterator[Sample]:
+    """Yield the samples of a micro-batch.
+
+    Args:
+        batch: as training reads it.
+        located: name of the source, epoch and window of each row.
+    """
+    rows = (batch[name].numpy() for name in ("sample_index", "input_ids", "labels", "document_ids"))
+    for number, tokens, labels, documents in zip(*rows, strict=True):
+        name, epoch, window = next(located)
+        begins = np.flatnonzero(np.diff(documents)) + 1
+        yield _sample(name, window, tokens, labels, begins, int(number), epoch)
+
+
+def _sample(
+    name: str,
+    window: int,
+    tokens: Int64s,
+    labels: Int64s,
+    begins: Int64s,
+    number: int | None = None,
+    epoch: int | None = None,
+) -> Sample:
+    """Return a sample without its padding: a last document, behind others, of which nothing is expected."""
+    places = [0, *begins.tolist()]
+    if begins.size and places[-1] >= len(tokens):  # an example's end, where its padding would begin
+        places.pop()
+    elif begins.size and (labels[begins[-1] :] == IGNORED).all():
+        tokens, labels = tokens[: begins[-1]], labels[: begins[-1]]
+        places.pop()
+    return Sample(name, window, tokens.tolist(), labels.tolist(), places, number, epoch)

@@ -1,0 +1,197 @@
+"""Open a run to say what it saw and will see: the samples of a step, and the steps of a text.
+
+"Step N" is the state after N updates, as in metrics.jsonl. So the samples of step N are those that its last update
+trained on, and the weights that predicted them are those of step N - 1.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from plumbline.data.finding import Found, find
+from plumbline.data.loader import TrainBatches
+from plumbline.data.tokenizers import Decoder
+from plumbline.data.windows import Batch
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.inspection.samples import Sample, decoders, of_batch
+from plumbline.launcher.runtime.system.files import read_json_lines
+from plumbline.launcher.runtime.system.log import LOG
+
+LISTED = 1000
+"""Reads of a document that are listed."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Say when a window was or will be read."""
+
+    step: int
+    """As in metrics.jsonl: the step whose update trains on it."""
+    sample: int
+    epoch: int
+    window: int
+    holds_text: bool
+    """Whether the text itself is in this window, and not only another part of its document."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """Hold what a step trained on, or what one rank took of it."""
+
+    batches: list[Batch]
+    samples: list[Sample]
+
+
+class SeenRun:
+    """Hold a run folder, opened to look at its data.
+
+    Attributes:
+        folder: the run.
+        config: its configuration.
+        plan: what it does.
+        batches: its training batches, as a single rank takes them, one sample in each.
+        last_step: the last one that was logged; 0 where none was.
+        losses: step -> the training loss that was logged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open what the run trained on.
+
+        Raises:
+            ValueError: it is no run, or its corpora are not there any more, or are not those that it trained on.
+        """
+        self.folder = folder
+        self.config: Config = load_config(folder / "config.yaml", [])
+        self.plan: RunPlan = plan_run(self.config)
+        # One sample is a micro-batch, which fits every batch size of a warm-up, whatever the ranks were
+        data = self.config.data.model_copy(update={"micro_batch_size": 1})
+        self.batches = TrainBatches(data, self.config.run.seed)
+        self._check_corpora()
+        file = folder / "metrics.jsonl"
+        records = [record for _, record in read_json_lines(file)] if file.is_file() else []
+        self.last_step: int = max((record["step"] for record in records), default=0)
+        self.losses: dict[int, float] = {record["step"]: record["loss"] for record in records if "loss" in record}
+
+    def _check_corpora(self) -> None:
+        """Refuse corpora that were replaced: what they hold now is not what the run saw."""
+        newest = checkpoint.newest_whole(checkpoint.checkpoints(self.folder / "checkpoints"), checkpoint.problems)
+        seen = {} if newest is None else checkpoint.read_manifest(newest)["corpora"]
+        for name, corpus in self.batches.corpora.items():
+            if seen.get(name, corpus.fingerprint) != corpus.fingerprint:
+                raise ValueError(
+                    f"{corpus}: holds other tokens than when {self.folder} trained on it (fingerprint "
+                    f"{corpus.fingerprint}, then {seen[name]}); put the corpus of that time in its place"
+                )
+
+    @cached_property
+    def decoders(self) -> dict[str, Decoder | None]:
+        """Return what turns the tokens of each source into text."""
+        return decoders(self.batches.corpora)
+
+    def step(self, step: int, rank: int | None = None, world_size: int | None = None) -> Step:
+        """Return the samples of a step in their order, or those of one rank in the order in which it takes them.
+
+        Args:
+            step: as in metrics.jsonl, from 1.
+            rank: the rank.
+            world_size: of how many; the run's last start had so many where None.
+
+        Raises:
+            ValueError: there is no such step or rank, or the batch does not divide over so many ranks.
+        """
+        if not 1 <= step <= self.plan.total_steps:
+            raise ValueError(f"--step {step}: {self.folder} has steps 1 to {self.plan.total_steps}")
+        batches = self.batches
+        if rank is not None:
+            size = world_size or self._last_world_size()
+            if rank >= size:
+                raise ValueError(
+                    f"--rank {rank}: there were {size} rank(s), from 0 on; --world-size tells of another start"
+                )
+            batches = TrainBatches(self.config.data, self.config.run.seed, rank, size)
+        read = batches.micro_batches(step - 1)
+        samples = [sample for batch in read for sample in of_batch(batch, self._located(batch))]
+        return Step(read, samples)
+
+    def _last_world_size(self) -> int:
+        file = self.folder / "environment.json"
+        try:
+            return int(json.loads(file.read_text(encoding="utf-8"))["world_size"])
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(f"{file}: does not say how many ranks there were; give --world-size") from error
+
+    def _located(self, batch: Batch) -> Iterator[tuple[str, int, int]]:
+        """Yield source, epoch and window of each row of a batch."""
+        order = self.batches.order
+        located = order.locate(batch["sample_index"].numpy())
+        for source, epoch, window in zip(located.source, located.epoch, located.window, strict=True):
+            yield order.sources[source].name, int(epoch), int(window)
+
+    def find(self, text: str, most: int) -> Iterator[tuple[str, Found]]:
+        """Yield the name of the source and the place of documents and examples that hold a text, so many at most.
+
+        Sources whose tokens are no text are passed over with a warning.
+
+        Raises:
+            ValueError: no source is text, or there is nothing to look for.
+        """
+        texts = {name: corpus for name, corpus in self.batches.corpora.items() if corpus.tokenizer_path is not None}
+        if left := [name for name in self.batches.corpora if name not in texts]:
+            LOG.warning(f"--find looks for no text in {', '.join(left)}, which has no tokenizer")
+        if not texts:
+            raise ValueError(f"--find {text!r}: no source of {self.folder} has a tokenizer, so none holds text")
+        found = ((name, it) for name, corpus in texts.items() for it in find(corpus, text, self._length))
+        return islice(found, most)
+
+    @property
+    def _length(self) -> int:
+        return self.config.data.sequence_length
+
+    def reads(self, source: str, found: Found, most: int = LISTED) -> list[Read]:
+        """Return when the windows of a document are read up to the run's end, by step, those with the text first.
+
+        Args:
+            source: its name.
+            found: what holds the text.
+            most: reads of either kind to list.
+        """
+        others = [window for window in found.windows if window not in found.text_windows]
+        both = (self._reads(source, found.text_windows, True), self._reads(source, others, False))
+        return [read for reads in both for read in sorted(islice(reads, most), key=lambda it: it.sample)]
+
+    def _reads(self, source: str, windows: range | list[int], holds_text: bool) -> Iterator[Read]:
+        order, plan = self.batches.order, self.plan.batches
+        place = [its.name for its in order.sources].index(source)
+        stop = plan.samples_before(self.plan.total_steps)
+        for window in windows:
+            for epoch, sample in enumerate(order.samples_of(place, window, stop)):
+                yield Read(plan.step_of(sample) + 1, sample, epoch, window, holds_text)
+
+    def overview(self) -> dict[str, Any]:
+        """Return what the run reads: its steps, and of each source its share."""
+        epochs = self.batches.epochs(self.plan.total_steps)
+        samples = self.batches.order.samples_per_source(self.plan.batches.samples_before(self.plan.total_steps))
+        return {
+            "run": str(self.folder),
+            "steps": self.plan.total_steps,
+            "last_step": self.last_step,
+            "tokens": self.plan.total_tokens,
+            "sequence_length": self._length,
+            "sources": {
+                its.name: {
+                    "data": str(self.batches.corpora[its.name]),
+                    "weight": its.weight,
+                    "windows": its.num_windows,
+                    "samples": samples[its.name],
+                    "epochs": epochs[its.name],
+                }
+                for its in self.batches.order.sources
+            },
+        }

@@ -1,0 +1,86 @@
+"""Write samples and counts for people: on a terminal, and nothing in them controls it."""
+
+from collections.abc import Iterator, Sequence
+
+from plumbline.data.counting import Counts
+from plumbline.data.streams import IGNORED
+from plumbline.data.tokenizers import Decoder
+from plumbline.launcher.runtime.inspection.samples import Sample
+
+CUT = 600
+"""Characters, or tokens that are no text, of a document that are shown."""
+
+DOCUMENTS = 4
+"""Documents of a sample that are shown."""
+
+BAR = 40
+"""Width of the longest bar of a histogram."""
+
+
+def escaped(text: str) -> str:
+    """Return a text without what a terminal would obey or hide: as Python writes it, line breaks included."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def block(text: str, full: bool) -> Iterator[str]:
+    """Yield the lines of a text, each behind a rule; a long one is cut, unless all is asked for."""
+    shown = text if full else text[:CUT]
+    for line in shown.split("\n"):
+        yield f"  | {escaped(line)}"
+    if len(text) > len(shown):
+        yield f"  ... {len(text) - len(shown):,} more characters (--full)"
+
+
+def sample_lines(sample: Sample, decoder: Decoder | None, full: bool) -> Iterator[str]:
+    """Yield what a sample holds, document by document; of a task its prompt and its answer."""
+    number = f"sample {sample.number}  " if sample.number is not None else ""
+    epoch = f", epoch {sample.epoch}" if sample.epoch is not None else ""
+    many = f", {len(sample.begins)} documents" if len(sample.begins) > 1 else ""
+    yield f"{number}{sample.source}{epoch}, window {sample.window}: {len(sample.tokens)} tokens{many}"
+    if decoder is None:
+        yield from block(_in_numbers(sample), full)
+    elif sample.prompt is not None:
+        yield from block(decoder(sample.prompt), full)
+        yield "  answer"
+        yield from block(decoder([label for label in sample.labels if label != IGNORED]), full)
+    else:
+        shown = sample.documents if full else sample.documents[:DOCUMENTS]
+        for first, stop in shown:
+            if first:
+                yield f"  -- a document begins at token {first}"
+            yield from block(decoder(sample.tokens[first:stop]), full)
+        if len(shown) < len(sample.documents):
+            yield f"  ... {len(sample.documents) - len(shown)} more documents (--full)"
+
+
+def _in_numbers(sample: Sample) -> str:
+    """Return the ids of a sample, a line for each document; what is an answer stands in brackets."""
+    answers = sample.prompt is not None
+    # A label is what comes after its place: the answers among the tokens, and the one behind the last
+    words = [str(sample.tokens[0])] + [
+        f"[{label}]" if answers and label != IGNORED else str(token)
+        for token, label in zip([*sample.tokens[1:], sample.labels[-1]], sample.labels, strict=True)
+    ]
+    ends = [stop for _, stop in sample.documents]
+    ends[-1] += answers and sample.labels[-1] != IGNORED
+    return "\n".join(" ".join(words[first:stop]) for first, stop in zip(sample.begins, ends, strict=True))
+
+
+def count_lines(counts: Counts, total: int, decoder: Decoder | None, most: int) -> Iterator[str]:
+    """Yield the histogram of the lengths of documents, and the most frequent tokens."""
+    part = "" if counts.tokens == total else f" that begin in {counts.tokens:,} of its tokens, from everywhere"
+    yield f"  documents{part}, by their tokens"
+    rows = counts.lengths
+    longest = max((number for _, _, number in rows), default=1)
+    for first, last, number in rows:
+        yield f"  {first:>13,} to {last:>13,}  {number:>13,}  {'#' * -(-BAR * number // longest)}"
+    yield f"  most frequent of {counts.tokens:,} tokens"
+    for token, number in counts.frequent(most):
+        spelled = "" if decoder is None else f"  {decoder([token])!r}"
+        yield f"  {token:>13} {number:>13,}  {number / counts.tokens:>7.2%}{spelled}"
+
+
+def steps_in_words(steps: Sequence[int], most: int) -> str:
+    """Return steps one after the other, so many at most."""
+    more = f" and {len(steps) - most} more" if len(steps) > most else ""
+    return ", ".join(f"{step:,}" for step in steps[:most]) + more
