@@ -140,8 +140,9 @@ class Run:
 
 
 def written(folder: Path) -> dict[Path, int]:
-    """Return when each file of a run was written, but for its lock, which is taken by whoever looks."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    """Return when each file of a run was written, but for its lock and logs, in which whoever looks leaves a trace."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path: path.stat().st_mtime_ns for path in files if path.name != "lock" and path.parent.name != "logs"}
 
 
 @dataclass(frozen=True)
