@@ -107,12 +107,14 @@ def test_documents_and_answers_are_told_apart() -> None:
 def test_answers_of_a_task_without_text_stand_in_brackets() -> None:
     """As data/tasks/README.md writes examples: an answer that is read, and the last one, which is not."""
     task = RetrievalConfig(pairs=2, queries=2, keys=4, values=3)
-    (sample, *_) = spread("retrieval", TaskSource(task).splits["train"], 3, 16)
-    tokens, labels = task.example("train", 0)
-    assert sample.tokens == tokens.tolist()
-    words = [str(tokens[0])]
-    for token, label in zip([*tokens[1:].tolist(), None], labels.tolist(), strict=True):
-        words.append(f"[{label}]" if label != -100 else str(token))
-    (_, line) = sample_lines(sample, None, full=False)
-    assert line == f"  | {' '.join(words)}"
-    assert line.count("[") == 2
+    answers = set()
+    for sample in spread("retrieval", TaskSource(task).splits["train"], 8, 16):
+        tokens, labels = (part.tolist() for part in task.example("train", sample.window))
+        assert sample.tokens == tokens
+        words = [str(tokens[0])]
+        for token, label in zip([*tokens[1:], None], labels, strict=True):
+            words.append(f"[{label}]" if label != -100 else str(token))
+        (_, line) = sample_lines(sample, None, full=False)
+        assert line == f"  | {' '.join(words)}"
+        answers.add(line.count("["))
+    assert answers == {1, 2}
