@@ -93,14 +93,16 @@ def test_nothing_in_a_text_reaches_the_terminal_as_a_command() -> None:
 
 def test_documents_and_answers_are_told_apart() -> None:
     decoder = Decoder(tokenizer_folder("byte"))
-    text = Sample("web", 7, [*b"end.", 256, *b"new"], [*b"nd.", 256, *b"newx"], [0, 5], number=3, epoch=1)
+    text = Sample(
+        "web", 7, [*b"end.", 256, *b"new"], [*b"nd.", 256, *b"newx"], [0, 5], has_answers=False, number=3, epoch=1
+    )
     assert list(sample_lines(text, decoder, full=False)) == [
         "sample 3  web, epoch 1, window 7: 8 tokens, 2 documents",
         "  | end.<|endoftext|>",
         "  -- a document begins at token 5",
         "  | new",
     ]
-    task = Sample("sums", 0, [*b"1+1=", *b"2"], [-100, -100, -100, ord("2"), 256], [0])
+    task = Sample("sums", 0, [*b"1+1=", *b"2"], [-100, -100, -100, ord("2"), 256], [0], has_answers=True)
     assert list(sample_lines(task, decoder, full=False))[1:] == ["  | 1+1=", "  answer", "  | 2<|endoftext|>"]
 
 
