@@ -185,8 +185,7 @@ class TrainOrder:
         window = np.empty_like(place)
         for number, its in enumerate(self.sources):
             chosen = source == number
-            keys = subkey(derive_key("samples", self.seed, its.fingerprint), epoch[chosen])
-            window[chosen] = permute(place[chosen], its.num_windows, keys)
+            window[chosen] = permute(place[chosen], its.num_windows, self._keys(its, epoch[chosen]))
         return Location(source, epoch, window)
 
     def samples_of(self, source: int, window: int, stop: int) -> Iterator[int]:
@@ -201,14 +200,17 @@ class TrainOrder:
         slots = np.flatnonzero(self._source_of_slot == source)  # in the order of their ranks
         epochs = np.arange(EPOCHS)
         while True:
-            keys = subkey(derive_key("samples", self.seed, its.fingerprint), epochs)
-            places = unpermute(np.full(EPOCHS, window), its.num_windows, keys)
+            places = unpermute(np.full(EPOCHS, window), its.num_windows, self._keys(its, epochs))
             cycle, rank = np.divmod(epochs * its.num_windows + places, len(slots))
             for sample in (cycle * CYCLE + slots[rank]).tolist():
                 if sample >= stop:
                     return
                 yield sample
             epochs += EPOCHS
+
+    def _keys(self, its: OrderedSource, epochs: Int64s) -> UInt64s:
+        """Return what shuffles a source in each of some epochs."""
+        return subkey(derive_key("samples", self.seed, its.fingerprint), epochs)
 
     def samples_per_source(self, samples: int) -> dict[str, int]:
         """Return how many of the first `samples` samples come from each corpus."""

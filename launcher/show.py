@@ -110,13 +110,14 @@ def show_corpus(arguments: argparse.Namespace) -> None:
         "sources": {},
         "samples": [],
     }
-    show_sources(arguments, facts, sources)
+    show_sources(arguments, facts, sources, [])
 
 
-def show_sources(arguments: argparse.Namespace, facts: dict[str, Any], sources: "Mapping[str, SampleSource]") -> None:
-    """Count what sources hold, and show some samples of each."""
+def show_sources(
+    arguments: argparse.Namespace, facts: dict[str, Any], sources: "Mapping[str, SampleSource]", lines: list[str]
+) -> None:
+    """Count what sources hold, and show some samples of each, behind some facts and lines."""
     decoder_of = decoders(sources)
-    lines: list[str] = []
     for name, source in sources.items():
         stated = facts["sources"].setdefault(name, {})
         lines.append(f"{name}: {source}" + "".join(f", {key} {value:,.6g}" for key, value in numbers(stated)))
@@ -156,7 +157,11 @@ def show_run(arguments: argparse.Namespace) -> None:
     if arguments.find is not None:
         print_found(arguments, run.batches.corpora, list(run.find(arguments.find, FOUND)), run)
     elif arguments.step is None:
-        show_sources(arguments, {**run.overview(), "samples": []}, run.batches.corpora)
+        facts = {**run.overview(), "samples": []}
+        lines = [
+            f"{run.folder}: {facts['tokens']:,} tokens in {facts['steps']:,} steps, {run.last_step:,} of them made"
+        ]
+        show_sources(arguments, facts, run.batches.corpora, lines)
     elif arguments.loss:
         show_losses(arguments, run)
     else:

@@ -120,10 +120,10 @@ class FileConfig(TaskConfig):
         """Return example `number` with its own answer behind the prompt of another one, where one fits."""
         examples = read(self)
         prompt, answer = examples.parts(number)
-        draws = Draws(derive_key("another question", self.name, self.seed, split, number))
+        draws, room = Draws(derive_key("another question", self.name, self.seed, split, number)), self.longest
         for other in draws.integers(OTHERS, len(examples.lines)).tolist():
             asked, _ = examples.parts(other)
-            if len(asked) + len(answer) - 1 <= self.longest and not np.array_equal(asked, prompt):
+            if len(asked) + len(answer) - 1 <= room and not np.array_equal(asked, prompt):
                 return _example(asked, answer)
         return _example(prompt, answer)
 

@@ -93,26 +93,30 @@ def test_nothing_in_a_text_reaches_the_terminal_as_a_command() -> None:
 
 def test_documents_and_answers_are_told_apart() -> None:
     decoder = Decoder(tokenizer_folder("byte"))
-    text = Sample("web", 7, [*b"end.", 256, *b"new"], [*b"nd.", 256, *b"newx"], [0, 5], number=3, epoch=1)
+    text = Sample(
+        "web", 7, [*b"end.", 256, *b"new"], [*b"nd.", 256, *b"newx"], [0, 5], has_answers=False, number=3, epoch=1
+    )
     assert list(sample_lines(text, decoder, full=False)) == [
         "sample 3  web, epoch 1, window 7: 8 tokens, 2 documents",
         "  | end.<|endoftext|>",
         "  -- a document begins at token 5",
         "  | new",
     ]
-    task = Sample("sums", 0, [*b"1+1=", *b"2"], [-100, -100, -100, ord("2"), 256], [0])
+    task = Sample("sums", 0, [*b"1+1=", *b"2"], [-100, -100, -100, ord("2"), 256], [0], has_answers=True)
     assert list(sample_lines(task, decoder, full=False))[1:] == ["  | 1+1=", "  answer", "  | 2<|endoftext|>"]
 
 
 def test_answers_of_a_task_without_text_stand_in_brackets() -> None:
     """As data/tasks/README.md writes examples: an answer that is read, and the last one, which is not."""
     task = RetrievalConfig(pairs=2, queries=2, keys=4, values=3)
-    (sample, *_) = spread("retrieval", TaskSource(task).splits["train"], 3, 16)
-    tokens, labels = task.example("train", 0)
-    assert sample.tokens == tokens.tolist()
-    words = [str(tokens[0])]
-    for token, label in zip([*tokens[1:].tolist(), None], labels.tolist(), strict=True):
-        words.append(f"[{label}]" if label != -100 else str(token))
-    (_, line) = sample_lines(sample, None, full=False)
-    assert line == f"  | {' '.join(words)}"
-    assert line.count("[") == 2
+    answers = set()
+    for sample in spread("retrieval", TaskSource(task).splits["train"], 8, 16):
+        tokens, labels = (part.tolist() for part in task.example("train", sample.window))
+        assert sample.tokens == tokens
+        words = [str(tokens[0])]
+        for token, label in zip([*tokens[1:], None], labels, strict=True):
+            words.append(f"[{label}]" if label != -100 else str(token))
+        (_, line) = sample_lines(sample, None, full=False)
+        assert line == f"  | {' '.join(words)}"
+        answers.add(line.count("["))
+    assert answers == {1, 2}

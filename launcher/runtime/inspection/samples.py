@@ -2,13 +2,22 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from plumbline.data.indexed import Int64s
 from plumbline.data.streams import IGNORED, SampleSource, WindowStream
 from plumbline.data.tokenizers import Decoder
+
+
+class Place(NamedTuple):
+    """Say where a sample comes from."""
+
+    source: str
+    window: int
+    has_answers: bool
+    epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,8 @@ class Sample:
     """[n]: -100 where nothing is expected."""
     begins: list[int]
     """Places at which a document begins: 0 and those behind it."""
+    has_answers: bool
+    """Whether it is an example of a task, of which the labels are the answer."""
     number: int | None = None
     """Its place in the order of training; None of a corpus that nobody trains on."""
     epoch: int | None = None
@@ -34,8 +45,8 @@ class Sample:
 
     @property
     def prompt(self) -> list[int] | None:
-        """Return the tokens up to the first answer; None where every token has a label."""
-        if IGNORED not in self.labels:
+        """Return the tokens up to the first answer; None of what is no example of a task."""
+        if not self.has_answers:
             return None
         first = next((place for place, label in enumerate(self.labels) if label != IGNORED), len(self.labels) - 1)
         return self.tokens[: first + 1]
@@ -69,32 +80,19 @@ def spread(name: str, stream: WindowStream, count: int, length: int) -> Iterator
     for number in range(min(count, available)):
         window = number * available // min(count, available)
         inputs, labels, begins = stream.read(window, length)
-        yield _sample(name, window, inputs.astype(np.int64), labels.astype(np.int64), begins.astype(np.int64))
+        place = Place(name, window, stream.has_answers)
+        yield _sample(place, inputs.astype(np.int64), labels.astype(np.int64), begins.astype(np.int64))
 
 
-def of_batch(batch: Mapping[str, Any], located: Iterator[tuple[str, int, int]]) -> Iterator[Sample]:
-    """Yield the samples of a micro-batch.
-
-    Args:
-        batch: as training reads it.
-        located: name of the source, epoch and window of each row.
-    """
+def of_batch(batch: Mapping[str, Any], places: Iterator[Place]) -> Iterator[Sample]:
+    """Yield the samples of a micro-batch, as training reads it, of which each row is from a place."""
     rows = (batch[name].numpy() for name in ("sample_index", "input_ids", "labels", "document_ids"))
     for number, tokens, labels, documents in zip(*rows, strict=True):
-        name, epoch, window = next(located)
         begins = np.flatnonzero(np.diff(documents)) + 1
-        yield _sample(name, window, tokens, labels, begins, int(number), epoch)
+        yield _sample(next(places), tokens, labels, begins, int(number))
 
 
-def _sample(
-    name: str,
-    window: int,
-    tokens: Int64s,
-    labels: Int64s,
-    begins: Int64s,
-    number: int | None = None,
-    epoch: int | None = None,
-) -> Sample:
+def _sample(place: Place, tokens: Int64s, labels: Int64s, begins: Int64s, number: int | None = None) -> Sample:
     """Return a sample without its padding: a last document, behind others, of which nothing is expected."""
     places = [0, *begins.tolist()]
     if begins.size and places[-1] >= len(tokens):  # an example's end, where its padding would begin
@@ -102,4 +100,13 @@ def _sample(
     elif begins.size and (labels[begins[-1] :] == IGNORED).all():
         tokens, labels = tokens[: begins[-1]], labels[: begins[-1]]
         places.pop()
-    return Sample(name, window, tokens.tolist(), labels.tolist(), places, number, epoch)
+    return Sample(
+        source=place.source,
+        window=place.window,
+        tokens=tokens.tolist(),
+        labels=labels.tolist(),
+        begins=places,
+        has_answers=place.has_answers,
+        number=number,
+        epoch=place.epoch,
+    )

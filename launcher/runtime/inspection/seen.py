@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.inspection.samples import Sample, decoders, of_batch
+from plumbline.launcher.runtime.inspection.samples import Place, Sample, decoders, of_batch
 from plumbline.launcher.runtime.system.files import read_json_lines
 from plumbline.launcher.runtime.system.log import LOG
 
@@ -117,7 +117,7 @@ class SeenRun:
                 )
             batches = TrainBatches(self.config.data, self.config.run.seed, rank, size)
         read = batches.micro_batches(step - 1)
-        samples = [sample for batch in read for sample in of_batch(batch, self._located(batch))]
+        samples = [sample for batch in read for sample in of_batch(batch, self._places(batch))]
         return Step(read, samples)
 
     def _last_world_size(self) -> int:
@@ -127,12 +127,13 @@ class SeenRun:
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"{file}: does not say how many ranks there were; give --world-size") from error
 
-    def _located(self, batch: Batch) -> Iterator[tuple[str, int, int]]:
-        """Yield source, epoch and window of each row of a batch."""
+    def _places(self, batch: Batch) -> Iterator[Place]:
+        """Yield where each row of a batch comes from."""
         order = self.batches.order
         located = order.locate(batch["sample_index"].numpy())
         for source, epoch, window in zip(located.source, located.epoch, located.window, strict=True):
-            yield order.sources[source].name, int(epoch), int(window)
+            name = order.sources[source].name
+            yield Place(name, int(window), self.batches.corpora[name].splits["train"].has_answers, int(epoch))
 
     def find(self, text: str, most: int) -> Iterator[tuple[str, Found]]:
         """Yield the name of the source and the place of documents and examples that hold a text, so many at most.

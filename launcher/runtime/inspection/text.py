@@ -55,7 +55,7 @@ def sample_lines(sample: Sample, decoder: Decoder | None, full: bool) -> Iterato
 
 def _in_numbers(sample: Sample) -> str:
     """Return the ids of a sample, a line for each document; what is an answer stands in brackets."""
-    answers = sample.prompt is not None
+    answers = sample.has_answers
     # A label is what comes after its place: the answers among the tokens, and the one behind the last
     words = [str(sample.tokens[0])] + [
         f"[{label}]" if answers and label != IGNORED else str(token)
