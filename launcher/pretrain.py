@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
+from plumbline.launcher.runtime.system.signals import StopRequest
 
 STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
 
@@ -39,6 +39,7 @@ if __name__ == "__main__":
 
 
 from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
@@ -48,10 +49,11 @@ from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.run.lock import RunLockedError, run_lock
+from plumbline.launcher.runtime.run.lock import RunLockedError
+from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_refusal
 from plumbline.launcher.runtime.system import startup
-from plumbline.launcher.runtime.system.cli import BROKEN, UNUSABLE
 from plumbline.launcher.runtime.system.collectives import from_main
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
@@ -65,34 +67,46 @@ def main() -> int:
     try:
         world = read_world()
         config = branch.resolve(load_config(arguments.config, arguments.overrides))
+    except (ValueError, OSError) as error:
+        return fail(error, UNUSABLE)
+    try:
         plan = plan_run(config)
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints)
         initial_weights.check(config)
         alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
         if alone and is_finished(config, world):
-            return 0
+            return COMPLETE
         if world.is_main:
             TRAINING.info("\n".join(describe(config, plan, inputs, world)))
         startup.start(world, config.deepspeed.timeout_minutes)
         if not alone and is_finished(config, world):
             startup.stop()
-            return 0
+            return COMPLETE
         check_start(config, plan, world)
     except (ValueError, OSError) as error:
+        note_refusal(config.run.folder, world, newest_checkpoint, error)
         return fail(error, UNUSABLE)
     try:
-        with run_lock(config.run.folder, world):
-            complete = train(config, inputs, world, STOP)
-    except (ConfigError, CheckpointError, RunLockedError, OSError) as error:
+        with begin_attempt(config.run.folder, world, newest_checkpoint) as status:
+            return attempt(config, inputs, world, status)
+    except (RunLockedError, OSError) as error:
         return fail(error, UNUSABLE)
+
+
+def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus) -> int:
+    """Train; tell the run's status how that ended, and return the exit code."""
+    try:
+        complete = train(config, inputs, world, STOP, status)
+    except (ConfigError, CheckpointError, OSError) as error:
+        return fail(error, status.end(UNUSABLE, str(error)))
     except TrainingError as error:
-        return fail(error, BROKEN)
+        return fail(error, status.end(BROKEN, str(error)))
     startup.stop()
     folder = config.run.folder
     reason = "because its launcher is gone" if STOP.is_orphaned else "on request"
     TRAINING.info(f"{folder} is complete" if complete else f"stopped {reason}; the same command resumes {folder}")
-    return 0 if complete else REQUEUE
+    return status.end(COMPLETE, "complete") if complete else status.end(REQUEUE, f"stopped {reason}")
 
 
 def is_finished(config: Config, world: World) -> bool:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, step_of
 from plumbline.launcher.runtime.config.written import read_run
+from plumbline.launcher.runtime.run.status_file import note_end_of_job
 from plumbline.launcher.runtime.system import cli, nodes
 from plumbline.launcher.runtime.system.attempts import FINAL, Attempt, decide, read_limit
-from plumbline.launcher.runtime.system.signals import REQUEUE
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 
 NOT_REQUEUED = 1  # exit code
 
@@ -42,17 +43,20 @@ def main() -> int:
     code, job_id = arguments.code, os.environ["SLURM_JOB_ID"]
     job = nodes.read_job(job_id)
     if code not in FINAL and not nodes.may_go_on(job):
+        note_end_of_job(folder, code)
         say(f"exit code {code}, ended by Slurm or by a person: the job is {job.state} and left as it is")
         return NOT_REQUEUED
     tally = folder / "slurm" / f"attempts-{job_id}.json"
     decision = decide(Attempt(code, arguments.before, newest), tally, limit)
     if not decision.requeue:
+        note_end_of_job(folder, code)
         say(f"{decision.reason}: not requeued")
         return NOT_REQUEUED
     # After a requested stop no node is to blame, and time may be running out; a job at its limit starts no step
     lost = nodes.lost_nodes(job) if code != REQUEUE and job.state == "RUNNING" else []
     spared = lost if nodes.can_spare(job, lost) else []
     say(f"{decision.reason}: back into the queue{without(lost, spared)}")
+    note_end_of_job(folder, code)
     nodes.requeue(job, spared)
     return 0
 

@@ -21,7 +21,8 @@ from contextlib import closing
 from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
+from plumbline.launcher.runtime.system.signals import StopRequest
 
 STOP = StopRequest()  # ahead of the imports below, which take seconds; each worker's process passes here, too
 

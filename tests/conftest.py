@@ -49,6 +49,9 @@ checkpoint: {{interval: 10}}
 metrics: {{tensorboard: false, peak_tflops: 0.1}}
 """
 
+SPEED = ("tokens_per_second", "mfu", "data_wait")
+"""Keys of metrics.jsonl that say how fast a step was, which no two runs have in common."""
+
 
 SLOWEST_FIRST = ("slurm", "distributed", "launcher", "model", "data")
 """Folders of tests in the order in which workers take their files, so that none is left alone with a long one."""
@@ -136,8 +139,9 @@ class Run:
 
 
 def written(folder: Path) -> dict[Path, int]:
-    """Return when each file of a run was written, but for its lock, which is taken by whoever looks."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    """Return when each file of a run was written, but for those that say who looked, and that it was refused."""
+    told = ("lock", "status.json", "attempts.jsonl")
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name not in told}
 
 
 @dataclass(frozen=True)

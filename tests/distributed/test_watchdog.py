@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plumbline.launcher.runtime.system.exit_codes import HUNG
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import watchdog
-from plumbline.launcher.runtime.train.watchdog import HUNG, Watchdog, stacks, suspects
+from plumbline.launcher.runtime.train.watchdog import Watchdog, stacks, suspects
 
 if TYPE_CHECKING:
     from tests.conftest import Start

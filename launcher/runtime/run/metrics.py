@@ -15,6 +15,7 @@ import psutil
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from plumbline.launcher.runtime.system.cli import duration
 from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines
 from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.world import World
@@ -99,12 +100,6 @@ class MetricsLog:
         self._file.close()
         if self._board is not None:
             self._board.close()
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as h:mm:ss or m:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def _truncate(path: Path, step: int) -> None:

@@ -14,7 +14,6 @@ from types import FrameType
 
 import psutil
 
-REQUEUE = 85  # exit code: "stopped on request, checkpoint written, start me again"
 LAUNCHERS = {
     "deepspeed",
     "deepspeed.launcher.runner",
