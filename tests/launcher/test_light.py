@@ -21,6 +21,7 @@ MISSING = {
     "plan": ["--config", "no/file.yaml"],
     "quantize": ["--model", "no/run", "--data", "no/corpus", "--recipes", "weights", "--output", "rows"],
     "report": ["no/run"],
+    "status": ["no/run"],
     "submit": ["--config", "no/file.yaml", "--nodes", "1", "--gpus-per-node", "1"],
     "sweep": ["--config", "no/file.yaml"],
 }
@@ -40,7 +41,7 @@ def test_command_lines_are_read_before_anything_slow_is_imported() -> None:
     commands = [[verb, option] for verb in VERBS for option in ("--help", "--no-such-option")]
     commands += [[verb, *arguments] for verb, arguments in MISSING.items()]
     told = run_in_forks(*([command] for command in commands))
-    assert len(told) == len(commands) >= 33
+    assert len(told) == len(commands) >= 36
     for (verb, *arguments), outcome in zip(commands, told, strict=True):
         assert not SLOW & set(outcome["imported"]), f"{verb} {arguments}"
         if arguments == ["--help"]:
@@ -66,16 +67,20 @@ def test_verbs_that_run_no_model_import_neither_deepspeed_nor_transformers(tiny_
     run = tmp_path / "run"
     run.mkdir()
     (run / "metrics.jsonl").write_text('{"step": 1, "tokens": 8, "loss": 3.0}\n', encoding="utf-8")
+    (run / "config.yaml").touch()
     config = ["--config", str(tiny_config), f"run.root={tmp_path}"]
     (light, torch) = run_in_forks(
-        [["fit", str(rows), "--output", str(tmp_path / "law"), "--form", "chinchilla", "--bootstrap", "0"]],
+        [
+            ["fit", str(rows), "--output", str(tmp_path / "law"), "--form", "chinchilla", "--bootstrap", "0"],
+            ["status", str(run)],
+        ],
         [
             ["report", str(run)],
             ["plan", *config, "--law", "besiroglu2404"],
             ["submit", *config, "--tasks-per-node", "1", "--dry-run"],
         ],
     )
-    assert (light["codes"], torch["codes"]) == ([0], [0, 0, 0]), light["errors"] + torch["errors"]
+    assert (light["codes"], torch["codes"]) == ([0, 0], [0, 0, 0]), light["errors"] + torch["errors"]
     assert not {"deepspeed", "transformers"} & {*light["imported"], *torch["imported"]}
     assert "sympy" not in torch["imported"], "torch's compiler was imported, which takes as long as all the rest"
     assert "torch" not in light["imported"]

@@ -149,8 +149,8 @@ class RunStatus:
         """Say how the attempt ends; who comes second is not heard. Returns the exit code."""
         if self._folder is not None and not self._has_ended:
             with self._writing:
-                first_line = why.strip().partition("\n")[0][:WHY_LENGTH]
-                self._attempt = replace(self._so_far(), exit_code=code, why=first_line)
+                in_one_line = " ".join(why.split())[:WHY_LENGTH]
+                self._attempt = replace(self._so_far(), exit_code=code, why=in_one_line)
                 self._has_ended = True
             self._wake.set()
             self._write()
