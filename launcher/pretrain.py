@@ -45,6 +45,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.run.folder import finished_step
@@ -67,9 +68,6 @@ def main() -> int:
     try:
         world = read_world()
         config = branch.resolve(load_config(arguments.config, arguments.overrides))
-    except (ValueError, OSError) as error:
-        return fail(error, UNUSABLE)
-    try:
         plan = plan_run(config)
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints)
@@ -85,8 +83,7 @@ def main() -> int:
             return COMPLETE
         check_start(config, plan, world)
     except (ValueError, OSError) as error:
-        note_refusal(config.run.folder, world, newest_checkpoint, error)
-        return fail(error, UNUSABLE)
+        return refuse(error, arguments)
     try:
         with begin_attempt(config.run.folder, world, newest_checkpoint) as status:
             return attempt(config, inputs, world, status)
@@ -158,6 +155,15 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
     yield f"engine   DeepSpeed ZeRO-{config.deepspeed.zero_stage}, {config.deepspeed.precision}, on {world.device.type}"
     if config.deepspeed.precision == "bf16" and emulates_bf16():
         yield "warning  this processor only emulates bf16: deepspeed.precision=fp32 is several times as fast"
+
+
+def refuse(error: Exception, arguments: argparse.Namespace) -> int:
+    """Note a start that came to nothing in the status of its run, if that can be told, and log the error."""
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(ConfigError, OSError):
+            folder = read_run(arguments.config, arguments.overrides).folder
+            note_refusal(folder, int(os.environ.get("WORLD_SIZE", "1")), newest_checkpoint, error)
+    return fail(error, UNUSABLE)
 
 
 def fail(error: Exception, code: int) -> int:

@@ -10,11 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import INTERVAL
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.loop import train
+from tests.conftest import Run
 
 if TYPE_CHECKING:
-    from tests.conftest import Command, Outcome, Pretrain, Run, Start
+    from collections.abc import Iterator
+
+    from tests.conftest import Command, Outcome, Pretrain, Start
 
 QUICK = ["train.eval_interval=null", "metrics.diagnostics_interval=null", "checkpoint.interval=100"]
 
@@ -44,13 +55,10 @@ def test_the_time_of_a_run_that_was_killed_adds_up(start_pretrain: Start, comman
     run = job.run
 
     def has_steps_to_lose() -> bool:
-        if not (run.folder / "status.json").exists():
-            return False
         status = status_of(run)
-        saved = status["checkpoint"]
-        return saved is not None and 3 <= (status["step"] or 0) - saved["step"] < 50
+        return status["checkpoint"] is not None and 3 <= status["step"] - status["checkpoint"]["step"] < 50
 
-    job.wait_until(lambda: len(run.column("loss")) >= 5)
+    job.wait_until(lambda: (run.folder / "status.json").exists() and status_of(run)["tokens_per_second"])
     at_work = standing(command, run)
     assert (at_work["state"], at_work["why"], at_work["starts"]) == ("training", None, 1)
     assert at_work["eta_seconds"] > 0
@@ -140,3 +148,27 @@ def test_a_run_that_breaks_down_has_diverged(run_pretrain: Pretrain, tiny_config
     outcome = run_pretrain(tiny_config, "diverged", overrides, launcher="python")
     status = assert_ended(outcome, "diverged", 3, "not finite")
     assert status["attempt"]["last_step"] == 1
+
+
+def test_waiting_for_data_is_not_training(
+    tiny_config: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches that come late, and a first step that compiles."""
+    iterate, late = TrainBatches.iterate, 0.2
+
+    def slowly(batches: TrainBatches, first: int, last: int) -> Iterator[Any]:
+        for batch in iterate(batches, first, last):
+            time.sleep(late)
+            yield batch
+
+    monkeypatch.setattr(TrainBatches, "iterate", slowly)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda _module: None)
+    config = load_config(tiny_config, [*QUICK, f"run.root={tmp_path}", "train.steps=3", "train.compile=true"])
+    status = RunStatus()
+    assert train(config, open_inputs(config, world), world, StopRequest(), status)
+    spent, waited = status.ledger.read(), Run(config.run.folder).column("data_wait")
+    assert list(waited) == [1, 2, 3]
+    assert min(waited.values()) >= late
+    assert spent["data_wait"] == pytest.approx(sum(waited.values()), abs=0.01)
+    entered = {bucket for bucket, seconds in spent.items() if seconds > 0}
+    assert entered == {"start_up", "data_wait", "compile", "steps", "checkpoint", "evaluation", "shutdown"}

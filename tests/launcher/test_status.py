@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import time
@@ -15,9 +16,11 @@ import pytest
 
 from plumbline.launcher.runtime.report.standing import look
 from plumbline.launcher.runtime.run.ledger import BUCKETS, Attempt
-from plumbline.launcher.runtime.run.status_file import INTERVAL, Status, write_attempts
+from plumbline.launcher.runtime.run.status_file import INTERVAL, Status, state_after, write_attempts
+from plumbline.launcher.runtime.system import exit_codes
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.slurm_queue import WaitingJob, waiting_jobs
+from tests.conftest import REPOSITORY
 from tests.launcher.runtime.run.test_lock import held_elsewhere
 
 if TYPE_CHECKING:
@@ -162,6 +165,14 @@ def test_the_queue_is_asked_where_there_is_one(tmp_path: Path, monkeypatch: pyte
     assert waiting_jobs() == []
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert waiting_jobs() == []
+
+
+def test_every_exit_code_and_its_state_is_in_the_table() -> None:
+    page = (REPOSITORY / "docs" / "runs.md").read_text(encoding="utf-8")
+    table = {int(code): state for code, state in re.findall(r"^\| (\d+) \| (\w+) \|", page, re.MULTILINE)}
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    assert table.keys() == codes - {exit_codes.CRASHED, exit_codes.INTERRUPTED}, "the others are those of every command"
+    assert table == {code: state_after(code) for code in table}
 
 
 def test_what_is_no_run_is_one_error(command: Command, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Literal, get_args
 
 Bucket = Literal["queue", "start_up", "compile", "steps", "data_wait", "checkpoint", "evaluation", "lost", "shutdown"]
-BUCKETS: tuple[Bucket, ...] = get_args(Bucket)
+BUCKETS: tuple[str, ...] = get_args(Bucket)
 
 
 class Ledger:
@@ -28,7 +28,7 @@ class Ledger:
         self.bucket: Bucket = "start_up"
         self._clock, self._lock = clock, threading.Lock()
         self._since = clock() - age
-        self._seconds: dict[str, float] = {**dict.fromkeys(map(str, BUCKETS), 0.0), "queue": queue}
+        self._seconds: dict[str, float] = {**dict.fromkeys(BUCKETS, 0.0), "queue": queue}
 
     def enter(self, bucket: Bucket) -> None:
         """Charge the time until now to the bucket of before, and the time from now on to another."""

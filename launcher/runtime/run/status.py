@@ -73,11 +73,11 @@ def begin_attempt(folder: Path, world: World, newest: Newest) -> Iterator["RunSt
         yield stack.enter_context(RunStatus(folder, world.size, newest) if world.is_main else RunStatus())
 
 
-def note_refusal(folder: Path, world: World, newest: Newest, error: Exception) -> None:
+def note_refusal(folder: Path, ranks: int, newest: Newest, error: Exception) -> None:
     """Note a start that was refused before it came to the lock, in a run folder that is there and not complete."""
-    if not world.is_main or not folder.is_dir() or (folder / RESULT).exists():
+    if not folder.is_dir() or (folder / RESULT).exists():
         return
-    with suppress(RunLockedError, OSError), hold(folder), RunStatus(folder, world.size, newest) as status:
+    with suppress(RunLockedError, OSError), hold(folder), RunStatus(folder, ranks, newest) as status:
         status.end(UNUSABLE, str(error))
 
 
