@@ -93,7 +93,11 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
     except (OSError, ValueError) as error:
         return Standing(folder, "unreadable", str(error), None, saved, (), now)
     last = None if status is None else status.attempt
-    if status is not None and _is_at_work(folder, status, ended, now):
+    try:
+        owner, sees_lock = owner_of(folder), True
+    except OSError:
+        owner, sees_lock = None, False
+    if status is not None and _is_at_work(status, ended, owner, sees_lock, now):
         attempts = [*ended, status.attempt]
         why = f"no update since {as_text(status.updated)}" if now - status.updated > QUIET else None
         return Standing(folder, status.state, why, status, saved, tuple(attempts), now)
@@ -102,22 +106,24 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
     if code != COMPLETE:
         attempts = [attempt.without_steps_after(0 if saved is None else saved.step) for attempt in attempts]
     state, why = _state(folder, attempts)
-    if owner_of(folder) is not None:
+    if owner is not None:
         state, why = "starting", None
     elif code != COMPLETE and (job := _job_of(folder, last, waiting)) is not None:
         state, why = "queued", f"job {job.id}: {job.reason}"
     return Standing(folder, state, why, status, saved, tuple(attempts), now)
 
 
-def _is_at_work(folder: Path, status: Status, ended: Sequence[Attempt], now: float) -> bool:
-    """Return whether the process of the newest attempt lives: it holds the lock, or wrote lately on another host."""
+def _is_at_work(
+    status: Status, ended: Sequence[Attempt], owner: dict[str, Any] | None, sees_lock: bool, now: float
+) -> bool:
+    """Return whether the process of the newest attempt lives: it holds the lock, or wrote lately where none is seen."""
     attempt = status.attempt
     if attempt.exit_code is not None or (ended and ended[-1].is_of(attempt)):
         return False
-    owner = owner_of(folder)
     if owner is not None:
         return (owner.get("host"), owner.get("pid")) == (attempt.host, attempt.pid)
-    return attempt.host != socket.gethostname() and now - status.updated < QUIET
+    is_here = sees_lock and attempt.host == socket.gethostname()
+    return not is_here and now - status.updated < QUIET
 
 
 def _state(folder: Path, attempts: Sequence[Attempt]) -> tuple[str, str | None]:

@@ -89,17 +89,17 @@ def owner_of(folder: Path) -> dict[str, Any] | None:
     """Return what the holder of a run's lock wrote about itself, without taking the lock; None: nobody holds it.
 
     That is told of holders on this machine; those on others are seen over NFS, and not on every file system.
+
+    Raises:
+        OSError: the file system has no locks, or the file is not ours to read.
     """
-    try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY)
-    except OSError:  # it was never held, or is not ours to see
+    if not (folder / LOCK).exists():
         return None
+    descriptor = os.open(folder / LOCK, os.O_RDONLY)
     try:
         asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0]
         return None if kind == fcntl.F_UNLCK else _read_owner(descriptor)
-    except OSError:  # a file system without locks
-        return None
     finally:
         os.close(descriptor)
 

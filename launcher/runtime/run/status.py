@@ -147,14 +147,14 @@ class RunStatus:
 
     def end(self, code: int, why: str) -> int:
         """Say how the attempt ends; who comes second is not heard. Returns the exit code."""
-        if self._folder is not None and not self._has_ended:
-            with self._writing:
+        with self._writing:
+            if self._folder is not None and not self._has_ended:
                 in_one_line = " ".join(why.split())[:WHY_LENGTH]
                 self._attempt = replace(self._so_far(), exit_code=code, why=in_one_line)
                 self._has_ended = True
-            self._wake.set()
-            self._write()
-            self._try_to(lambda folder: write_attempts(folder, [*self._ended, self._attempt]))
+                self._wake.set()
+                self._try_to(self._write_status)
+                self._try_to(lambda folder: write_attempts(folder, [*self._ended, self._attempt]))
         return code
 
     def _begin_in(self, folder: Path, ranks: int) -> None:
@@ -197,7 +197,11 @@ class RunStatus:
 
     def _write(self) -> None:
         with self._writing:
-            self._try_to(lambda folder: write_json(folder / STATUS, self._document(folder).to_json()))
+            if not self._has_ended:  # then the lock may be another's already
+                self._try_to(self._write_status)
+
+    def _write_status(self, folder: Path) -> None:
+        write_json(folder / STATUS, self._document(folder).to_json())
 
     def _try_to(self, write: Callable[[Path], None]) -> None:
         """Write to the run folder; warn once of what fails, until something succeeds."""

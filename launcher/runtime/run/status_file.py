@@ -144,6 +144,8 @@ def note_end_of_job(folder: Path, code: int) -> None:
     Of an attempt whose rank 0 was killed, that time is lost, and `code` its exit code. Nothing is done, at most with a
     warning, where another attempt was the last, somebody is at work, or the files cannot be used: the job has to end.
     """
+    if not (folder / STATUS).exists():
+        return
     try:
         with suppress(RunLockedError), hold(folder):
             _note_end_of_job(folder, code)
