@@ -47,6 +47,7 @@ from plumbline.launcher.runtime.doctor.examine import Examination, examine
 from plumbline.launcher.runtime.doctor.meeting import open_store
 from plumbline.launcher.runtime.doctor.start import local_need_of, need_of
 from plumbline.launcher.runtime.doctor.table import CHECKS, PAIRS
+from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import read_world
 
@@ -109,7 +110,7 @@ if __name__ == "__main__":
         exit_code = main()
     except (ValueError, OSError) as error:
         LOG.error(error)
-        exit_code = cli.UNUSABLE
+        exit_code = UNUSABLE
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)  # gloo's threads outlive the process group and can abort the interpreter on its way out

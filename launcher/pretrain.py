@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
+from plumbline.launcher.runtime.system.signals import StopRequest
 
 STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
 
@@ -40,20 +40,23 @@ if __name__ == "__main__":
 
 
 from plumbline.launcher.runtime.checkpoint import branch
+from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.run.lock import RunLockedError, run_lock
+from plumbline.launcher.runtime.run.lock import RunLockedError
+from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_refusal
 from plumbline.launcher.runtime.system import determinism, startup
-from plumbline.launcher.runtime.system.cli import BROKEN, UNUSABLE
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
 from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
@@ -74,30 +77,40 @@ def main() -> int:
         initial_weights.check(config)
         alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
         if alone and is_finished(config, world):
-            return 0
+            return COMPLETE
         determinism.enforce(config.run.deterministic, world.device)
         if world.is_main:
             TRAINING.info("\n".join(describe(config, plan, inputs, world)))
         startup.start(world, config.deepspeed.timeout_minutes)
         if not alone and is_finished(config, world):
             startup.stop()
-            return 0
+            return COMPLETE
         check_start(config, plan, world)
         watch_time_limit(STOP, world.is_main)
     except (ValueError, OSError) as error:
-        return fail(error, UNUSABLE)
+        return refuse(error, arguments)
     stamp_lines()
+    folder = config.run.folder
     try:
-        with run_lock(config.run.folder, world), rank_log(config.run.folder / "logs", world):
-            complete = train(config, inputs, world, STOP)
-    except (ConfigError, CheckpointError, RunLockedError, OSError) as error:
+        with begin_attempt(folder, world, newest_checkpoint) as status, rank_log(folder / "logs", world):
+            STOP.tell = status.end
+            return attempt(config, inputs, world, status)
+    except (RunLockedError, OSError) as error:
         return fail(error, UNUSABLE)
+
+
+def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus) -> int:
+    """Train; tell the run's status how that ended, and return the exit code."""
+    try:
+        complete = train(config, inputs, world, STOP, status)
+    except (ConfigError, CheckpointError, OSError) as error:
+        return fail(error, status.end(UNUSABLE, str(error)))
     except TrainingError as error:
-        return fail(error, BROKEN)
+        return fail(error, status.end(BROKEN, str(error)))
     startup.stop()
     folder = config.run.folder
     TRAINING.info(f"{folder} is complete" if complete else f"stopped {STOP.reason}; the same command resumes {folder}")
-    return 0 if complete else REQUEUE
+    return status.end(COMPLETE, "complete") if complete else status.end(REQUEUE, f"stopped {STOP.reason}")
 
 
 def is_finished(config: Config, world: World) -> bool:
@@ -155,6 +168,15 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
         yield f"repeats  {determinism.describe(world.device)}"
     if config.deepspeed.precision == "bf16" and emulates_bf16():
         yield "warning  this processor only emulates bf16: deepspeed.precision=fp32 is several times as fast"
+
+
+def refuse(error: Exception, arguments: argparse.Namespace) -> int:
+    """Note a start that came to nothing in the status of its run, if that can be told, and log the error."""
+    if os.environ.get("RANK", "0") == "0":
+        with suppress(ConfigError, OSError):
+            folder = read_run(arguments.config, arguments.overrides).folder
+            note_refusal(folder, int(os.environ.get("WORLD_SIZE", "1")), newest_checkpoint, error)
+    return fail(error, UNUSABLE)
 
 
 def fail(error: Exception, code: int) -> int:

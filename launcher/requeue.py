@@ -12,10 +12,11 @@ import argparse
 from pathlib import Path
 
 from plumbline.launcher.runtime.config.written import read_run
+from plumbline.launcher.runtime.run.status_file import note_end_of_job
 from plumbline.launcher.runtime.sweep.advance import newest_step, one_of_several, read_share
 from plumbline.launcher.runtime.system import cli, nodes
 from plumbline.launcher.runtime.system.attempts import FINAL, TALLY, Attempt, Progress, decide, read_limit
-from plumbline.launcher.runtime.system.signals import REQUEUE
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 
 NOT_REQUEUED = 1  # exit code
 
@@ -46,7 +47,7 @@ def main() -> int:
     """Print what is saved, or decide about the attempt that ended."""
     arguments = parse_arguments()
     limit = read_limit()  # before the first attempt, too: a mistake in it is told while somebody looks
-    tally, saved = look(arguments)
+    run, tally, saved = look(arguments)
     if arguments.code is None:
         print(",".join(map(str, saved)))
         return 0
@@ -56,27 +57,36 @@ def main() -> int:
         raise ValueError("--code: this is no Slurm job, so there is nothing to put back into the queue")
     job = nodes.read_job(job_id)
     if code not in FINAL and not nodes.may_go_on(job):
+        note_end(run, code)
         say(f"exit code {code}, ended by Slurm or by a person: the job is {job.state} and left as it is")
         return NOT_REQUEUED
     decision = decide(Attempt(code, arguments.before, saved), tally, limit)
     if not decision.requeue:
+        note_end(run, code)
         say(f"{decision.reason}: not requeued")
         return NOT_REQUEUED
     # After a requested stop no node is to blame, and time may be running out; a job at its limit starts no step
     lost = nodes.lost_nodes(job) if code != REQUEUE and job.state == "RUNNING" else []
     spared = lost if nodes.can_spare(job, lost) else []
     say(f"{decision.reason}: back into the queue{without(lost, spared)}")
+    note_end(run, code)
     nodes.requeue(job, spared)
     return 0
 
 
-def look(arguments: argparse.Namespace) -> tuple[Path, Progress]:
-    """Return the tally of the job's work, and how much of it is saved."""
+def look(arguments: argparse.Namespace) -> tuple[Path | None, Path, Progress]:
+    """Return the run folder (None for a task of a sweep), the tally of the job's work, and how much of it is saved."""
     if arguments.share is None:
         folder = read_run(arguments.config, arguments.overrides).folder
-        return folder / "slurm" / f"{TALLY}.json", (newest_step(folder),)
+        return folder, folder / "slurm" / f"{TALLY}.json", (newest_step(folder),)
     share = read_share(arguments.config, arguments.plan, *arguments.share)
-    return share.folder / "slurm" / f"{TALLY}-{share.name}.json", share.saved()
+    return None, share.folder / "slurm" / f"{TALLY}-{share.name}.json", share.saved()
+
+
+def note_end(run: Path | None, code: int) -> None:
+    """Tell the status of a run, if it is one, that its job has ended."""
+    if run is not None:
+        note_end_of_job(run, code)
 
 
 def say(decision: str) -> None:

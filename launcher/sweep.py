@@ -23,7 +23,8 @@ from pathlib import Path
 from plumbline.launcher.runtime.sweep.advance import one_of_several
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
-from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
+from plumbline.launcher.runtime.system.signals import StopRequest
 
 STOP = StopRequest()  # ahead of the imports below, which take seconds; each worker's process passes here, too
 

@@ -49,6 +49,9 @@ checkpoint: {{interval: 10}}
 metrics: {{tensorboard: false, peak_tflops: 0.1}}
 """
 
+SPEED = ("tokens_per_second", "mfu", "data_wait")
+"""Keys of metrics.jsonl that say how fast a step was, which no two runs have in common."""
+
 
 SLOWEST_FIRST = ("slurm", "distributed", "launcher", "model", "data")
 """Folders of tests in the order in which workers take their files, so that none is left alone with a long one."""
@@ -140,9 +143,10 @@ class Run:
 
 
 def written(folder: Path) -> dict[Path, int]:
-    """Return when each file of a run was written, but for its lock and logs, in which whoever looks leaves a trace."""
+    """Return when each file of a run was written, but for those in which who looks, or is refused, leaves a trace."""
+    told = ("lock", "status.json", "attempts.jsonl")
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {path: path.stat().st_mtime_ns for path in files if path.name != "lock" and path.parent.name != "logs"}
+    return {path: path.stat().st_mtime_ns for path in files if path.name not in told and path.parent.name != "logs"}
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.plain import PlainEngine
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.world import World
+from tests.conftest import SPEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,6 @@ EXACT = {
     "growing_offload": [*GROWING, "deepspeed.zero_stage=2", "deepspeed.offload_optimizer=true"],
 }
 RESUMED = {"growing_bf16": [*GROWING, *SAVED, "deepspeed.precision=bf16", "model.dropout=0.1"]}
-SPEED = ("tokens_per_second", "mfu")
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.slurm import Request
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.submission import check as check_job
+from tests.conftest import SPEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +45,6 @@ SETTINGS += ["schedule.warmup_steps=12"]
 PARENT = [*SETTINGS, "train.steps=40"]  # decays from step 32
 DIRECT = [*SETTINGS, "train.steps=35", "schedule.decay_fraction=null", "schedule.decay_steps=15"]
 SHAPE = ["schedule.cooldown=one_minus_sqrt", "schedule.final_lr_fraction=0.1"]
-SPEED = ("tokens_per_second", "mfu")
 TWO = World(0, 0, 2, torch.device("cpu"))
 
 

@@ -24,6 +24,7 @@ import pytest
 
 from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
+from tests.conftest import SPEED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,6 @@ COMMON = [
     "train.ema_half_life_tokens=512",
     "metrics.diagnostics_interval=null",
 ]
-SPEED = ("tokens_per_second", "mfu")
 
 
 @dataclass(frozen=True)

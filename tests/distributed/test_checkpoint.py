@@ -27,7 +27,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.system.signals import REQUEUE
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 from plumbline.launcher.runtime.system.world import World
 from tests.distributed.conftest import save, state_after, whole_weights
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.conftest import SPEED
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -32,7 +34,6 @@ REST = {
 }
 STAGES = FP32 | REST
 ALONE = ("fp32_3", "dropout")
-SPEED = {"tokens_per_second", "mfu"}
 # One rank sees in its first micro-batch what two ranks see in theirs
 WHOLE_BATCH = ["data.micro_batch_size=8", "deepspeed.zero_stage=1"]
 HALF_BATCH = ["data.micro_batch_size=4", "deepspeed.zero_stage=1"]

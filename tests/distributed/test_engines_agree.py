@@ -26,7 +26,7 @@ from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.attention.pruned import PrunedAttention
-from tests.conftest import Run
+from tests.conftest import SPEED, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,6 @@ EVERYTHING = [
     "metrics.diagnostics_interval=2",
 ]
 MakeEngine = Callable[[Config, World, Mapping[str, Tensor] | None], Engine]
-SPEED = ("tokens_per_second", "mfu")
 GRADIENTS = "grad/"  # stage 0 shows them clipped already, which changes last bits
 
 

@@ -18,8 +18,8 @@ from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.metrics import MetricsLog
-from plumbline.launcher.runtime.system.cli import UNUSABLE
-from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNUSABLE
+from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import loop
 from tests.conftest import Run

@@ -25,6 +25,7 @@ from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.model.quantization import float8
 from plumbline.model.quantization.precision import apply_precision
+from tests.conftest import SPEED
 from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ SETTINGS = {
     "whole": RESUMED,
     "parent": PARENT,
 }
-SPEED = ("tokens_per_second", "mfu")
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
-from plumbline.launcher.runtime.system.signals import REQUEUE
-from tests.conftest import PATIENCE, written
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
+from tests.conftest import PATIENCE, SPEED, written
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,6 @@ SETTINGS = {
         "objective.horizon=2",
     ],
 }
-SPEED = ("tokens_per_second", "mfu")
 
 
 def assert_same_numbers(found: Run, expected: Run) -> None:

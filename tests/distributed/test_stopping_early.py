@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from plumbline.launcher.runtime.system.signals import REQUEUE
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 
 if TYPE_CHECKING:
     from tests.conftest import Job, Start

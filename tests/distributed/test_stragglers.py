@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from plumbline.launcher.runtime.system.signals import REQUEUE
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 from plumbline.launcher.runtime.train.stragglers import STEPS, TOLERANCE, WINDOWS
 
 if TYPE_CHECKING:

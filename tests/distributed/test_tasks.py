@@ -30,6 +30,7 @@ from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.scores import held_out_loss, wilson_interval
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
+from tests.conftest import SPEED
 from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 TASK = "{name: retrieval, pairs: 4, queries: 2, keys: 6, values: 2}"
 ON_TASK = [f"data.train=[{{task: {TASK}}}]", "data.sequence_length=12"]
 STEPS = ["train.steps=6", "train.eval_interval=3", "train.eval_batches=3", "checkpoint.interval=3"]
-SPEED = ("tokens_per_second", "mfu")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plumbline.launcher.runtime.system.exit_codes import HUNG
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import watchdog
-from plumbline.launcher.runtime.train.watchdog import HUNG, Watchdog, stacks, suspects
+from plumbline.launcher.runtime.train.watchdog import Watchdog, stacks, suspects
 
 if TYPE_CHECKING:
     from tests.conftest import Start
@@ -82,4 +84,7 @@ def test_a_frozen_rank_is_named_and_the_others_end(start_pretrain: Start, tiny_c
     assert "wrote nothing: it is frozen, or its node is; stacks in " in error
     assert "MainThread" in (job.run.folder / "stacks" / "rank_00000.txt").read_text()
     assert not (job.run.folder / "stacks" / "rank_00001.txt").exists()
+    status = json.loads((job.run.folder / "status.json").read_text())
+    assert (status["state"], status["attempt"]["exit_code"]) == ("hung", HUNG)
+    assert "nothing moved for 0.05 minutes" in status["attempt"]["why"]
     frozen.send_signal(signal.SIGKILL)

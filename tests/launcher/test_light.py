@@ -22,6 +22,7 @@ MISSING = {
     "quantize": ["--model", "no/run", "--data", "no/corpus", "--recipes", "weights", "--output", "rows"],
     "report": ["no/run"],
     "show": ["no/corpus"],
+    "status": ["no/run"],
     "submit": ["--config", "no/file.yaml", "--nodes", "1", "--gpus-per-node", "1"],
     "sweep": ["--config", "no/file.yaml"],
 }
@@ -41,7 +42,7 @@ def test_command_lines_are_read_before_anything_slow_is_imported() -> None:
     commands = [[verb, option] for verb in VERBS for option in ("--help", "--no-such-option")]
     commands += [[verb, *arguments] for verb, arguments in MISSING.items()]
     told = run_in_forks(*([command] for command in commands))
-    assert len(told) == len(commands) >= 33
+    assert len(told) == len(commands) >= 36
     for (verb, *arguments), outcome in zip(commands, told, strict=True):
         assert not SLOW & set(outcome["imported"]), f"{verb} {arguments}"
         if arguments == ["--help"]:
@@ -69,11 +70,13 @@ def test_verbs_that_run_no_model_import_neither_deepspeed_nor_transformers(
     run = tmp_path / "run"
     run.mkdir()
     (run / "metrics.jsonl").write_text('{"step": 1, "tokens": 8, "loss": 3.0}\n', encoding="utf-8")
+    (run / "config.yaml").touch()
     config = ["--config", str(tiny_config), f"run.root={tmp_path}"]
     (light, torch) = run_in_forks(
         [
             ["fit", str(rows), "--output", str(tmp_path / "law"), "--form", "chinchilla", "--bootstrap", "0"],
             ["show", str(corpus)],
+            ["status", str(run)],
         ],
         [
             ["report", str(run)],

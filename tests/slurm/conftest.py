@@ -51,6 +51,9 @@ SwitchType=switch/none
 MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
+# A line for each attempt of a job, requeued ones included
+JobCompType=jobcomp/filetxt
+JobCompLoc={folder}/jobcomp.log
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=bf_interval=1,sched_interval=1,sched_min_interval=0,batch_sched_delay=0

@@ -2,7 +2,8 @@
 
 The lock is a POSIX record lock on the file `lock` of the run folder: it works over NFS, and the kernel or the NFS
 server takes it back when its holder dies, however it dies. The file says who holds it, and stays when nobody does.
-A process must not open the file while it holds the lock: closing any descriptor of it would give the lock up.
+A process must not open the file while it holds the lock: closing any descriptor of it would give the lock up. Nothing
+here imports torch.
 """
 
 import errno
@@ -10,36 +11,23 @@ import fcntl
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.world import World
 
 LOCK = "lock"
+FLOCK = "hhqqi"  # struct flock of Linux on 64 bits: type, whence, start, length, process
 LEASE_SECONDS = 120.0  # how long a requeued job waits for its own lock: an NFS server keeps that of a dead node a while
 
 
 class RunLockedError(ValueError):
     """Report a run folder that another process trains in."""
-
-
-@contextmanager
-def run_lock(folder: Path, world: World) -> Iterator[None]:
-    """Hold the lock of a run folder on rank 0; all ranks must call, and all raise what rank 0 meets.
-
-    Raises:
-        RunLockedError: another process holds it.
-        OSError: the folder cannot be written.
-    """
-    with ExitStack() as stack:
-        from_main(lambda: stack.enter_context(hold(folder, LEASE_SECONDS)), world)
-        yield
 
 
 @contextmanager
@@ -95,6 +83,25 @@ def _acquire(descriptor: int, folder: Path, patience: float) -> None:
                 f"host is gone for good, remove {folder / LOCK})"
             )
         time.sleep(1.0)
+
+
+def owner_of(folder: Path) -> dict[str, Any] | None:
+    """Return what the holder of a run's lock wrote about itself, without taking the lock; None: nobody holds it.
+
+    That is told of holders on this machine; those on others are seen over NFS, and not on every file system.
+
+    Raises:
+        OSError: the file system has no locks, or the file is not ours to read.
+    """
+    if not (folder / LOCK).exists():
+        return None
+    descriptor = os.open(folder / LOCK, os.O_RDONLY)
+    try:
+        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind = struct.unpack(FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0]
+        return None if kind == fcntl.F_UNLCK else _read_owner(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _read_owner(descriptor: int) -> dict[str, Any]:

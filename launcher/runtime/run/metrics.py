@@ -17,6 +17,7 @@ import torch
 
 from plumbline.launcher.runtime.run.event_file import EventFile
 from plumbline.launcher.runtime.run.lines import Lines
+from plumbline.launcher.runtime.system.cli import duration
 from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
@@ -121,12 +122,6 @@ class MetricsLog:
         except OSError as error:
             LOG.warning(f"{self.path.parent / 'tensorboard'} cannot be written ({error}): no more until the next start")
             self._board = None
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as h:mm:ss or m:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def _truncate(path: Path, step: int) -> int | None:

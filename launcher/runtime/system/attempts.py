@@ -12,14 +12,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from plumbline.launcher.runtime.system.cli import BROKEN, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, UNUSABLE
 from plumbline.launcher.runtime.system.files import write_json
 
 VARIABLE = "PLUMBLINE_FRUITLESS_ATTEMPTS"
 TALLY = "attempts"
 """What names of tallies begin with."""
 FINAL = {
-    0: "complete",
+    COMPLETE: "complete",
     UNUSABLE: "configuration, data or run folder cannot be used",
     BROKEN: "training broke down",
 }

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG
 
 AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
 """Help of `--average`, which `models.averages` reads."""
-UNUSABLE = 2  # exit code: the request cannot be met as it stands
-BROKEN = 3  # exit code of pretrain.py: the gradient, the loss or the weights are not finite
 
 
 def run(command: Callable[[], int | None]) -> NoReturn:
@@ -24,13 +23,19 @@ def run(command: Callable[[], int | None]) -> NoReturn:
         sys.exit(UNUSABLE)
     except KeyboardInterrupt:
         LOG.error("interrupted")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     sys.exit(code or 0)
 
 
 def print_json(value: Any) -> None:
     """Print one JSON document on standard output."""
     print(json.dumps(value, indent=2))
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as h:mm:ss or m:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def positive(text: str) -> int:

@@ -70,7 +70,7 @@ def own_job() -> str | None:
 
 def read_job(job_id: str) -> Job:
     """Return what the controller knows of a job. Raises ValueError with Slurm's words where it does not answer."""
-    fields = _fields(_scontrol("--oneliner", "show", "job", job_id))
+    fields = job_fields(job_id)
     return Job(
         job_id,
         fields["JobId"],
@@ -82,6 +82,16 @@ def read_job(job_id: str) -> Job:
         frozenset(fields["Partition"].split(",")),
         frozenset(re.findall(r"[\w.]+", _unless_null(fields["Features"]))),
     )
+
+
+def job_fields(job_id: str, patience: float | None = None) -> dict[str, str]:
+    """Return all that the controller says of a job, by Slurm's names.
+
+    Raises:
+        ValueError: it does not answer; with Slurm's words.
+        subprocess.TimeoutExpired: it has not answered after so many seconds of patience.
+    """
+    return _fields(_scontrol("--oneliner", "show", "job", job_id, patience=patience))
 
 
 def may_go_on(job: Job) -> bool:
@@ -155,9 +165,9 @@ def _unless_null(value: str) -> str:
     return "" if value in NOBODY else value
 
 
-def _scontrol(*arguments: str) -> str:
+def _scontrol(*arguments: str, patience: float | None = None) -> str:
     """Return what scontrol prints. Raises ValueError with its words where it fails, OSError where it is not there."""
-    done = subprocess.run(("scontrol", *arguments), capture_output=True, text=True, check=False)
+    done = subprocess.run(("scontrol", *arguments), capture_output=True, text=True, timeout=patience, check=False)
     if done.returncode:
         raise ValueError(f"scontrol {' '.join(arguments)}: {done.stderr.strip()}")
     return done.stdout

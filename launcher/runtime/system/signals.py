@@ -11,15 +11,16 @@ either. So each rank also looks, whenever it is asked, whether its launchers are
 import os
 import select
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock, Thread
 from types import FrameType
 
 import psutil
 
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 from plumbline.launcher.runtime.system.log import LOG
 
-REQUEUE = 85  # exit code: "stopped on request, checkpoint written, start me again"
 LAUNCHERS = {
     "deepspeed",
     "deepspeed.launcher.runner",
@@ -42,6 +43,8 @@ class StopRequest:
         """How long steps take at present; the loop says so."""
         self.save_seconds = 0.0
         """How long the longest save took."""
+        self.tell: Callable[[int, str], object] | None = None
+        """Is told exit code and reason before the process ends at once."""
         self._why: str | None = None
         self._deferred = False
         self._lock = Lock()
@@ -82,6 +85,8 @@ class StopRequest:
                 with self._lock:  # or `defer` could return, and training begin, while this process ends
                     if not self._deferred:
                         LOG.info(f"stopped {self.reason} before the first step, with nothing to save; start it again")
+                        if self.tell is not None:
+                            self.tell(REQUEUE, f"stopped {self.reason} before the first step")
                         os._exit(REQUEUE)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:

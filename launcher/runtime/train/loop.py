@@ -6,6 +6,7 @@ schedule, dropout and evaluation are pure functions of the step, so a run that w
 numbers, to the last bit, as one that was never interrupted.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -29,7 +30,9 @@ from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
 from plumbline.launcher.runtime.run import save_time
 from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
+from plumbline.launcher.runtime.run.ledger import Bucket
 from plumbline.launcher.runtime.run.metrics import MetricsLog
+from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.system.collectives import any_rank, from_main
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.log import TRAINING
@@ -46,8 +49,15 @@ from plumbline.launcher.runtime.train.stragglers import Stragglers
 from plumbline.launcher.runtime.train.watchdog import Watchdog
 
 
-def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+def train(config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus | None = None) -> bool:
     """Train to the last step, or until a rank is asked to stop. Returns whether the run is complete.
+
+    Args:
+        config: the run.
+        inputs: its training and held-out batches.
+        world: this process among all; the process group must be up.
+        stop: is set when somebody asks the run to stop.
+        status: is told what training does.
 
     Raises:
         ValueError: the run folder or its checkpoints cannot be used with this configuration, or a checkpoint that the
@@ -70,13 +80,14 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
     if found is None:
         fetch(config, world)
         weights = initial_weights(config)
-    trainer = Trainer(config, inputs, world, stop, weights, local=local)
+    trainer = Trainer(config, inputs, world, stop, weights, local=local, status=status)
     if found is not None:
         trainer.resume(found)
     stop.defer()  # from here on a stop has something to save
     try:
         complete = trainer.run()
     except TrainingError:  # of all ranks: what was saved before is worth having
+        trainer.status.enter("checkpoint")
         trainer.writer.finish()
         raise
     finally:
@@ -98,6 +109,7 @@ class Trainer:
         weights: by name, instead of those that the seed draws.
         make_engine: makes the engine from configuration, world and weights; users train with DeepSpeed.
         local: checkpoints on the nodes, if `checkpoint.local` asks for them.
+        status: is told what training does; without one, nobody is.
     """
 
     def __init__(
@@ -109,11 +121,13 @@ class Trainer:
         weights: Mapping[str, Tensor] | None = None,
         make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine] = DeepSpeedEngine,
         local: LocalCheckpoints | None = None,
+        status: RunStatus | None = None,
     ) -> None:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
         self.engine = make_engine(config, world, weights)
         self.plan = self.engine.plan
-        self.watchdog = Watchdog(config.run.folder / "stacks", world, config.train.hang_minutes)
+        self.status = status or RunStatus()
+        self.watchdog = Watchdog(config.run.folder / "stacks", world, config.train.hang_minutes, self._end_hung)
         self.evaluation = Evaluation(self.engine, inputs, stop, self.watchdog.moved)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
@@ -123,6 +137,7 @@ class Trainer:
         self.guards = make_guards(self.plan)
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
+        self._data_wait = 0.0
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
@@ -140,20 +155,26 @@ class Trainer:
         """Train step by step. Returns whether the last step was reached and evaluated."""
         config, plan, total = self.config, self.plan, self.plan.total_steps
         from_main(self._open_log, self.world)
+        self.status.begin(self.state.step, self.state.tokens, total, plan.total_tokens)
         if self.state.step == total and self.saved_step is None:  # what is complete has a checkpoint in the run folder
             self._save()
         meter = SpeedMeter(config, self.world, self.state.step)
+        making: Bucket = "compile" if config.train.compile else "steps"
         with closing(self.inputs.train.iterate(self.state.step, total)) as batches:
             while True:
                 if self._evaluation_due():
                     finished = self._evaluate()
                     if not finished or self.state.step == total:
+                        self.status.enter("shutdown")
                         break
                     meter.restart(self.state.step)
 
                 self.watchdog.moved(f"making step {self.state.step + 1}")
                 lr = plan.lr_after(self.state.tokens)
+                self.status.enter("data_wait")
                 micro_batches = self.stragglers.wait_for(batches)
+                self.status.enter(making)
+                making = "steps"
                 observer = self._observer(micro_batches[0])
                 result = self.engine.train_step(micro_batches, self.state.step, lr, observer)
                 self._advance(result)
@@ -171,8 +192,10 @@ class Trainer:
                     self._save_locally()
                     meter.restart(self.state.step)
                 if stopping:
+                    self.status.enter("shutdown")
                     return False
 
+        self.status.enter("checkpoint")
         self._count(self.writer.finish(), must=False)
         if self.saved_step != self.state.step:  # asked to stop during an evaluation, before this step was saved
             self._save()
@@ -191,15 +214,23 @@ class Trainer:
 
     def close(self) -> None:
         """Flush the logs and end the watch."""
+        self.status.enter("shutdown")
         self.watchdog.stop()
         if self.log is not None:
             self.log.close()
+
+    def _end_hung(self, code: int) -> None:
+        """End this process from the thread that watches it."""
+        minutes = self.config.train.hang_minutes
+        self.status.end(code, f"nothing moved for {minutes:g} minutes (train.hang_minutes): see stacks/")
+        os._exit(code)
 
     def _advance(self, result: StepResult) -> None:
         """Move to the next step, unless a guard says that there is no point."""
         batches, step = self.plan.batches, self.state.step + 1
         samples, tokens = batches.samples_before(step), batches.tokens_before(step)
         self.state = replace(self.state, step=step, samples=samples, tokens=tokens)
+        self.status.reached(step, tokens)
         for guard in self.guards:
             guard.after_step(step, result)
 
@@ -211,6 +242,7 @@ class Trainer:
             "lr": lr,
             "grad_norm": result.grad_norm,
             **meter.read(self.state.step),
+            "data_wait": self._waited_for_data(),
             **self._reports(result),
         }
         self.stop.step_seconds = meter.step_seconds
@@ -219,8 +251,14 @@ class Trainer:
         if self.log is not None:
             self.log.write(record)
             self.log.progress(record)
+        self.status.logged(record)
         for guard in self.guards:
             guard.after_logging(record)
+
+    def _waited_for_data(self) -> float:
+        """Return the seconds that this rank has waited for batches since it was asked last."""
+        before, self._data_wait = self._data_wait, self.status.ledger.spent("data_wait")
+        return self._data_wait - before
 
     def _reports(self, result: StepResult) -> dict[str, float]:
         """Return the means of what the objective reports, without those that had no target."""
@@ -251,6 +289,7 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Score what is held out of every corpus and task; False when asked to stop meanwhile."""
         step = self.state.step
+        self.status.enter("evaluation")
         try:
             scores = self.evaluation.run(lambda message: TRAINING.info(f"step {step}: {message}"))
         except StoppedError:
@@ -294,6 +333,7 @@ class Trainer:
             TrainingError: a weight is not finite.
             CheckpointError: one that `must` be could not be written, or too many in a row.
         """
+        self.status.enter("checkpoint")
         self._count(self.writer.finish(), must=False)
 
         def take() -> Snapshot:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.exit_codes import HUNG
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
 
-HUNG = 86  # exit code: no step for train.hang_minutes
 GRACE = 5.0  # seconds that ranks have to write, which do not notice at the same moment
 COLLECTIVE = ("torch/distributed/", "deepspeed/comm/", "runtime/system/collectives.py")
 """Parts of file names by which a rank that waits for others is known."""

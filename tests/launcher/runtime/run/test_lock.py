@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.run.lock import RunLockedError, hold
+from plumbline.launcher.runtime.run.lock import RunLockedError, hold, owner_of
 from tests.conftest import REPOSITORY, environment
 
 HOLDER = """
@@ -60,3 +60,17 @@ def test_a_lock_is_free_again_when_its_holder_was_killed(tmp_path: Path) -> None
         holder.wait()
         with hold(tmp_path):
             pass
+
+
+def test_who_looks_sees_the_holder_and_does_not_take_the_lock(tmp_path: Path) -> None:
+    assert owner_of(tmp_path) is None
+    with held_elsewhere(tmp_path) as holder:
+        owner = owner_of(tmp_path)
+        assert owner is not None
+        assert (owner["pid"], owner["slurm_job_id"]) == (holder.pid, "77")
+        with pytest.raises(RunLockedError), hold(tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+        assert owner_of(tmp_path) is None
+        assert (tmp_path / "lock").exists()

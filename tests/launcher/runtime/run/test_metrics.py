@@ -11,7 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar import layout_pb2
 
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.run.metrics import MetricsLog, duration, environment
+from plumbline.launcher.runtime.run.metrics import MetricsLog, environment
+from plumbline.launcher.runtime.system.cli import duration
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.model.flops import training_flops_per_token

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE
+from plumbline.launcher.runtime.system.signals import StopRequest
 from tests.conftest import REPOSITORY, environment
 
 NUMBERS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)

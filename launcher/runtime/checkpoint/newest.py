@@ -1,0 +1,16 @@
+"""Say which checkpoint of a run is the newest, and how old it is, for whoever only looks."""
+
+from pathlib import Path
+
+from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, step_of
+from plumbline.launcher.runtime.run.status_file import Saved
+
+
+def newest_checkpoint(run: Path) -> Saved | None:
+    """Return the newest checkpoint in a run folder, whose contents nobody verifies here; None without one."""
+    for folder in checkpoints(run / "checkpoints"):
+        try:
+            return Saved(step_of(folder), (folder / MANIFEST).stat().st_mtime)
+        except OSError:  # it is being deleted, or damaged
+            continue
+    return None

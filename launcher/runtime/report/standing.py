@@ -1,0 +1,143 @@
+"""Say where a run stands, from what it wrote of itself, its lock, its checkpoints and the queue. Imports no torch."""
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
+from plumbline.launcher.runtime.run.ledger import Attempt, as_text, goodput, total
+from plumbline.launcher.runtime.run.lock import LOCK, owner_of
+from plumbline.launcher.runtime.run.status_file import (
+    INTERVAL,
+    STATUS,
+    Saved,
+    Status,
+    read_attempts,
+    read_status,
+    state_after,
+    with_last,
+)
+from plumbline.launcher.runtime.system.exit_codes import COMPLETE, STATES
+from plumbline.launcher.runtime.system.slurm_queue import WaitingJob
+
+QUIET = 12 * INTERVAL  # seconds after which a run that writes nothing is remarked, or, seen from another host, is dead
+RESULT, SUBMITTED = "result.json", "slurm"
+TRACES = (STATUS, "config.yaml", SUBMITTED, LOCK)
+"""What a folder has, one or the other, that is one of a run."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Say where a run stands."""
+
+    folder: Path
+    state: str
+    """As in status.json, or what only a look shows: queued, dead, unknown, unreadable."""
+    why: str | None
+    """How it ended, what it waits for, or since when nothing was heard of it."""
+    status: Status | None
+    """As it was last written."""
+    checkpoint: Saved | None
+    attempts: tuple[Attempt, ...]
+    """With what a resume will have to make again counted as lost."""
+    seen: float
+    """When it was looked at."""
+
+    @property
+    def eta(self) -> float | None:
+        """Return the seconds until the last step, at the speed of the last logged one; None unless it trains."""
+        found = self.status
+        if found is None or self.state not in ("training", "saving", "evaluating") or not found.tokens_per_second:
+            return None
+        if found.total_tokens is None or found.tokens is None:
+            return None
+        return (found.total_tokens - found.tokens) / found.tokens_per_second
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of `status.py --json`."""
+        found = None if self.status is None else self.status.to_json()
+        saved = self.checkpoint
+        seconds = total(self.attempts)
+        return {
+            "run": str(self.folder),
+            "state": self.state,
+            "why": self.why,
+            "eta_seconds": self.eta,
+            "checkpoint": None if saved is None else {"step": saved.step, "time": as_text(saved.time)},
+            "starts": len(self.attempts),
+            "seconds": {name: round(value, 3) for name, value in seconds.items()},
+            "goodput": goodput(seconds),
+            "attempts": [attempt.to_json() for attempt in self.attempts],
+            "status": found,
+        }
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is one of a run, be it only submitted."""
+    return folder.is_dir() and any((folder / name).exists() for name in TRACES)
+
+
+def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
+    """Look at a run folder, and change nothing there.
+
+    Args:
+        folder: of the run.
+        waiting: the user's jobs that wait in the queue.
+    """
+    now, saved = time.time(), newest_checkpoint(folder)
+    try:
+        status, ended = read_status(folder), read_attempts(folder)
+    except (OSError, ValueError) as error:
+        return Standing(folder, "unreadable", str(error), None, saved, (), now)
+    last = None if status is None else status.attempt
+    try:
+        owner, sees_lock = owner_of(folder), True
+    except OSError:
+        owner, sees_lock = None, False
+    if status is not None and _is_at_work(status, ended, owner, sees_lock, now):
+        attempts = [*ended, status.attempt]
+        why = f"no update since {as_text(status.updated)}" if now - status.updated > QUIET else None
+        return Standing(folder, status.state, why, status, saved, tuple(attempts), now)
+    attempts = with_last(ended, last, now)
+    code = attempts[-1].exit_code if attempts else None
+    if code != COMPLETE:
+        attempts = [attempt.without_steps_after(0 if saved is None else saved.step) for attempt in attempts]
+    state, why = _state(folder, attempts)
+    if owner is not None:
+        state, why = "starting", None
+    elif code != COMPLETE and (job := _job_of(folder, last, waiting)) is not None:
+        state, why = "queued", f"job {job.id}: {job.reason}"
+    return Standing(folder, state, why, status, saved, tuple(attempts), now)
+
+
+def _is_at_work(
+    status: Status, ended: Sequence[Attempt], owner: dict[str, Any] | None, sees_lock: bool, now: float
+) -> bool:
+    """Return whether the process of the newest attempt lives: it holds the lock, or wrote lately where none is seen."""
+    attempt = status.attempt
+    if attempt.exit_code is not None or (ended and ended[-1].is_of(attempt)):
+        return False
+    if owner is not None:
+        return (owner.get("host"), owner.get("pid")) == (attempt.host, attempt.pid)
+    is_here = sees_lock and attempt.host == socket.gethostname()
+    return not is_here and now - status.updated < QUIET
+
+
+def _state(folder: Path, attempts: Sequence[Attempt]) -> tuple[str, str | None]:
+    """Return the state of a run that nobody is at work on, and why."""
+    if not attempts:  # an older run, a cell of a sweep, or one that was only submitted
+        return (STATES[COMPLETE] if (folder / RESULT).exists() else "unknown"), None
+    last = attempts[-1]
+    if last.exit_code is None:
+        return "dead", f"{last.why}, after {as_text(last.end)}"
+    return state_after(last.exit_code), f"{last.why} (exit code {last.exit_code})"
+
+
+def _job_of(folder: Path, last: Attempt | None, waiting: Sequence[WaitingJob]) -> WaitingJob | None:
+    """Return the job that waits to go on with a run: that of its newest attempt, or one submitted under its name."""
+    mine = None if last is None else last.slurm_job_id
+    named = (folder / SUBMITTED).is_dir()
+    return next((job for job in waiting if job.id == mine or (named and job.name == folder.name)), None)

@@ -1,0 +1,262 @@
+"""Keep a run's status and ledger while this process works on it; what others read is in `status_file.py`.
+
+The loop only says what it begins to do. A thread writes, every few seconds and whenever that changes, so that neither a
+step nor a slow disk waits for the other. A disk that is full is a warning.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.run.ledger import Attempt, Bucket, Ledger
+from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
+from plumbline.launcher.runtime.run.status_file import (
+    ATTEMPTS,
+    INTERVAL,
+    STATUS,
+    Saved,
+    Status,
+    read_attempts,
+    read_status,
+    state_after,
+    with_last,
+    write_attempts,
+)
+from plumbline.launcher.runtime.system import launch
+from plumbline.launcher.runtime.system.collectives import from_main
+from plumbline.launcher.runtime.system.exit_codes import CRASHED, INTERRUPTED, UNUSABLE
+from plumbline.launcher.runtime.system.files import remove_leftovers, write_json
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.world import World
+
+DOING: dict[Bucket, str] = {
+    "start_up": "starting",
+    "compile": "training",
+    "steps": "training",
+    "data_wait": "training",
+    "checkpoint": "saving",
+    "evaluation": "evaluating",
+    "shutdown": "ending",
+}
+"""States of a run at work, by what its time is charged to."""
+PAUSE = 0.5  # least seconds between two writes
+POINTS = 64  # newest saves whose time is known exactly: no resume goes back further
+WHY_LENGTH = 500  # letters of an error that are kept
+
+Newest = Callable[[Path], Saved | None]
+"""Finds the newest checkpoint in a run folder."""
+
+
+@contextmanager
+def begin_attempt(folder: Path, world: World, newest: Newest) -> Iterator["RunStatus"]:
+    """Hold the lock of a run folder on rank 0 and keep the run's status there. All ranks must call.
+
+    Args:
+        folder: of the run.
+        world: this process among all.
+        newest: finds the newest checkpoint.
+
+    Raises:
+        RunLockedError: on all ranks: another process holds the lock.
+        OSError: on all ranks: the folder cannot be written.
+    """
+    with ExitStack() as stack:
+        from_main(lambda: stack.enter_context(hold(folder, LEASE_SECONDS)), world)
+        yield stack.enter_context(RunStatus(folder, world.size, newest) if world.is_main else RunStatus())
+
+
+def note_refusal(folder: Path, ranks: int, newest: Newest, error: Exception) -> None:
+    """Note a start that was refused before it came to the lock, in a run folder that is there and not complete."""
+    if not folder.is_dir() or (folder / RESULT).exists():
+        return
+    with suppress(RunLockedError, OSError), hold(folder), RunStatus(folder, ranks, newest) as status:
+        status.end(UNUSABLE, str(error))
+
+
+class RunStatus:
+    """Charge the time of this process to buckets, and keep the status of a run where one is given, on its rank 0.
+
+    As a context it ends the attempt with what leaves it: an exception that nobody has taken is a bug.
+
+    Args:
+        folder: of the run, whose lock this process holds; None: nothing is written.
+        ranks: of this attempt.
+        newest: finds the newest checkpoint.
+    """
+
+    def __init__(self, folder: Path | None = None, ranks: int = 1, newest: Newest = lambda _folder: None) -> None:
+        self._folder, self._newest = folder, newest
+        self._totals: tuple[int | None, int | None] = None, None
+        self._tokens: int | None = None
+        self._logged: Mapping[str, Any] = {}
+        self._saves: list[tuple[int, float]] = []
+        self._made: tuple[int, float] | None = None
+        self._ended: list[Attempt] = []
+        self._has_ended, self._wake = False, threading.Event()
+        self._writing, self._warned = threading.Lock(), False
+        self.ledger = Ledger()
+        if folder is not None:
+            self._begin_in(folder, ranks)
+
+    def __enter__(self) -> "RunStatus":
+        """Return this status."""
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        """End the attempt, if nobody has said how it ends."""
+        if error is not None:
+            code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else CRASHED
+            self.end(code, f"{type(error).__name__}: {error}")
+
+    def begin(self, step: int, tokens: int, total_steps: int, total_tokens: int) -> None:
+        """Say after which step training goes on: later ones, which attempts before have made, are lost."""
+        self._totals, self._saves = (total_steps, total_tokens), [(step, 0.0)]
+        self._made, self._tokens = (step, 0.0), tokens
+        settled = [attempt.without_steps_after(step) for attempt in self._ended]
+        if settled != self._ended and self._folder is not None:
+            self._ended = settled
+            self._try_to(lambda folder: write_attempts(folder, settled))
+
+    def enter(self, bucket: Bucket) -> None:
+        """Charge the time from now on to a bucket."""
+        changes = DOING[bucket] != DOING[self.ledger.bucket]
+        self.ledger.enter(bucket)
+        if bucket == "checkpoint" and self._made is not None and self._made[0] > self._saves[-1][0]:
+            point = self._made[0], self.ledger.spent("steps")
+            self._saves = [self._saves[0], *self._saves[1:][-POINTS:], point]
+        if changes:
+            self._wake.set()
+
+    def reached(self, step: int, tokens: int) -> None:
+        """Say how many steps are made."""
+        self._made, self._tokens = (step, self.ledger.spent("steps")), tokens
+
+    def logged(self, record: Mapping[str, Any]) -> None:
+        """Take loss and speed from a line of metrics.jsonl."""
+        self._logged = record
+
+    def end(self, code: int, why: str) -> int:
+        """Say how the attempt ends; who comes second is not heard. Returns the exit code."""
+        with self._writing:
+            if self._folder is not None and not self._has_ended:
+                in_one_line = " ".join(why.split())[:WHY_LENGTH]
+                self._attempt = replace(self._so_far(), exit_code=code, why=in_one_line)
+                self._has_ended = True
+                self._wake.set()
+                self._try_to(self._write_status)
+                self._try_to(lambda folder: write_attempts(folder, [*self._ended, self._attempt]))
+        return code
+
+    def _begin_in(self, folder: Path, ranks: int) -> None:
+        """Close the attempt before if it was killed, begin a new one, and keep it written."""
+        launched, job = launch.process_start(), launch.job_times()
+        start = launched if job is None else min(launched, job.started)
+        queued = start if job is None else min(start, job.submitted)
+        self._ended = _close_before(folder, until=start)
+        if self._ended:
+            queued = self._ended[-1].end
+            start = max(start, queued)
+        start = round(start, 3)
+        queued = min(queued, start)
+        self.ledger = Ledger(age=time.time() - start, queue=start - queued)
+        self._attempt = Attempt(
+            queued=queued,
+            start=start,
+            end=start,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            slurm_job_id=launch.job_id(),
+            slurm_restart_count=launch.restart_count(),
+            ranks=ranks,
+            first_step=None,
+            last_step=None,
+            exit_code=None,
+            why=None,
+            seconds={},
+            progress=(),
+        )
+        self._write()
+        threading.Thread(target=self._keep_written, daemon=True).start()
+
+    def _keep_written(self) -> None:
+        while not self._has_ended:
+            self._wake.wait(INTERVAL)
+            self._wake.clear()
+            self._write()
+            time.sleep(PAUSE)
+
+    def _write(self) -> None:
+        with self._writing:
+            if not self._has_ended:  # then the lock may be another's already
+                self._try_to(self._write_status)
+
+    def _write_status(self, folder: Path) -> None:
+        write_json(folder / STATUS, self._document(folder).to_json())
+
+    def _try_to(self, write: Callable[[Path], None]) -> None:
+        """Write to the run folder; warn once of what fails, until something succeeds."""
+        assert self._folder is not None
+        try:
+            write(self._folder)
+        except OSError as error:
+            if not self._warned:
+                LOG.warning(f"the status of this run cannot be written ({error}); training goes on")
+            self._warned = True
+        else:
+            self._warned = False
+
+    def _document(self, folder: Path) -> Status:
+        attempt = self._attempt if self._has_ended else self._so_far()
+        state = state_after(attempt.exit_code) if self._has_ended else DOING[self.ledger.bucket]
+        total_steps, total_tokens = self._totals
+        return Status(
+            state=state,
+            step=attempt.last_step,
+            total_steps=total_steps,
+            tokens=self._tokens,
+            total_tokens=total_tokens,
+            loss=self._logged.get("loss"),
+            tokens_per_second=self._logged.get("tokens_per_second"),
+            checkpoint=self._newest(folder),
+            starts=len(self._ended) + 1,
+            updated=attempt.end,
+            attempt=attempt,
+        )
+
+    def _so_far(self) -> Attempt:
+        """Return the attempt until now."""
+        made, saves, seconds = self._made, self._saves, self.ledger.read()
+        later = made is not None and made[0] > saves[-1][0]
+        return replace(
+            self._attempt,
+            end=self._attempt.queued + sum(seconds.values()),
+            first_step=saves[0][0] if saves else None,
+            last_step=None if made is None else made[0],
+            seconds=seconds,
+            progress=tuple([*saves, made] if made is not None and later else saves),
+        )
+
+
+def _close_before(folder: Path, until: float) -> list[Attempt]:
+    """Return the attempts before, the last one closed if it was killed: then it is noted down, too."""
+    for name in (STATUS, ATTEMPTS):
+        remove_leftovers(folder / name)
+    try:
+        status, ended = read_status(folder), read_attempts(folder)
+        closed = with_last(ended, None if status is None else status.attempt, until)
+        if closed != ended:
+            write_attempts(folder, closed)
+    except (OSError, ValueError) as error:
+        LOG.warning(f"earlier attempts of this run are not accounted for: {error}")
+        return []
+    return closed

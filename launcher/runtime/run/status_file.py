@@ -1,0 +1,174 @@
+"""Read and write what a run says of itself: status.json, and attempts.jsonl with a line for each attempt that ended.
+
+status.json is written whole by rank 0 every few seconds, so whoever reads it has the sums of an attempt that was killed
+but for the last seconds. Nothing here imports torch.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from plumbline.launcher.runtime.run.ledger import Attempt, as_text, as_time
+from plumbline.launcher.runtime.run.lock import RunLockedError, hold
+from plumbline.launcher.runtime.system import launch
+from plumbline.launcher.runtime.system.exit_codes import STATES
+from plumbline.launcher.runtime.system.files import finite, read_json_lines, write_json, write_json_lines
+from plumbline.launcher.runtime.system.log import LOG
+
+STATUS, ATTEMPTS = "status.json", "attempts.jsonl"
+INTERVAL = 5.0  # seconds between two writes while nothing happens
+SILENT = "ended without a word: killed, or its node failed"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Name a checkpoint."""
+
+    step: int
+    time: float
+    """When it was written."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Say where a run stood when this was written."""
+
+    state: str
+    """starting, training, saving, evaluating or ending; or complete, stopped, diverged, hung or failed."""
+    step: int | None
+    total_steps: int | None
+    tokens: int | None
+    total_tokens: int | None
+    loss: float | None
+    """Of the last logged step; None before there is one, or where it is not finite."""
+    tokens_per_second: float | None
+    checkpoint: Saved | None
+    """The newest."""
+    starts: int
+    updated: float
+    attempt: Attempt
+    """The newest."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of status.json."""
+        saved = (
+            None if self.checkpoint is None else {"step": self.checkpoint.step, "time": as_text(self.checkpoint.time)}
+        )
+        values = {
+            **asdict(self),
+            "checkpoint": saved,
+            "updated": as_text(self.updated),
+            "attempt": self.attempt.to_json(),
+        }
+        document: dict[str, Any] = finite(values)
+        return document
+
+    @classmethod
+    def from_json(cls, item: dict[str, Any]) -> "Status":
+        """Return the status of a document.
+
+        Raises:
+            ValueError: it lacks a key, or has something else in its place.
+        """
+        try:
+            values = {field.name: item[field.name] for field in fields(cls)}
+            saved = values["checkpoint"]
+            values["checkpoint"] = None if saved is None else Saved(saved["step"], as_time(saved["time"]))
+            values["updated"] = as_time(values["updated"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no status of a run: {type(error).__name__} {error}") from error
+        return cls(**{**values, "attempt": Attempt.from_json(values["attempt"])})
+
+
+def read_status(folder: Path) -> Status | None:
+    """Return the status of a run as it was last written; None where there is none.
+
+    Raises:
+        ValueError: the file is damaged, or of another version; names it.
+        OSError: it cannot be read.
+    """
+    path = folder / STATUS
+    if not path.exists():
+        return None
+    try:
+        return Status.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; remove it") from error
+
+
+def read_attempts(folder: Path) -> list[Attempt]:
+    """Return the attempts of a run that ended and said so.
+
+    Raises:
+        ValueError: the file is damaged, or of another version; names it.
+        OSError: it cannot be read.
+    """
+    path = folder / ATTEMPTS
+    if not path.exists():
+        return []
+    try:
+        return [Attempt.from_json(item) for _, item in read_json_lines(path)]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; remove it") from error
+
+
+def write_attempts(folder: Path, attempts: Sequence[Attempt]) -> None:
+    """Write the attempts that ended."""
+    write_json_lines(folder / ATTEMPTS, [attempt.to_json() for attempt in attempts])
+
+
+def with_last(ended: Sequence[Attempt], last: Attempt | None, until: float) -> list[Attempt]:
+    """Return all attempts of a run of which nobody is at work, the last one closed if it was killed.
+
+    Nobody knows when it died, but that it would have written again; what it did until then is lost.
+
+    Args:
+        ended: those that said so.
+        last: of status.json.
+        until: when it was dead for certain.
+    """
+    if last is None or (ended and ended[-1].is_of(last)):
+        return [*ended]
+    if last.exit_code is None:
+        last = replace(last.extended(min(until, last.end + INTERVAL), "lost"), why=SILENT)
+    return [*ended, last]
+
+
+def note_end_of_job(folder: Path, code: int) -> None:
+    """Charge the time until now to the attempt of the Slurm job that this process ends: its ranks were waited for.
+
+    Of an attempt whose rank 0 was killed, that time is lost, and `code` its exit code. Nothing is done, at most with a
+    warning, where another attempt was the last, somebody is at work, or the files cannot be used: the job has to end.
+    """
+    if not (folder / STATUS).exists():
+        return
+    try:
+        with suppress(RunLockedError), hold(folder):
+            _note_end_of_job(folder, code)
+    except (OSError, ValueError) as error:
+        LOG.warning(f"the end of this attempt is not accounted for: {error}")
+
+
+def _note_end_of_job(folder: Path, code: int) -> None:
+    status, ended, now = read_status(folder), read_attempts(folder), time.time()
+    if status is None:
+        return
+    last = ended.pop() if ended and ended[-1].is_of(status.attempt) else status.attempt
+    if (last.slurm_job_id, last.slurm_restart_count) != (launch.job_id(), launch.restart_count()):
+        return
+    if last.exit_code is None:
+        last = replace(last.extended(now, "lost"), exit_code=code, why=SILENT)
+    else:
+        last = last.extended(now, "shutdown")
+    write_attempts(folder, [*ended, last])
+    state = state_after(last.exit_code)
+    write_json(folder / STATUS, replace(status, state=state, attempt=last, updated=now).to_json())
+
+
+def state_after(code: int | None) -> str:
+    """Return the state of a run that ended with an exit code; None: nobody knows it."""
+    return "failed" if code is None else STATES.get(code, "failed")

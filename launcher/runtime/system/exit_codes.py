@@ -1,0 +1,12 @@
+"""Give every exit code of a run its name; docs/runs.md says what each means."""
+
+COMPLETE = 0
+UNUSABLE = 2  # of every command: the request cannot be met as it stands
+BROKEN = 3  # the gradient, the loss or the weights are not finite
+REQUEUE = 85  # stopped on request, checkpoint written: start me again
+HUNG = 86  # nothing moved for train.hang_minutes
+INTERRUPTED = 130  # of every command: Ctrl-C, as shells have it
+CRASHED = 1  # of every command, by Python itself: a bug, with its traceback
+
+STATES = {COMPLETE: "complete", BROKEN: "diverged", REQUEUE: "stopped", HUNG: "hung"}
+"""States of a run that ended with a code; after any other it is "failed"."""

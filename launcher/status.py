@@ -1,0 +1,119 @@
+"""Say where runs stand: state, step, speed, newest checkpoint, starts, why they ended; of one, where its time went.
+
+python launcher/status.py                                # every run in runs/
+python launcher/status.py runs/quickstart                # one run, and its ledger
+python launcher/status.py runs/quickstart --json         # with all attempts, for programs
+
+Nothing is changed. A run that says it trains while nobody holds its lock is dead: the same command as before goes on
+with it.
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from plumbline.launcher.runtime.report.standing import Standing, is_run, look
+from plumbline.launcher.runtime.run.ledger import BUCKETS, goodput, total
+from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.slurm_queue import waiting_jobs
+
+HEADER = ("run", "state", "step", "loss", "tokens/s", "eta", "checkpoint", "starts", "goodput", "why")
+LEFT = (0, 1, 9)  # columns of words
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=cli.existing, nargs="*", metavar="RUN", help="run folders (default: runs/*)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Look at each run and print what was found."""
+    arguments = parse_arguments()
+    folders = given(arguments.runs) if arguments.runs else runs_in(Path("runs"))
+    waiting = waiting_jobs()
+    found = [look(folder, waiting) for folder in folders]
+    if arguments.json:
+        cli.print_json({"runs": [standing.to_json() for standing in found]})
+        return
+    for line in table([HEADER, *map(cells, found)]):
+        print(line)
+    if len(arguments.runs) == 1 and found[0].attempts:
+        print()
+        for line in ledger(found[0]):
+            print(line)
+
+
+def given(folders: Sequence[Path]) -> list[Path]:
+    """Return the run folders that were named. Raises ValueError where one is none."""
+    for folder in folders:
+        if not is_run(folder):
+            raise ValueError(f"{folder}: no run was ever begun there; give a run folder, such as runs/quickstart")
+    return [*folders]
+
+
+def runs_in(root: Path) -> list[Path]:
+    """Return the run folders in a folder. Raises ValueError without any."""
+    found = sorted(filter(is_run, root.glob("*")))
+    if not found:
+        raise ValueError(f"{root.resolve()}: no runs there; name the run folders")
+    return found
+
+
+def cells(standing: Standing) -> tuple[str, ...]:
+    """Return the row of a run."""
+    status, saved = standing.status, standing.checkpoint
+    steps, loss, speed = text(None if saved is None else saved.step, ","), None, None
+    if status is not None:
+        loss, speed = status.loss, status.tokens_per_second
+        if status.step is not None:
+            steps = f"{status.step:,}/{text(status.total_steps, ',')}"
+    return (
+        standing.folder.name,
+        standing.state,
+        steps,
+        text(loss, ".4f"),
+        text(speed, ",.0f"),
+        "-" if standing.eta is None else cli.duration(standing.eta),
+        "-" if saved is None else f"{saved.step:,}, {cli.duration(max(0.0, standing.seen - saved.time))} ago",
+        str(len(standing.attempts)),
+        text(goodput(total(standing.attempts)), ".1%"),
+        standing.why or "",
+    )
+
+
+def text(value: float | None, form: str) -> str:
+    """Return a number as text, and a dash where it is not known."""
+    return "-" if value is None else format(value, form)
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table, words to the left and numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        padded = (
+            cell.ljust(width) if number in LEFT else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join(padded).rstrip()
+
+
+def ledger(standing: Standing) -> Iterator[str]:
+    """Yield what the time of a run went into, over all its attempts."""
+    first, last = (
+        datetime.fromtimestamp(moment) for moment in (standing.attempts[0].queued, standing.attempts[-1].end)
+    )
+    yield f"{len(standing.attempts)} start(s), {first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S}"
+    seconds = total(standing.attempts)
+    whole = sum(seconds.values())
+    for bucket in BUCKETS:
+        yield f"{bucket:<10}  {cli.duration(seconds[bucket]):>10}  {seconds[bucket] / max(whole, 1e-9):>6.1%}"
+    yield f"{'total':<10}  {cli.duration(whole):>10}"
+    yield f"goodput {text(goodput(seconds), '.1%')}: steps / total"
+
+
+if __name__ == "__main__":
+    cli.run(main)

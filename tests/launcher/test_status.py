@@ -1,0 +1,198 @@
+"""status.py says where runs stand, by what they wrote and by whether their processes live; it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from plumbline.launcher.runtime.report.standing import look
+from plumbline.launcher.runtime.run.ledger import BUCKETS, Attempt
+from plumbline.launcher.runtime.run.status_file import INTERVAL, Status, state_after, write_attempts
+from plumbline.launcher.runtime.system import exit_codes
+from plumbline.launcher.runtime.system.files import write_json
+from plumbline.launcher.runtime.system.slurm_queue import WaitingJob, waiting_jobs
+from tests.conftest import REPOSITORY
+from tests.launcher.runtime.run.test_lock import held_elsewhere
+
+if TYPE_CHECKING:
+    from tests.conftest import Command
+
+
+def status_of(pid: int, **changes: Any) -> Status:
+    """Return the status of a run that trains in a process of this host, and wrote a second ago."""
+    now = round(time.time() - 1, 3)
+    seconds = {**dict.fromkeys(BUCKETS, 0.0), "start_up": 20.0, "steps": 60.0, "checkpoint": 20.0}
+    attempt = Attempt(
+        queued=now - 100,
+        start=now - 100,
+        end=now,
+        host=socket.gethostname(),
+        pid=pid,
+        slurm_job_id="77",
+        slurm_restart_count=0,
+        ranks=2,
+        first_step=0,
+        last_step=1200,
+        exit_code=None,
+        why=None,
+        seconds=seconds,
+        progress=((0, 0.0), (1000, 50.0), (1200, 60.0)),
+    )
+    return Status(
+        state="training",
+        step=1200,
+        total_steps=5000,
+        tokens=120_000,
+        total_tokens=500_000,
+        loss=3.25,
+        tokens_per_second=100.0,
+        checkpoint=None,
+        starts=1,
+        updated=now,
+        attempt=replace(attempt, **changes),
+    )
+
+
+def write(folder: Path, status: Status) -> Path:
+    """Write the status of a run with a checkpoint of step 1000."""
+    checkpoint = folder / "checkpoints" / "step_00001000"
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    (checkpoint / "manifest.json").touch()
+    write_json(folder / "status.json", status.to_json())
+    return folder
+
+
+def test_a_run_at_work_is_told_from_a_dead_one_by_its_lock(command: Command, tmp_path: Path) -> None:
+    run = tmp_path / "alive"
+    with held_elsewhere(run) as holder:
+        write(run, status_of(holder.pid))
+        at_work = look(run, [])
+        table = command("status", run)
+        holder.kill()
+        holder.wait()
+        dead = look(run, [WaitingJob("78", "Priority", "another")])
+    assert (at_work.state, at_work.why, at_work.eta) == ("training", None, 3800.0)
+    assert at_work.attempts[0].seconds["lost"] == 0, "nothing is lost yet"
+    assert table.returncode == 0, table.stderr
+    lines = table.stdout.splitlines()
+    assert lines[0].split() == [
+        "run",
+        "state",
+        "step",
+        "loss",
+        "tokens/s",
+        "eta",
+        "checkpoint",
+        "starts",
+        "goodput",
+        "why",
+    ]
+    assert lines[1].startswith("alive  training  1,200/5,000  3.2500       100  1:03:20  1,000, 0:0")
+    assert lines[1].endswith("ago       1    60.0%")
+    shares = {line.split()[0]: line.split()[1:] for line in lines[3:]}
+    assert (shares["start_up"], shares["steps"]) == (["0:20", "20.0%"], ["1:00", "60.0%"])
+    assert shares["total"] == ["1:40"]
+    assert lines[-1] == "goodput 60.0%: steps / total"
+
+    assert (dead.state, dead.eta) == ("dead", None)
+    assert "killed, or its node failed, after 20" in str(dead.why)
+    spent = dead.attempts[0].seconds
+    assert spent["steps"] == 50.0, "step 1000 is saved"
+    assert 10.0 < spent["lost"] <= 10.0 + INTERVAL
+    assert not (run / "attempts.jsonl").exists(), "whoever looks changes nothing"
+
+
+def test_a_run_on_another_host_is_judged_by_its_age(tmp_path: Path) -> None:
+    here, there = status_of(7), status_of(7, host="elsewhere")
+    assert look(write(tmp_path / "a", here), []).state == "dead"
+    assert look(write(tmp_path / "b", there), []).state == "training"
+    old = replace(there, updated=there.updated - 600, attempt=replace(there.attempt, end=there.attempt.end - 600))
+    assert look(write(tmp_path / "c", old), []).state == "dead"
+
+
+def test_a_run_at_work_that_writes_nothing_is_remarked(tmp_path: Path) -> None:
+    with held_elsewhere(tmp_path / "run") as holder:
+        status = status_of(holder.pid)
+        write(tmp_path / "run", replace(status, updated=status.updated - 600))
+        found = look(tmp_path / "run", [])
+    assert (found.state, str(found.why)[:16]) == ("training", "no update since ")
+
+
+@pytest.mark.parametrize(
+    ("code", "state"), [(0, "complete"), (2, "failed"), (3, "diverged"), (85, "stopped"), (86, "hung"), (1, "failed")]
+)
+def test_an_ending_is_told_and_a_queued_job_goes_on_with_it(tmp_path: Path, code: int, state: str) -> None:
+    status = status_of(7, exit_code=code, why="so it was")
+    run = write(tmp_path / "run", status)
+    write_attempts(run, [status.attempt])
+    found = look(run, [])
+    assert (found.state, found.why) == (state, f"so it was (exit code {code})")
+    assert found.attempts[0].seconds["lost"] == (0.0 if code == 0 else 10.0)
+    queued = look(run, [WaitingJob("77", "BeginTime", "any name")])
+    expected = ("complete", found.why) if code == 0 else ("queued", "job 77: BeginTime")
+    assert (queued.state, queued.why) == expected
+    with held_elsewhere(run):
+        assert look(run, []).state == "starting", "somebody has the lock, and has not written yet"
+
+
+def test_runs_without_a_status_are_told_by_what_they_have(tmp_path: Path) -> None:
+    for name in ("old", "submitted", "broken"):
+        (tmp_path / name / "slurm").mkdir(parents=True)
+    (tmp_path / "old" / "result.json").touch()
+    (tmp_path / "broken" / "status.json").write_text("{")
+    waiting = [WaitingJob("5", "Resources", "submitted")]
+    found = [look(tmp_path / name, waiting) for name in ("old", "submitted", "broken")]
+    assert [standing.state for standing in found] == ["complete", "queued", "unreadable"]
+    assert str(tmp_path / "broken" / "status.json") in str(found[2].why)
+
+
+def test_the_queue_is_asked_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/bash\n[[ $* == *PENDING* ]] && echo '12|Priority|a|b'\n")
+    squeue.chmod(stat.S_IRWXU)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin:/bin")
+    assert waiting_jobs() == [WaitingJob("12", "Priority", "a|b")]
+    squeue.write_text("#!/bin/bash\necho 'no controller' >&2; exit 1\n")
+    assert waiting_jobs() == []
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert waiting_jobs() == []
+
+
+def test_every_exit_code_and_its_state_is_in_the_table() -> None:
+    page = (REPOSITORY / "docs" / "runs.md").read_text(encoding="utf-8")
+    table = {int(code): state for code, state in re.findall(r"^\| (\d+) \| (\w+) \|", page, re.MULTILINE)}
+    codes = {value for name, value in vars(exit_codes).items() if name.isupper() and isinstance(value, int)}
+    assert table.keys() == codes - {exit_codes.CRASHED, exit_codes.INTERRUPTED}, "the others are those of every command"
+    assert table == {code: state_after(code) for code in table}
+
+
+def test_what_is_no_run_is_one_error(command: Command, tmp_path: Path) -> None:
+    done = command("status", tmp_path)
+    assert done.returncode == 2
+    assert (
+        done.stderr == f"error: {tmp_path}: no run was ever begun there; give a run folder, such as runs/quickstart\n"
+    )
+    done = command("status", tmp_path / "nowhere")
+    assert done.returncode == 2
+    assert "no such file or folder" in done.stderr
+
+
+def test_the_document_has_all_attempts(command: Command, tmp_path: Path) -> None:
+    status = status_of(7, exit_code=85, why="stopped on request", last_step=1000, progress=((0, 0.0), (1000, 60.0)))
+    runs = [write(tmp_path / name, status) for name in ("a", "b")]
+    done = command("status", *runs, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["runs"]
+    assert [each["run"] for each in found] == [str(run) for run in runs]
+    assert found[0]["attempts"] == [status.attempt.to_json()]
+    assert (found[0]["goodput"], found[0]["seconds"]["checkpoint"]) == (0.6, 20.0)
+    assert found[0]["checkpoint"]["step"] == 1000
