@@ -21,14 +21,15 @@ from plumbline.data.indexed import BLOCK_BYTES, IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.remote import ahead, fetch
+from plumbline.data.remote.ahead import Ahead
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import RemoteError
 from plumbline.data.remote.files import RemoteFile
 from plumbline.data.remote.piece import Piece
 from plumbline.data.sources import Sources
 from tests.conftest import PATIENCE, REPOSITORY, environment
+from tests.data.made import shard
 from tests.data.servers import Server, serve
-from tests.data.test_shards import shard
 
 
 @pytest.fixture(autouse=True)
@@ -430,6 +431,25 @@ def test_index_and_tokens_of_other_pairs_are_told_apart(sharded: Path, tmp_path:
     (tmp_path / "a.bin").write_bytes((sharded / "train-00001.bin").read_bytes())
     with serve(tmp_path) as running, pytest.raises(ValueError, match=r"a\.bin: \d+ bytes, but .*a\.idx describes"):
         open_corpus(f"{running.url}/a", CacheConfig(path=str(tmp_path / "cache")))
+
+
+def test_coming_steps_are_fetched_ahead_in_their_order(blocky: Path, tmp_path: Path) -> None:
+    with serve(blocky.parent) as running:
+        batches = TrainBatches(config(f"{running.url}/blocky", tmp_path / "cache", batch=1), seed=3)
+        wanted = list(dict.fromkeys(piece.key for step in range(40) for piece in batches.pieces(step)))
+        running.behaviour = lambda path, _: "slow" if path.endswith(".bin") else "well"
+        with contextlib.closing(Ahead(Cache(batches.config.cache), batches.pieces, 40)) as coming:
+            coming.reach(0)
+            until = time.monotonic() + PATIENCE
+            while len(list((tmp_path / "cache" / "pieces").glob("*[0-9]"))) < len(wanted):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            lines = next((tmp_path / "cache" / "plans").iterdir()).read_text().split("\n")
+        assert [line.split()[0] for line in lines if line] == wanted
+        before = len(running.asked)
+        for step in range(40):
+            batches.micro_batches(step)
+        assert len(running.asked) == before
 
 
 def test_writers_state_blocks(tmp_path: Path) -> None:

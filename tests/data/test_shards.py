@@ -1,9 +1,7 @@
 """Corpora of many pairs: the same tokens, windows and order as in one pair, however the pairs are listed."""
 
 import json
-import shutil
 import tracemalloc
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,23 +9,12 @@ import pytest
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus, verify_checksums
-from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
+from plumbline.data.remote.cache import CacheConfig
 from tests.data.conftest import MakePair
+from tests.data.made import shard, simulate, write_pairs
 
 DOCUMENTS = [3, 5, 1, 8, 2, 13, 4, 1, 1, 30, 6, 7]
-
-
-def write_pairs(folder: Path, groups: Sequence[Sequence[int]], names: Sequence[str] = ()) -> list[Path]:
-    """Write groups of documents as pairs, whose token ids go on from one pair to the next as in one stream."""
-    folder.mkdir(exist_ok=True)
-    first, prefixes = 0, []
-    for number, lengths in enumerate(groups):
-        prefixes.append(folder / (names[number] if names else f"part-{number:02}"))
-        with IndexedWriter(prefixes[-1], token_dtype(1 << 20)) as writer:
-            writer.add_documents(np.arange(first, first + sum(lengths)), lengths)
-        first += sum(lengths)
-    return prefixes
 
 
 def same_stream(one: Corpus, many: Corpus) -> None:
@@ -91,30 +78,6 @@ def test_a_list_with_nothing_or_twice_the_same_is_refused(tmp_path: Path, byte_c
         open_corpus([first, second])
 
 
-def shard(source: Path, folder: Path, cuts: Sequence[int], blocks: bool = True) -> Path:
-    """Copy a corpus, its training documents cut into shards at these numbers of documents."""
-    manifest = json.loads((source / "corpus.json").read_text())
-    split = open_corpus(source).splits["train"]
-    starts = [0, *split.indexed.document_starts(0, split.num_tokens).tolist(), split.num_tokens]
-    shutil.copytree(source / "tokenizer", folder / "tokenizer")
-    for name in ("validation.bin", "validation.idx"):
-        (folder / name).write_bytes((source / name).read_bytes())
-    del manifest["files"]["train.bin"], manifest["files"]["train.idx"]
-    names = []
-    for number, (first, last) in enumerate(zip([0, *cuts], [*cuts, split.num_documents], strict=True)):
-        names.append(f"train-{number:05}")
-        with IndexedWriter(folder / names[-1], token_dtype(manifest["vocab_size"])) as writer:
-            tokens = split.indexed.read(starts[first], starts[last])
-            writer.add_documents(tokens, np.diff(starts[first : last + 1]).tolist())
-        for name, facts in writer.files.items():
-            manifest["files"][name] = {"size": facts.size, "xxh3_64": facts.xxh3_64}
-            if blocks:
-                manifest["files"][name]["blocks"] = facts.blocks
-    manifest["splits"]["train"]["shards"] = names
-    (folder / "corpus.json").write_text(json.dumps(manifest))
-    return folder
-
-
 def test_a_manifest_names_shards(byte_corpus: Path, tmp_path: Path) -> None:
     whole, sharded = open_corpus(byte_corpus), open_corpus(shard(byte_corpus, tmp_path / "s", [5, 5, 31]))
     same_stream(whole, sharded)
@@ -143,27 +106,20 @@ def test_damage_to_a_shard_is_named(byte_corpus: Path, tmp_path: Path) -> None:
         open_corpus(folder)
 
 
-def simulate(source: Path, folder: Path, shards: int, tokens: int) -> Path:
-    """Make a corpus of so many shards with so many tokens each, of which the disk holds the index alone."""
-    folder.mkdir()
-    (folder / "tokenizer").symlink_to(source / "tokenizer")
-    with IndexedWriter(folder / "one", token_dtype(257)) as writer:
-        writer.add_documents(np.empty(0, np.uint16), [tokens])
-    (folder / "one.bin").unlink()
-    with (folder / "one.bin").open("wb") as file:
-        file.truncate(2 * tokens)  # a hole: all zeros
-    index = writer.files["one.idx"]
-    names = [f"train-{number:05}" for number in range(shards)]
-    files = {}
-    for number, name in enumerate(names):
-        for ending, size, checksum in (("bin", 2 * tokens, f"{number:016x}"), ("idx", index.size, index.xxh3_64)):
-            (folder / f"{name}.{ending}").hardlink_to(folder / f"one.{ending}")
-            blocks = [f"{number:08x}{block:08x}" for block in range(-(-size // (8 << 20)))] if ending == "bin" else []
-            files[f"{name}.{ending}"] = {"size": size, "xxh3_64": checksum, "blocks": blocks}
-    manifest = json.loads((source / "corpus.json").read_text())
-    train = {"documents": shards, "tokens": shards * tokens, "source_bytes": 4 * shards * tokens, "shards": names}
-    (folder / "corpus.json").write_text(json.dumps({**manifest, "files": files, "splits": {"train": train}}))
-    return folder
+@pytest.mark.parametrize("remote", [False, True])
+def test_shards_of_other_tokens_than_stated_are_named(byte_corpus: Path, tmp_path: Path, remote: bool) -> None:
+    folder = shard(byte_corpus, tmp_path / "s", [5, 31])
+    manifest = json.loads((folder / "corpus.json").read_text())
+    manifest["vocab_size"] = 70_000  # which takes 4 bytes
+    del manifest["splits"]["validation"]
+    manifest["splits"]["train"]["tokens"] = sum(
+        manifest["files"][f"train-{number:05}.bin"]["size"] // 4 for number in range(3)
+    )
+    (folder / "corpus.json").write_text(json.dumps(manifest))
+    address = f"file://{folder}" if remote else str(folder)
+    corpus = open_corpus(address, CacheConfig(path=str(tmp_path / "cache")))
+    with pytest.raises(ValueError, match=r"train-00000\.(bin|idx): .* corpus"):
+        corpus.splits["train"].read(0, 4)
 
 
 def test_a_trillion_tokens_in_ten_thousand_shards_take_little_memory(byte_corpus: Path, tmp_path: Path) -> None:
@@ -173,7 +129,7 @@ def test_a_trillion_tokens_in_ten_thousand_shards_take_little_memory(byte_corpus
     )
     tracemalloc.start()
     batches = TrainBatches(config, seed=0)
-    assert batches.corpora["huge"].splits["train"].training_windows(1) == 10**12 - 1  # type: ignore[union-attr]
+    assert batches.corpora["huge"].splits["train"].training_windows(1) == 10**12 - 1
     for step in (0, 10**6, 10**9):
         batches.micro_batches(step)
     _, peak = tracemalloc.get_traced_memory()

@@ -1,13 +1,14 @@
 """Training from a server on this machine: the numbers of a local copy, one download for all ranks, clear ends."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Pretrain, Run, Start
+from tests.data.made import shard
 from tests.data.servers import Server, serve
-from tests.data.test_shards import shard
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +69,15 @@ def test_a_shard_that_lies_ends_the_run_with_its_url(
     assert outcome.code == 2
     assert f"{server.url}/sharded/train-00001.bin: 3 downloads had the right length and wrong bytes" in outcome.stderr
     assert "Traceback" not in outcome.stderr
+
+
+def test_a_server_that_refuses_is_quoted(
+    run_pretrain: Pretrain, tiny_config: Path, server: Server, tmp_path: Path
+) -> None:
+    server.behaviour = lambda *_: "403"
+    outcome = run_pretrain(tiny_config, "refused", source(f"{server.url}/sharded", tmp_path / "cache"), ranks=1)
+    assert outcome.code == 2
+    assert re.search(r"/sharded/corpus\.json: bytes .* could not be read \(.*status 403", outcome.stderr)
 
 
 def test_a_password_is_neither_logged_nor_kept(run_pretrain: Pretrain, tiny_config: Path, tmp_path: Path) -> None:
