@@ -87,13 +87,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._head(int(behaviour), 0)
         elif behaviour == "silent":
             self.server_state.closing.wait()
-        elif behaviour in ("breaks off", "stalls"):
+        elif behaviour in ("breaks-off", "stalls"):
             self._head(status, len(data))
             self.wfile.write(data[: len(data) // 2])
             if behaviour == "stalls":
                 self.server_state.closing.wait()
             self.close_connection = True
-        elif behaviour == "cuts short":
+        elif behaviour == "cuts-short":
             self._head(status, len(data) // 2)
             self.wfile.write(data[: len(data) // 2])
         elif behaviour == "lies":

@@ -194,7 +194,7 @@ def test_s3_that_lost_a_shard(bucket: str, tmp_path: Path) -> None:
         read(config(f"{bucket}/sharded", tmp_path))
 
 
-TROUBLES = ["slow", "breaks off", "cuts short", "lies", "503", "429", "silent"]
+TROUBLES = ["slow", "breaks-off", "cuts-short", "lies", "503", "429", "silent"]
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
@@ -223,7 +223,7 @@ def test_trouble_that_stays_ends_with_an_error_that_names_the_shard(
     assert not list(tmp_path.rglob("*.partial"))
 
 
-@pytest.mark.parametrize(("trouble", "error"), [("500", OSError), ("lies", ValueError), ("cuts short", OSError)])
+@pytest.mark.parametrize(("trouble", "error"), [("500", OSError), ("lies", ValueError), ("cuts-short", OSError)])
 def test_a_manifest_that_does_not_arrive_is_named(
     trouble: str, error: type[Exception], server: Server, tmp_path: Path
 ) -> None:

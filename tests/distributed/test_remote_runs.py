@@ -42,7 +42,7 @@ def test_a_run_from_a_server_writes_the_numbers_of_a_local_one(
     assert local.code == 0, local.stderr
     assert not (tmp_path / "unused").exists()
     server.behaviour = lambda path, before: (
-        ["503", "breaks off", "lies", "well"][min(before, 3)] if ".bin" in path else "well"
+        ["503", "breaks-off", "lies", "well"][min(before, 3)] if ".bin" in path else "well"
     )
     options = source(f"{server.url}/sharded", tmp_path / "cache")
     job = start_pretrain(tiny_config, "from_server", options, ranks=2)
