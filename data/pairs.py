@@ -3,6 +3,7 @@
 The order is that of their paths, however they were listed.
 """
 
+import contextlib
 import glob
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import xxhash
 
 from plumbline.data.indexed import file_facts, open_indexed, read_header
 from plumbline.data.remote.cache import Cache
-from plumbline.data.remote.fetch import TRIES, RemoteError, again, call, check_url, file_system, is_url
+from plumbline.data.remote.fetch import TRIES, RemoteError, again, call, check_url, facts, file_system, is_url
 from plumbline.data.remote.files import unchecked
 from plumbline.data.remote.tokens import RemoteTokens
 from plumbline.data.shards import Shards, Tokens
@@ -67,7 +68,8 @@ def _remote_prefixes(entry: str) -> list[str]:
     if glob.has_magic(entry):
         found = again(entry, "the list of its files", lambda: call(entry, "glob"), TRIES)
         return _stems([fs.unstrip_protocol(name) for name in found])
-    if again(entry, "whether it is there", lambda: call(f"{_stem(entry)}.idx", "exists"), TRIES):
+    with contextlib.suppress(FileNotFoundError):
+        facts(f"{_stem(entry)}.idx")
         return [_stem(entry)]
     try:
         names = again(entry, "the list of its files", lambda: call(entry.rstrip("/"), "ls", detail=False), TRIES)

@@ -21,8 +21,8 @@ THREADS = 8
 """Downloads of one process at a time."""
 HORIZON = 1024
 """Pieces that are looked ahead, or those of the next two steps where these are more."""
-MEMORY = THREADS * BLOCK_BYTES
-"""Bytes that the downloads of one process hold at most."""
+MEMORY = 2 * (THREADS + 1) * BLOCK_BYTES
+"""Bytes that downloads of one process hold at most, these and that of a step that waits: the parts, and their sum."""
 
 
 class Ahead:

@@ -90,10 +90,6 @@ class Cache:
         """Return a new plan of this process, for what it will read."""
         return Plan(self._plans)
 
-    def used(self) -> int:
-        """Return the bytes of all files in the folder."""
-        return self._other_bytes() + sum(size for size, _ in self._scan().values())
-
     @contextlib.contextmanager
     def locked(self, name: str = "lock") -> Iterator[None]:
         """Hold a lock of the folder, which ends with this process at the latest."""

@@ -134,7 +134,8 @@ def again(url: str, what: str, ask: Callable[[], Any], tries: int) -> Any:
 
 def wait_before(attempt: int) -> float:
     """Return the seconds to wait after so many failures, drawn so that many processes do not come back at once."""
-    return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+    # Not the generator that a run seeds, nor one that forked processes have in common
+    return min(LONGEST_WAIT, FIRST_WAIT * 2.0 ** (attempt - 1)) * random.SystemRandom().uniform(0.5, 1.0)
 
 
 def read(piece: Piece, start: int, stop: int, tries: int = TRIES) -> bytes:
