@@ -73,8 +73,8 @@ class Sources:
             not (field or "").isidentifier() or form or conversion for _, field, form, conversion in named
         ):
             raise ValueError(
-                f"--text-template {self.template!r}: expected names of fields in braces and nothing else in them, as in "
-                "'{title}\\n\\n{text}'"
+                f"--text-template {self.template!r}: expected names of fields in braces and nothing else in "
+                "them, as in '{title}\\n\\n{text}'"
             )
 
     @cached_property

@@ -7,7 +7,6 @@ Each step skips what an earlier run, which was killed, has left in the folder.
 
 import logging
 import math
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +35,7 @@ from plumbline.data.tokenizers import Encoder, build_tokenizer, sample_bytes, tr
 LOG = logging.getLogger(__name__)
 WORK = ".work"
 FEED_BELOW = 4
-"""Tasks per process below which inputs that cannot be cut are read here and tokenized by all, instead of by one each."""
+"""Tasks per process below which an input that cannot be cut is read here and tokenized by all, not by one of them."""
 
 ChooseHeldOut = Callable[[Iterator[tuple[UInt64s, UInt64s]]], HeldOut]
 
@@ -94,7 +92,8 @@ def fill(
         LOG.info(_describe(held_out, surveyed.skipped))
         _build_tokenizer(request, surveyed, held_out, kept, work)
         encoder = Encoder(work.tokenizer, request.tokenizer)
-        _check_space(request, held_out, encoder.dtype.itemsize, folder)
+        if not (work.folder / "pieces").is_dir():  # else an earlier run had begun to fill the disk
+            _check_space(request, held_out, encoder.dtype.itemsize, folder)
         plan = Plan(work, surveyed.units, held_out, request.shard_bytes, surveyed.first_documents, kept)
         totals, frequencies = _Encoding(request, plan, encoder, workers, surveyed.tasks).write(folder, name_pair)
     if sum(counts.source_bytes for counts in totals.counts.values()) != held_out.source_bytes:
@@ -105,13 +104,14 @@ def fill(
 
 def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
     units = list(request.sources.units())
-    found = Surveyed(units, Sample(sample_bytes(request.tokenizer)))
+    wanted = 0 if work.tokenizer.is_dir() else sample_bytes(request.tokenizer)
+    found = Surveyed(units, Sample(wanted))
     job = SurveyJob(
         request.sources,
         work,
         request.seed,
         request.validation_fraction,
-        sample_bytes(request.tokenizer),
+        wanted,
         request.deduplicate,
         request.skip_bad,
     )
@@ -200,7 +200,7 @@ def _build_tokenizer(
     actual = Encoder(draft, request.tokenizer).vocab_size
     if size and actual < size:
         LOG.info(f"tokenizer: the text supports {actual:,} tokens only, fewer than the {size:,} asked for")
-    os.replace(draft, work.tokenizer)
+    draft.replace(work.tokenizer)
 
 
 def _check_space(request: Request, held_out: HeldOut, token_bytes: int, folder: Path) -> None:
@@ -211,10 +211,9 @@ def _check_space(request: Request, held_out: HeldOut, token_bytes: int, folder: 
     text = held_out.source_bytes + min(held_out.source_bytes, request.shard_bytes or held_out.source_bytes)
     text_per_token = 1 if request.tokenizer == "byte" else 4
     needed = text // text_per_token * token_bytes + held_out.documents * (token_bytes + 20)
-    needed -= sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".npz", ".bin"))
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise OSError(
+        raise ValueError(
             f"--output {request.output}: needs about {needed / 1e6:,.1f} MB and the device has {free / 1e6:,.1f} MB "
             "free; free some space, or choose another place"
         )
@@ -234,7 +233,6 @@ class _Encoding:
     def write(self, folder: Path, name_pair: Callable[[str, int], str]) -> tuple[Totals, Int64s]:
         """Write the shards that are not finished; return what is in all of them."""
         work, specs = self._plan.work, self._request.sources.specs
-        named = self._request.shard_bytes is not None
         with closing(Progress("tokenizing", self._plan.held_out.source_bytes)) as progress:
 
             def pieces(done: Iterator[Piece]) -> Iterator[tuple[Piece, str]]:
@@ -246,7 +244,7 @@ class _Encoding:
             flat = (piece for task in done for piece in task)
             for shard, of_shard in groupby(flat, key=lambda piece: piece.shard):
                 names = {split: name_pair(split, shard) for split in ("train", "validation")}
-                write_shard(folder, work, self._encoder, names, pieces(of_shard), may_be_empty=not named)
+                write_shard(folder, work, self._encoder, names, pieces(of_shard))
                 shutil.rmtree(work.piece(shard, 0, 0).parent)
         return self._collect(folder)
 

@@ -19,7 +19,7 @@ from plumbline.data.sources import Sources, Unit, field_of, open_dataset
 NOT_UTF8, EMPTY = "not UTF-8", "empty"
 HARMLESS = (NOT_UTF8, EMPTY)
 """Reasons to leave out a record that never end the work."""
-FORMATS = {"gz": "gzip", "zst": "zstd", "parquet": "parquet", "arrow": "Arrow"}
+FORMATS = {"gz": "a whole gzip", "zst": "a whole zstd", "parquet": "a parquet", "arrow": "an Arrow"}
 """Endings of files that can be damaged as a whole."""
 BLOCK_BYTES = 1 << 20
 
@@ -29,7 +29,7 @@ class Record(NamedTuple):
 
     text: str | None
     reason: str | None
-    """Why there is no text, in the words of the manifest; None for a document, and for a blank line, which is nothing."""
+    """Why there is no text, in the words of the manifest; None for a document, and for a blank line."""
     detail: str
     """What is wrong, and what to do."""
     where: str
@@ -62,7 +62,7 @@ def read_records(sources: Sources, unit: Unit, at: int | None = None) -> Iterato
         ending = name.rpartition(".")[2]
         if ending not in FORMATS or getattr(error, "errno", None) is not None:  # the disk's error, not the file's
             raise
-        detail = f"not a whole {FORMATS[ending]} file ({error}); copy it again"
+        detail = f"not {FORMATS[ending]} file ({error}); copy it again"
         yield Record(None, "damaged file", detail, name, 0, None)
 
 
@@ -162,7 +162,7 @@ def _record_of_line(sources: Sources, line: bytes, where: str, number: int, afte
     return _record_of_row(sources, row, where, number, after)
 
 
-def _read_compressed(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:
+def _read_compressed(sources: Sources, unit: Unit, _: int | None) -> Iterator[Record]:
     """Read the lines of a .gz or .zst file, always from its beginning."""
     (name,) = unit.names
     with _decompressed(name) as lines:
@@ -172,7 +172,7 @@ def _read_compressed(sources: Sources, unit: Unit, at: int | None) -> Iterator[R
 
 def _decompressed(name: str) -> Any:
     if name.endswith(".gz"):
-        return gzip.open(name)  # noqa: SIM115 - closed by the caller
+        return gzip.open(name)
     import pyarrow  # comes with datasets, and knows zstd
 
     return io.BufferedReader(pyarrow.input_stream(name, compression="zstd"), BLOCK_BYTES)
@@ -234,7 +234,7 @@ def _rows(sources: Sources, rows: Iterable[Any], name: str, first: int, after: i
         yield waiting._replace(after=after)
 
 
-def _read_dataset(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:
+def _read_dataset(sources: Sources, unit: Unit, _: int | None) -> Iterator[Record]:
     """Read one part of a dataset of `datasets`, always from its beginning."""
     (spec,) = unit.names
     rows = _opened(spec)

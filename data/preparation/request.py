@@ -45,6 +45,10 @@ class Request:
         check_mode(self.deduplicate)
         check_tokenizer(self.tokenizer)
 
+    def name_pair(self, split: str, shard: int) -> str:
+        """Return the name of a shard's token files without their endings."""
+        return split if self.shard_bytes is None else f"{split}-{shard:05}"
+
     def identity(self) -> dict[str, Any]:
         """Return everything that shapes the corpus: the content of the files does, the number of workers does not.
 

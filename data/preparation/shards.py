@@ -26,23 +26,23 @@ class Totals:
     """Of each split."""
     sources: dict[str, dict[str, Counts]] = field(default_factory=dict)
     """Of each split, by source."""
-    shards: dict[str, list[str]] = field(default_factory=dict)
+    pairs: dict[str, list[str]] = field(default_factory=dict)
     """Names of the pairs of each split, in order."""
     files: dict[str, FileRecord] = field(default_factory=dict)
 
     def count(self, split: str, source: str, counts: Counts) -> None:
         """Add counts of one source."""
-        self.counts[split] = _sum(self.counts.get(split), counts)
+        self.counts[split] = sum_of(self.counts.get(split), counts)
         of_source = self.sources.setdefault(source, {})
-        of_source[split] = _sum(of_source.get(split), counts)
+        of_source[split] = sum_of(of_source.get(split), counts)
 
     def add(self, other: "Totals") -> None:
         """Add what is in the shards that come next."""
         for source, splits in other.sources.items():
             for split, counts in splits.items():
                 self.count(split, source, counts)
-        for split, names in other.shards.items():
-            self.shards.setdefault(split, []).extend(names)
+        for split, names in other.pairs.items():
+            self.pairs.setdefault(split, []).extend(names)
         self.files.update(other.files)
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Totals:
                 source: {split: counts.model_dump() for split, counts in splits.items()}
                 for source, splits in self.sources.items()
             },
-            "shards": self.shards,
+            "pairs": self.pairs,
             "files": {name: record.model_dump() for name, record in self.files.items()},
         }
 
@@ -60,7 +60,7 @@ class Totals:
     def from_json(cls, found: dict[str, Any]) -> "Totals":
         """Make it from plain values."""
         totals = cls(
-            shards=found["shards"], files={name: FileRecord(**record) for name, record in found["files"].items()}
+            pairs=found["pairs"], files={name: FileRecord(**record) for name, record in found["files"].items()}
         )
         for source, splits in found["sources"].items():
             for split, counts in splits.items():
@@ -68,7 +68,8 @@ class Totals:
         return totals
 
 
-def _sum(first: Counts | None, second: Counts) -> Counts:
+def sum_of(first: Counts | None, second: Counts) -> Counts:
+    """Add counts; None counts nothing."""
     if first is None:
         return second
     return Counts(
@@ -84,7 +85,6 @@ def write_shard(
     encoder: Encoder,
     names: dict[str, str],
     pieces: Iterable[tuple[Piece, str]],
-    may_be_empty: bool,
 ) -> int | None:
     """Write one shard from its pieces, as they come, and keep what is in it.
 
@@ -92,9 +92,8 @@ def write_shard(
         folder: Where the token files go.
         work: Where the pieces are.
         encoder: States the type of the tokens.
-        names: The pair of each split.
+        names: The pair of each split; one of no documents is not written.
         pieces: In order, each with the name of its source.
-        may_be_empty: Whether a pair of no documents is written, too.
 
     Returns:
         The number of the shard; None if there was no piece.
@@ -118,8 +117,8 @@ def write_shard(
                     split, source, Counts(documents=documents, tokens=len(part.tokens), source_bytes=part.source_bytes)
                 )
     for split, writer in writers.items():
-        if writer.num_documents or may_be_empty:
-            totals.shards[split] = [names[split]]
+        if writer.num_documents:
+            totals.pairs[split] = [names[split]]
             totals.files.update({name: FileRecord(**asdict(facts)) for name, facts in writer.files.items()})
             for name in writer.files:
                 sync(folder / name)  # what it was made from is removed

@@ -10,7 +10,6 @@ Every file is written under another name and renamed, so one that is there is wh
 """
 
 import json
-import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,4 +122,4 @@ def whole(path: Path) -> Iterator[Path]:
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
     yield draft
     sync(draft)
-    os.replace(draft, path)
+    draft.replace(path)

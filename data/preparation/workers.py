@@ -87,8 +87,7 @@ def _finished(item: Item, future: "Future[None] | None") -> Item:
 
 def _killed() -> OSError:
     return OSError(
-        "a tokenizing process was killed, most likely for lack of memory; use fewer --workers: the same command goes on "
-        "from here"
+        "a process was killed, most likely for lack of memory; use fewer --workers: the same command goes on from here"
     )
 
 

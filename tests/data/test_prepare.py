@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from plumbline.data.corpus import open_corpus, verify_checksums
-from plumbline.data.prepare import CORPUS, Request, prepare
+from plumbline.data.preparation.manifest import CORPUS
+from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.workspace import FolderKind, new_folder
 from plumbline.launcher.prepare import main
@@ -90,7 +91,9 @@ def test_the_command_from_end_to_end(text_folder: Path, tmp_path: Path) -> None:
 def test_the_number_of_workers_changes_nothing(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
 ) -> None:
-    monkeypatch.setattr("plumbline.data.encoding.BATCH_BYTES", 2000)  # many batches, so that workers could disagree
+    monkeypatch.setattr(
+        "plumbline.data.preparation.survey.PIECE_BYTES", 2000
+    )  # many pieces, so that workers could disagree
     for workers in (1, 2):
         make(text_folder, tmp_path / str(workers), tokenizer, workers=workers)
     assert files(tmp_path / "1") == files(tmp_path / "2")
@@ -305,7 +308,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     early = run(*arguments, "--tokenizer", "byte", prefix=on_a_small_disk(disk, 600))
     assert early.returncode == 2
     assert "error: " in early.stderr
-    assert "needs about 1.0 MB" in early.stderr
+    assert "needs about 2.0 MB" in early.stderr  # the tokens of a shard are there twice until it is finished
     assert early.stdout == ""  # ls finds nothing on the disk
 
     # One token per byte is four times what is foreseen for a tokenizer of unknown compression: the disk fills halfway.

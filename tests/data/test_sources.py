@@ -10,14 +10,28 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from plumbline.data.preparation.records import HARMLESS, read_records
 from plumbline.data.sources import Sources
 
 TEXTS = ["first\n", "zweite Zeile\r\n", "第三"]
 
 
-def read(*specs: object, text_key: str = "text", separator: str | None = None) -> tuple[list[str], dict[str, int]]:
+def read(
+    *specs: object, text_key: str = "text", separator: str | None = None, template: str | None = None
+) -> tuple[list[str], dict[str, int]]:
+    """Return documents, and what is left out; an error for a record that is neither."""
+    sources = Sources(tuple(map(str, specs)), text_key, separator, template)
     skipped: Counter[str] = Counter()
-    return list(Sources(tuple(map(str, specs)), text_key, separator).documents(skipped)), dict(skipped)
+    texts = []
+    for unit in sources.units():
+        for record in read_records(sources, unit):
+            if record.reason is not None:
+                skipped[record.reason] += 1
+                if record.reason not in HARMLESS:
+                    raise ValueError(f"{record.where.format(line=record.number, row=record.number)}: {record.detail}")
+            elif record.text is not None:
+                texts.append(record.text)
+    return texts, dict(skipped)
 
 
 def json_lines(*texts: object, key: str = "text") -> bytes:
@@ -133,8 +147,8 @@ def test_fingerprint_notices_changed_and_new_files(folder: Path) -> None:
 
 
 def test_the_standard_library_is_there() -> None:
-    skipped: Counter[str] = Counter()
-    documents = Sources(("stdlib",)).documents(skipped)
-    first = [next(documents) for _ in range(200)]
-    assert any("def " in text for text in first)
-    assert first == [next(again) for again in [Sources(("stdlib",)).documents(skipped)] for _ in range(200)]
+    sources = Sources(("stdlib",))
+    unit = next(sources.units())
+    first = [record.text for record, _ in zip(read_records(sources, unit), range(200), strict=False)]
+    assert any("def " in (text or "") for text in first)
+    assert first == [record.text for record, _ in zip(read_records(sources, unit), range(200), strict=False)]
