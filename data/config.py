@@ -8,15 +8,18 @@ from pydantic import BaseModel, Field
 from pydantic import model_validator as validator
 
 from plumbline.data.batch_plan import BatchPlan, BatchStage
+from plumbline.data.remote.cache import CacheConfig
+from plumbline.data.remote.fetch import check_url, is_url
 from plumbline.data.tasks.kinds import AnyTaskConfig
 
 
 class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Describe one corpus or task and its share of the training samples."""
 
-    path: str | None = None
-    """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair. Give
-    this or task."""
+    path: str | list[str] | None = None
+    """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair; a
+    folder, a glob or a list of such pairs is read as one, sorted by path. All may be URLs: s3://, gs://, hf://,
+    https:// and what else fsspec knows. Give this or task."""
 
     task: AnyTaskConfig | None = Field(default=None, discriminator="name")
     """A task, for example {name: retrieval, pairs: 16}; see data/tasks/README.md. Give this or path."""
@@ -32,14 +35,21 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
         if (self.path is None) == (self.task is None):
             task = None if self.task is None else self.task.name
             raise ValueError(f"path = {self.path}, task = {task}: give exactly one of the two")
+        for url in filter(is_url, self.paths):
+            check_url(url)
         return self
+
+    @property
+    def paths(self) -> list[str]:
+        """Return all that `path` lists."""
+        return [self.path] if isinstance(self.path, str) else self.path or []
 
     @property
     def label(self) -> str:
         """Return the source's label in metrics and messages."""
         if self.name is not None:
             return self.name
-        return self.task.name if self.task is not None else Path(str(self.path)).name
+        return self.task.name if self.task is not None else Path(self.paths[0]).name
 
 
 class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -65,6 +75,9 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     micro_batch_size: int = Field(ge=1, json_schema_extra={"shapes": "nothing"})
     """At most so many sequences per rank and forward pass; where these do not cut the batch evenly, the next smaller
     number that does. Lower it when memory runs out: the training result does not change."""
+
+    cache: CacheConfig = Field(default=CacheConfig(), json_schema_extra={"shapes": "nothing"})
+    """Where the parts of corpora at a URL are kept on this machine, and how much of them."""
 
     packing: Literal["concat"] = "concat"
     """How documents fill samples. concat: end to end, cut every `sequence_length` tokens; nothing is padded."""

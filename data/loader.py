@@ -15,14 +15,23 @@ import numpy as np
 import torch
 
 from plumbline.data.config import DataConfig, SourceConfig
-from plumbline.data.corpus import open_corpus
-from plumbline.data.order import OrderedSource, TrainOrder
+from plumbline.data.corpus import Split, open_corpus
+from plumbline.data.indexed import Int64s
+from plumbline.data.order import Location, OrderedSource, TrainOrder
+from plumbline.data.remote.ahead import MEMORY, Ahead
+from plumbline.data.remote.cache import Cache, CacheConfig
+from plumbline.data.remote.fetch import is_url
+from plumbline.data.remote.piece import Piece
 from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.windows import Batch, gather
 
 Item = TypeVar("Item")
 CALIBRATION_ROWS = 8
+DEPTH = 2
+"""Steps whose batches are read ahead."""
+TOKEN_BYTES = 24
+"""Bytes of a token in a batch: two numbers of 8 bytes, two of 4."""
 
 
 class TrainBatches:
@@ -47,7 +56,7 @@ class TrainBatches:
         self.plan = config.batch_plan
         self.micro_batch = config.micro_batch(world_size)
         self.accumulation_steps = config.accumulation_steps(world_size)
-        self.corpora = open_corpora(config.train)
+        self.corpora = open_corpora(config.train, config.cache)
         _check_same_tokenizer(self.corpora)
         self.order = TrainOrder(
             [
@@ -65,18 +74,18 @@ class TrainBatches:
         self._rank = rank
         self._world_size = world_size
 
+    @property
+    def is_remote(self) -> bool:
+        """Return whether a corpus is at a URL."""
+        return any(is_url(path) for source in self.config.train for path in source.paths)
+
     def micro_batches(self, step: int) -> list[Batch]:
         """Return this rank's micro-batches of step `step` (from 0), each of [micro_batch, sequence_length].
 
         Micro-batch i of rank r holds global samples samples_before(s) + (i*W + r)*m to + m, so which samples a step
         contains does not depend on the world size W, nor on the micro-batch size m.
         """
-        size = self.micro_batch
-        accumulation_steps = self.plan.batch_size_at(step) // (size * self._world_size)
-        passes = np.arange(accumulation_steps) * self._world_size + self._rank
-        first = self.plan.samples_before(step) + passes * size
-        samples = first[:, None] + np.arange(size)  # [accumulation_steps, micro_batch]
-        located = self.order.locate(samples)
+        samples, located = self._locate(step)
         return [
             gather(
                 [(self._splits[source], int(window)) for source, window in zip(sources, windows, strict=True)],
@@ -86,12 +95,51 @@ class TrainBatches:
             for sources, windows, numbers in zip(located.source, located.window, samples, strict=True)
         ]
 
+    def _locate(self, step: int) -> tuple[Int64s, Location]:
+        """Return the samples [accumulation_steps, micro_batch] of this rank in a step, and where they lie."""
+        size = self.micro_batch
+        accumulation_steps = self.plan.batch_size_at(step) // (size * self._world_size)
+        passes = np.arange(accumulation_steps) * self._world_size + self._rank
+        first = self.plan.samples_before(step) + passes * size
+        samples = first[:, None] + np.arange(size)
+        return samples, self.order.locate(samples)
+
+    def pieces(self, step: int) -> list[Piece]:
+        """Return what this rank has to fetch to read step `step`, in order; nothing of local corpora and tasks."""
+        _, located = self._locate(step)
+        return [
+            piece
+            for source, window in zip(located.source.flat, located.window.flat, strict=True)
+            if isinstance(split := self._splits[source], Split)
+            for piece in split.pieces(int(window), self.config.sequence_length)
+        ]
+
     def iterate(self, start_step: int, stop_step: int) -> Generator[list[Batch], None, None]:
         """Yield `micro_batches` of each step in [start_step, stop_step), read ahead in a background thread.
 
         Reading to the end or closing (`with contextlib.closing(...)`) stops the thread.
         """
-        return prefetch(self.micro_batches(step) for step in range(start_step, stop_step))
+        if not self.is_remote:
+            yield from prefetch(self.micro_batches(step) for step in range(start_step, stop_step))
+            return
+        with contextlib.closing(Ahead(Cache(self.config.cache), self.pieces, stop_step)) as ahead:
+            yield from prefetch(self._fetched(step, ahead) for step in range(start_step, stop_step))
+
+    def _fetched(self, step: int, ahead: Ahead) -> list[Batch]:
+        ahead.reach(step)
+        return self.micro_batches(step)
+
+    def describe_memory(self) -> str:
+        """Return in one line what reading takes of host memory, and of the disk for corpora at a URL."""
+        tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
+        batches = (DEPTH + 2) * tokens * TOKEN_BYTES  # and one that is read, and one that is trained on
+        line = f"at most {batches / 1e6:,.1f} MB of host memory per rank for batches"
+        if self.is_remote:
+            cache = self.config.cache
+            line += (
+                f", {MEMORY / 1e6:,.1f} MB for downloads into {cache.folder} (at most {cache.max_bytes / 1e9:,.3g} GB)"
+            )
+        return line
 
     def epochs(self, steps: int) -> dict[str, float]:
         """Return how many times `steps` steps read each training corpus, by name."""
@@ -158,7 +206,7 @@ class ValidationBatches:
             yield gather([*windows, *[None] * padding], numbers + [-1] * padding, self._length)
 
 
-def open_corpora(sources: Sequence[SourceConfig]) -> dict[str, SampleSource]:
+def open_corpora(sources: Sequence[SourceConfig], cache: CacheConfig | None = None) -> dict[str, SampleSource]:
     """Open corpora and tasks and name them, by the configured name, the last part of the path or the task's name.
 
     Raises:
@@ -166,7 +214,7 @@ def open_corpora(sources: Sequence[SourceConfig]) -> dict[str, SampleSource]:
     """
     corpora: dict[str, SampleSource] = {}
     for source in sources:
-        corpus = open_source(source)
+        corpus = open_source(source, cache)
         name = source.name or corpus.name
         if name in corpora:
             raise ValueError(
@@ -176,8 +224,8 @@ def open_corpora(sources: Sequence[SourceConfig]) -> dict[str, SampleSource]:
     return corpora
 
 
-def open_source(source: SourceConfig) -> SampleSource:
-    """Open one corpus or task.
+def open_source(source: SourceConfig, cache: CacheConfig | None = None) -> SampleSource:
+    """Open one corpus or task; a corpus at a URL by way of a cache.
 
     Raises:
         ValueError: the corpus cannot be opened, or the task has too few examples to hold some out.
@@ -185,7 +233,7 @@ def open_source(source: SourceConfig) -> SampleSource:
     if source.task is not None:
         return TaskSource(source.task)
     assert source.path is not None, "SourceConfig checks that one of the two is given"
-    return open_corpus(source.path)
+    return open_corpus(source.path, cache)
 
 
 def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
@@ -194,12 +242,12 @@ def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
     They are those of `data.validation`, or the held-out split of each training corpus that has one.
     """
     if config.validation:
-        return {name: corpus.held_out for name, corpus in open_corpora(config.validation).items()}
-    corpora = open_corpora(config.train)
+        return {name: corpus.held_out for name, corpus in open_corpora(config.validation, config.cache).items()}
+    corpora = open_corpora(config.train, config.cache)
     return {name: corpus.splits["validation"] for name, corpus in corpora.items() if "validation" in corpus.splits}
 
 
-def prefetch(items: Iterable[Item], depth: int = 2) -> Generator[Item, None, None]:
+def prefetch(items: Iterable[Item], depth: int = DEPTH) -> Generator[Item, None, None]:
     """Yield `items` in order while one background thread computes up to `depth` of them ahead.
 
     An exception in the thread is raised here, in its place in the order. Closing the generator stops the thread.

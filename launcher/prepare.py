@@ -136,6 +136,7 @@ from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.upload import prepare_at
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Result, prepare
+from plumbline.data.remote.fetch import is_url
 from plumbline.data.sources import Sources
 from plumbline.launcher.runtime.system.log import LOG
 
@@ -159,8 +160,7 @@ def main() -> int:
 
 
 def _make(arguments: argparse.Namespace) -> Result:
-    is_url = "://" in arguments.output
-    if is_url and not arguments.source:
+    if is_url(arguments.output) and not arguments.source:
         raise ValueError(f"--output {arguments.output}: --append and --merge work on folders; upload what they make")
     output = Path(arguments.output)
     if arguments.merge:
@@ -189,7 +189,7 @@ def _make(arguments: argparse.Namespace) -> Result:
         deduplicate=arguments.deduplicate,
         skip_bad=skip_bad,
     )
-    return prepare_at(arguments.output, request, arguments.staging) if is_url else prepare(request)
+    return prepare_at(arguments.output, request, arguments.staging) if is_url(arguments.output) else prepare(request)
 
 
 def _separator(text: str | None) -> str | None:

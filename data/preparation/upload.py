@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import xxhash
 from pydantic import ValidationError
 
@@ -23,6 +22,7 @@ from plumbline.data.corpus import MANIFEST, Manifest
 from plumbline.data.preparation.manifest import check_same
 from plumbline.data.preparation.request import Request
 from plumbline.data.prepare import Result, prepare
+from plumbline.data.remote.fetch import check_url, file_system
 
 THREADS = 8
 UPLOADED = "uploaded.jsonl"
@@ -68,10 +68,8 @@ class _Remote:
 
     def __init__(self, url: str) -> None:
         self._url = url
-        try:
-            self._files, self._root = fsspec.core.url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise ValueError(f"--output {url}: {error}") from error
+        check_url(url)
+        self._files, self._root = file_system(url)
 
     def manifest(self) -> Manifest | None:
         """Return the manifest that is there, if any."""

@@ -1,17 +1,13 @@
 """Read every byte of a corpus: compare checksums, count tokens."""
 
 import hashlib
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import fsspec
 import numpy as np
-import xxhash
-from pydantic import ValidationError
 
-from plumbline.data.corpus import MANIFEST, Manifest
+from plumbline.data.corpus import MANIFEST, FileRecord, Manifest, folder_at, read_manifest
+from plumbline.data.folders import CorpusFolder
 from plumbline.data.indexed import Int64s, token_dtype
 from plumbline.data.preparation.manifest import SPLITS, pairs_of
 from plumbline.data.tokenizers import TOKENIZER
@@ -20,7 +16,7 @@ BLOCK_BYTES = 4 << 20
 THREADS = 8
 
 
-def verify(path: str) -> tuple[Manifest, list[str]]:
+def verify(path: str | Path) -> tuple[Manifest, list[str]]:
     """Compare every token file of a corpus, and its tokenizer, with what was written.
 
     Args:
@@ -31,32 +27,27 @@ def verify(path: str) -> tuple[Manifest, list[str]]:
 
     Raises:
         ValueError: there is no corpus.
+        OSError: a file cannot be read.
     """
-    root = path.rstrip("/")
-    try:
-        with fsspec.open(f"{root}/{MANIFEST}", "rb") as file:
-            manifest = Manifest.model_validate_json(file.read())
-    except FileNotFoundError as error:
-        raise ValueError(f"--verify {path}: no corpus here (no {MANIFEST})") from error
-    except ValidationError as error:
-        raise ValueError(f"--verify {path}: {MANIFEST} is damaged: {error.errors()[0]['msg']}") from error
-    expected: list[tuple[str, Any, str]] = [
-        (name, xxhash.xxh3_64(), record.xxh3_64) for name, record in sorted(manifest.files.items())
-    ]
-    expected.append((f"tokenizer/{TOKENIZER}", hashlib.sha256(), manifest.tokenizer.sha256))
+    folder = folder_at(path)
+    if not folder.has(MANIFEST):
+        raise ValueError(f"{path}: no corpus here (no {MANIFEST})")
+    manifest = read_manifest(path)
     with ThreadPoolExecutor(THREADS) as threads:
-        found = threads.map(lambda facts: _damage(root, *facts), expected)
-        return manifest, [damage for damage in found if damage]
+        found = list(threads.map(lambda file: _damage(folder, *file), sorted(manifest.files.items())))
+    name = f"tokenizer/{TOKENIZER}"
+    if not folder.has(name):
+        found.append(f"{name}: is missing")
+    elif (actual := hashlib.sha256(folder.read(name)).hexdigest()) != manifest.tokenizer.sha256:
+        found.append(f"{name}: SHA-256 {actual}, {MANIFEST} expects {manifest.tokenizer.sha256}")
+    return manifest, [damage for damage in found if damage]
 
 
-def _damage(root: str, name: str, digest: Any, checksum: str) -> str | None:
-    try:
-        for block in _blocks(f"{root}/{name}"):
-            digest.update(block)
-    except FileNotFoundError:
+def _damage(folder: CorpusFolder, name: str, record: FileRecord) -> str | None:
+    if not folder.has(name):
         return f"{name}: is missing"
-    actual = digest.hexdigest()
-    return None if actual == checksum else f"{name}: checksum {actual}, {MANIFEST} expects {checksum}"
+    actual = folder.checksum(name)
+    return None if actual == record.xxh3_64 else f"{name}: checksum {actual}, {MANIFEST} expects {record.xxh3_64}"
 
 
 def checked_frequencies(folder: Path) -> tuple[Manifest, Int64s]:
@@ -65,19 +56,14 @@ def checked_frequencies(folder: Path) -> tuple[Manifest, Int64s]:
     Raises:
         ValueError: a file is damaged.
     """
-    manifest, damaged = verify(str(folder))
+    manifest, damaged = verify(folder)
     if damaged:
         raise ValueError(f"{folder}: {'; '.join(damaged)}; copy the corpus again, or prepare it again")
     frequencies = np.zeros((len(SPLITS), manifest.vocab_size), np.int64)
     for number, split in enumerate(SPLITS):
         for pair in pairs_of(manifest, split):
-            for block in _blocks(str(folder / f"{pair}.bin")):
-                tokens = np.frombuffer(block, token_dtype(manifest.vocab_size))
-                frequencies[number] += np.bincount(tokens, minlength=manifest.vocab_size)
+            with (folder / f"{pair}.bin").open("rb") as file:
+                while block := file.read(BLOCK_BYTES):
+                    tokens = np.frombuffer(block, token_dtype(manifest.vocab_size))
+                    frequencies[number] += np.bincount(tokens, minlength=manifest.vocab_size)
     return manifest, frequencies
-
-
-def _blocks(path: str) -> Iterator[bytes]:
-    with fsspec.open(path, "rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            yield block

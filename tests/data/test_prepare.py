@@ -1,5 +1,6 @@
 """launcher/prepare.py from the outside: what it makes, what it refuses, and what a kill leaves behind."""
 
+import contextlib
 import json
 import math
 import os
@@ -48,6 +49,14 @@ def leftovers(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
+def wait_for_the_end_of(group: int) -> None:
+    """Wait until no process of a group is left; one that has just been forked holds the locks of its parent."""
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, 0)
+            time.sleep(0.01)
+
+
 def test_preparing_does_not_wait_for_torch() -> None:
     program = "import sys, prepare; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT / "launcher", check=True)
@@ -68,7 +77,11 @@ def test_the_command_from_end_to_end(text_folder: Path, tmp_path: Path) -> None:
         map(len, files(text_folder).values())
     )
     for split in corpus.splits.values():  # every document ends with the one end-of-text token in it
-        ends = [place + 1 for place, token in enumerate(split.indexed.tokens) if token == corpus.eos_token_id]
+        ends = [
+            place + 1
+            for place, token in enumerate(split.indexed.read(0, split.num_tokens))
+            if token == corpus.eos_token_id
+        ]
         assert ends == [*split.indexed.document_starts(0, split.num_tokens).tolist(), split.num_tokens]
 
     before = files(tmp_path)
@@ -102,7 +115,7 @@ def test_the_number_of_workers_changes_nothing(
 def test_documents_keep_their_order_and_their_text(text_folder: Path, byte_corpus: Path) -> None:
     texts = [path.read_bytes() for path in sorted(text_folder.iterdir())]
     for split in open_corpus(byte_corpus).splits.values():
-        stream = split.indexed.tokens
+        stream = split.indexed.read(0, split.num_tokens)
         bounds = [0, *split.indexed.document_starts(0, split.num_tokens).tolist(), split.num_tokens]
         documents = [bytes(stream[a : b - 1].tolist()) for a, b in pairwise(bounds)]
         assert documents == [text for text in texts if text in documents]
@@ -111,8 +124,8 @@ def test_documents_keep_their_order_and_their_text(text_folder: Path, byte_corpu
 
 def test_unigram_entropy_is_what_it_says(byte_corpus: Path) -> None:
     corpus = open_corpus(byte_corpus)
-    train = Counter(corpus.splits["train"].indexed.tokens.tolist())
-    validation = corpus.splits["validation"].indexed.tokens.tolist()
+    tokens = {name: split.indexed.read(0, split.num_tokens).tolist() for name, split in corpus.splits.items()}
+    train, validation = Counter(tokens["train"]), tokens["validation"]
     loss = [-math.log((train[token] + 1) / (sum(train.values()) + 257)) for token in validation]
     assert corpus.manifest
     assert corpus.manifest.unigram_entropy == pytest.approx(sum(loss) / len(loss), rel=1e-12)
@@ -245,6 +258,7 @@ def test_a_killed_run_leaves_no_corpus_and_the_next_one_cleans_up(tmp_path: Path
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    wait_for_the_end_of(process.pid)
     assert not output.exists()
     assert len(leftovers(output.parent)) == 1
     make(tmp_path / "long.txt", output, "byte")

@@ -3,7 +3,6 @@
 Everything that is written is checked before the first corpus or model folder is looked at.
 """
 
-from pathlib import Path
 from typing import Any
 
 from plumbline.data.config import DataConfig
@@ -47,7 +46,7 @@ def vocab_size(data: DataConfig) -> int:
     if first.task is not None:
         return first.task.vocab_size
     try:
-        return read_manifest(Path(str(first.path))).vocab_size
+        return read_manifest(first.paths[0], data.cache).vocab_size
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"model.vocab_size: not given, and data.train[0].path = {first.path} holds no readable corpus.json to take "
