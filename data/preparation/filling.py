@@ -25,7 +25,7 @@ from plumbline.data.preparation.encoding import CHANGED, EncodingJob, Texts, enc
 from plumbline.data.preparation.pieces import Piece, Plan
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.shards import Totals, finished_shard, write_shard
-from plumbline.data.preparation.survey import EXAMPLES, SurveyJob, sample_entries, survey_unit
+from plumbline.data.preparation.survey import EXAMPLES, PIECE_BYTES, SurveyJob, sample_entries, survey_unit
 from plumbline.data.preparation.work import Bad, Work
 from plumbline.data.preparation.workers import Call, Workers
 from plumbline.data.progress import Progress
@@ -114,6 +114,7 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
         wanted,
         request.deduplicate,
         request.skip_bad,
+        PIECE_BYTES,
     )
     done = {number for number in range(len(units)) if work.facts(number)}
     if done:

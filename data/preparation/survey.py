@@ -32,6 +32,8 @@ class SurveyJob:
     sample_bytes: int
     deduplicate: str | None
     skip_bad: bool
+    piece_bytes: int
+    """Text after which a piece ends."""
 
 
 def survey_unit(job: SurveyJob, number: int, unit: Unit, bound: int) -> None:
@@ -77,7 +79,7 @@ def _survey(job: SurveyJob, number: int, unit: Unit, sample: Sample, path: Path)
                 where = place(data, job.seed)
                 sample.add(where, document_number(number, found.documents), len(data), record.text)
                 found.add(where, len(data), keys_of(record.text, data, job.deduplicate))
-                if found.in_piece >= PIECE_BYTES:
+                if found.in_piece >= job.piece_bytes:
                     file.write(found.end_piece(record.after))
         file.write(found.end_piece(None))
     return UnitFacts(

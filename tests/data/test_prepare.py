@@ -105,7 +105,7 @@ def test_the_number_of_workers_changes_nothing(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
 ) -> None:
     monkeypatch.setattr(
-        "plumbline.data.preparation.survey.PIECE_BYTES", 2000
+        "plumbline.data.preparation.filling.PIECE_BYTES", 2000
     )  # many pieces, so that workers could disagree
     for workers in (1, 2):
         make(text_folder, tmp_path / str(workers), tokenizer, workers=workers)
