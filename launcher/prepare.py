@@ -240,7 +240,7 @@ def _readable(summary: dict[str, Any]) -> str:
     for name, counts in summary["splits"].items():
         shards = f"   shards {len(counts['shards']):,}" if counts["shards"] else ""
         lines.append(
-            f"  {name:<15} documents {counts['documents']:>9,}   tokens {counts['tokens']:>13,}   "
+            f"  {name if counts['shards'] else name + '.bin':<15} documents {counts['documents']:>9,}   tokens {counts['tokens']:>13,}   "
             f"text {counts['source_bytes'] / 1e6:>9,.2f} MB{shards}"
         )
     lines.append(
