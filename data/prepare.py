@@ -19,10 +19,11 @@ from plumbline.data.preparation.manifest import (
     CORPUS,
     SPLITS,
     check_same,
+    finish,
+    finished,
     held_out_record,
     unigram_entropy,
     versions,
-    write_manifest,
 )
 from plumbline.data.preparation.request import Request as Request
 from plumbline.data.preparation.request import key_of
@@ -60,12 +61,8 @@ def prepare(request: Request) -> Result:
         return Result(request.output, manifest, None)
 
     with resumed_folder(request.output, CORPUS, key_of(identity)) as folder:
-        filled = fill(request, folder, request.name_pair)
-        if request.identity() != identity:
-            raise ValueError(CHANGED)
-        manifest = _manifest(request, folder, identity, filled)
+        manifest = finished(folder) or _fill(request, folder, identity)
         _warn_of_share(request, manifest, "give more text, or another --validation-fraction")
-        write_manifest(folder, manifest)
     return Result(request.output, manifest, time.monotonic() - started)
 
 
@@ -92,6 +89,16 @@ def _warn_of_share(request: Request, manifest: Manifest, remedy: str) -> None:
             f"{share:.1%} of the text is held out, and --validation-fraction asked for "
             f"{request.validation_fraction:.1%}; {remedy}"
         )
+
+
+def _fill(request: Request, folder: Path, identity: dict[str, Any]) -> Manifest:
+    """Fill a folder; return what is in it then."""
+    filled = fill(request, folder, request.name_pair)
+    if request.identity() != identity:
+        raise ValueError(CHANGED)
+    manifest = _manifest(request, folder, identity, filled)
+    finish(folder, manifest)
+    return manifest
 
 
 def _manifest(request: Request, folder: Path, identity: dict[str, Any], filled: Filled) -> Manifest:

@@ -239,8 +239,9 @@ def _readable(summary: dict[str, Any]) -> str:
     lines = [f"{summary['status']}: {summary['output']}"]
     for name, counts in summary["splits"].items():
         shards = f"   shards {len(counts['shards']):,}" if counts["shards"] else ""
+        file = name if shards else f"{name}.bin"
         lines.append(
-            f"  {name if counts['shards'] else name + '.bin':<15} documents {counts['documents']:>9,}   tokens {counts['tokens']:>13,}   "
+            f"  {file:<15} documents {counts['documents']:>9,}   tokens {counts['tokens']:>13,}   "
             f"text {counts['source_bytes'] / 1e6:>9,.2f} MB{shards}"
         )
     lines.append(

@@ -22,6 +22,7 @@ from plumbline.data.heldout import HeldOut, Sample, UInt64s, choose
 from plumbline.data.indexed import Int64s
 from plumbline.data.preparation.duplicates import first_ones, key_count
 from plumbline.data.preparation.encoding import CHANGED, EncodingJob, Texts, encode_long_part, encode_texts, encode_unit
+from plumbline.data.preparation.manifest import WORK
 from plumbline.data.preparation.pieces import Piece, Plan
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.shards import Totals, finished_shard, write_shard
@@ -31,9 +32,9 @@ from plumbline.data.preparation.workers import Call, Workers
 from plumbline.data.progress import Progress
 from plumbline.data.sources import Unit
 from plumbline.data.tokenizers import Encoder, build_tokenizer, sample_bytes, trained_size
+from plumbline.data.workspace import sync
 
 LOG = logging.getLogger(__name__)
-WORK = ".work"
 FEED_BELOW = 4
 """Tasks per process below which an input that cannot be cut is read here and tokenized by all, not by one of them."""
 
@@ -98,7 +99,6 @@ def fill(
         totals, frequencies = _Encoding(request, plan, encoder, workers, surveyed.tasks).write(folder, name_pair)
     if sum(counts.source_bytes for counts in totals.counts.values()) != held_out.source_bytes:
         raise ValueError(CHANGED)
-    shutil.rmtree(work.folder)
     return Filled(totals, frequencies, held_out, dict(surveyed.skipped), surveyed.bad, encoder)
 
 
@@ -201,6 +201,8 @@ def _build_tokenizer(
     actual = Encoder(draft, request.tokenizer).vocab_size
     if size and actual < size:
         LOG.info(f"tokenizer: the text supports {actual:,} tokens only, fewer than the {size:,} asked for")
+    for path in draft.rglob("*"):
+        sync(path)
     draft.replace(work.tokenizer)
 
 

@@ -23,10 +23,11 @@ from plumbline.data.preparation.filling import Filled, fill
 from plumbline.data.preparation.manifest import (
     CORPUS,
     SPLITS,
+    finish,
+    finished,
     pairs_of,
     unigram_entropy,
     versions,
-    write_manifest,
 )
 from plumbline.data.preparation.request import Request, key_of
 from plumbline.data.preparation.shards import sum_of
@@ -67,25 +68,32 @@ def append(
     identity = {**request.identity(), "tokenizer_sha256": before.tokenizer.sha256}
     if identity in before.request.get("appended", []):
         return Result(corpus, before, None)
-    _, frequencies = checked_frequencies(corpus)
     with resumed_folder(corpus, CORPUS, key_of({"to": before.model_dump(), "append": identity})) as folder:
-        if not (folder / "tokenizer").is_dir():
-            shutil.copytree(corpus / "tokenizer", folder / ".tokenizer", dirs_exist_ok=True)
-            (folder / ".tokenizer").replace(folder / "tokenizer")
-        names = [name for split in SPLITS for name in pairs_of(before, split)]
-        first = 1 + max(int((re.findall(r"-(\d+)$", name) or ["0"])[0]) for name in names)
-        filled = fill(
-            request,
-            folder,
-            lambda split, shard: f"{split}-{first + shard:05}",
-            lambda parts: _held_out_as_before(before, fraction, parts),
-        )
+        manifest = finished(folder) or _fill(request, folder, before, identity)
         if read_manifest(corpus) != before:
             raise ValueError(f"--output {corpus}: was changed meanwhile; run the same command again")
-        _link(corpus, folder, {file: file for file in before.files})
-        manifest = _grown(before, filled, identity, frequencies)
-        write_manifest(folder, manifest)
     return Result(corpus, manifest, time.monotonic() - started)
+
+
+def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, Any]) -> Manifest:
+    """Fill the folder of a corpus that grows; return what is in it then."""
+    corpus = request.output
+    _, frequencies = checked_frequencies(corpus)
+    if not (folder / "tokenizer").is_dir():
+        shutil.copytree(corpus / "tokenizer", folder / ".tokenizer", dirs_exist_ok=True)
+        (folder / ".tokenizer").replace(folder / "tokenizer")
+    names = [name for split in SPLITS for name in pairs_of(before, split)]
+    first = 1 + max(int((re.findall(r"-(\d+)$", name) or ["0"])[0]) for name in names)
+    filled = fill(
+        request,
+        folder,
+        lambda split, shard: f"{split}-{first + shard:05}",
+        lambda parts: _held_out_as_before(before, request.validation_fraction, parts),
+    )
+    _link(corpus, folder, {file: file for file in before.files})
+    manifest = _grown(before, filled, identity, frequencies)
+    finish(folder, manifest)
+    return manifest
 
 
 def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple[UInt64s, UInt64s]]) -> HeldOut:
@@ -177,7 +185,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
                 "bad_records": [bad for manifest in manifests for bad in manifest.bad_records],
             }
         )
-        write_manifest(folder, merged)
+        finish(folder, merged)
     return Result(output, merged, time.monotonic() - started), warnings
 
 
@@ -232,6 +240,7 @@ def _link(source: Path, target: Path, names: dict[str, str]) -> None:
     """Give files of one folder, by their names there, a name in another."""
     for old, new in names.items():
         try:
+            (target / new).unlink(missing_ok=True)  # of an earlier run
             os.link(source / old, target / new)
         except OSError:  # another file system, or one without links
             shutil.copyfile(source / old, target / new)

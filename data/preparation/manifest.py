@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shutil
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from plumbline.data.corpus import MANIFEST, HeldOutRecord, Manifest
+from plumbline.data.corpus import MANIFEST, HeldOutRecord, Manifest, read_manifest
 from plumbline.data.heldout import HeldOut
 from plumbline.data.indexed import Int64s
 from plumbline.data.preparation.request import LIBRARIES
+from plumbline.data.preparation.work import whole
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.data.workspace import FolderKind
 
+WORK = ".work"
+"""The folder of the work in progress, in that of the corpus to be."""
 SPLITS = ("train", "validation")
 CORPUS = FolderKind(
     name="a corpus",
@@ -27,9 +31,19 @@ CORPUS = FolderKind(
 )
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write corpus.json."""
-    (folder / MANIFEST).write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
+def finish(folder: Path, manifest: Manifest) -> None:
+    """Write corpus.json, which says that the folder holds all of a corpus, and remove the work."""
+    with whole(folder / MANIFEST) as path:
+        path.write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
+    shutil.rmtree(folder / WORK, ignore_errors=True)
+
+
+def finished(folder: Path) -> Manifest | None:
+    """Return the manifest of a folder that an earlier run filled and did not publish; None if it is not filled."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    shutil.rmtree(folder / WORK, ignore_errors=True)
+    return read_manifest(folder)
 
 
 def check_same(output: object, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -1,7 +1,9 @@
 """Corpora of corpora: appended to, merged, and checked byte by byte."""
 
 import json
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from plumbline.data.preparation.verifying import checked_frequencies, verify
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.launcher.prepare import main
+from tests.data.test_preparation import killed
 from tests.data.test_prepare import files, leftovers
 
 
@@ -77,6 +80,19 @@ def test_what_was_appended_is_not_appended_again(corpus: Path, tmp_path: Path) -
     assert len(documents(open_corpus(corpus), "train") + documents(open_corpus(corpus), "validation")) == 550
     with pytest.raises(ValueError, match="holds another corpus \\(appended was"):
         prepare(Request(Sources((str(tmp_path / "old.jsonl"),)), "byte", corpus, 0.1))
+
+
+@pytest.mark.parametrize("function", ["encode_unit", "Filled"])
+def test_an_append_that_was_killed_is_gone_on_with(corpus: Path, tmp_path: Path, function: str) -> None:
+    shutil.copytree(corpus, tmp_path / "d")
+    new = source(tmp_path / "new.jsonl", NEW)
+    append(tmp_path / "d", new, shard_bytes=2000)
+    before = files(corpus)
+    killed(0, function, partial(append, corpus, new, shard_bytes=2000))
+    assert files(corpus) == before
+    append(corpus, new, shard_bytes=2000)
+    assert files(corpus) == files(tmp_path / "d")
+    assert leftovers(tmp_path) == []
 
 
 def test_nothing_is_appended_to_a_damaged_corpus(corpus: Path, tmp_path: Path) -> None:

@@ -83,18 +83,18 @@ def test_a_long_document_is_one_document_of_the_same_tokens(
     folder = tmp_path / "source"
     folder.mkdir()
     (folder / "a.txt").write_text(long_source)
-    short = [f"short {number}\n" * 10_000 for number in range(3)]  # so that all are cut, or none
+    short = [f"short {number}\n" * 10_000 for number in range(3)]  # few and large, so that all are cut
     for number, text in enumerate(short):
         (folder / f"b{number}.txt").write_text(text)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in (long_source, *short)))
     for tokenizer in ("byte", "train-bpe:400", "train-unigram:400"):
         output = tmp_path / tokenizer.replace(":", "-")
-        prepare(Request(Sources((str(folder),)), tokenizer, output, 0.1))
-        prepare(Request(Sources((str(tmp_path / "rows.jsonl"),)), tokenizer, output.with_suffix(".rows"), 0.1))
+        prepare(Request(Sources((str(folder),)), tokenizer, output, 0.02))
+        prepare(Request(Sources((str(tmp_path / "rows.jsonl"),)), tokenizer, output.with_suffix(".rows"), 0.02))
         encoder = Encoder(output / "tokenizer", tokenizer)
         expected: dict[str, list[int]] = {"train": [], "validation": []}
         for text in (long_source, *short):
-            for split, part in zip(expected, cut(text, 0.1), strict=True):
+            for split, part in zip(expected, cut(text, 0.02), strict=True):
                 expected[split].extend(encoder.encode(part).tolist())
         for name, found in open_corpus(output).splits.items():
             assert found.num_documents == 4

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,6 +18,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from plumbline.data import prepare as prepare_module
 from plumbline.data.corpus import Manifest, open_corpus, read_manifest, verify_checksums
 from plumbline.data.preparation import filling
 from plumbline.data.preparation.survey import survey_unit as original_survey
@@ -106,11 +108,12 @@ def test_shards_hold_the_tokens_of_one_pair(every_kind: Path, tmp_path: Path) ->
         make(every_kind, tmp_path / "shards", validation_fraction=0.2)
 
 
-def killed(count: int, function: str, request: Request) -> None:
-    """Prepare in a process that kills itself before the call number `count` of a function of filling.py."""
+def killed(count: int, function: str, action: Callable[[], object]) -> None:
+    """Do something in a process that kills itself before a function is called once more than `count` times."""
 
     def run() -> None:
-        original: Callable[..., Any] = getattr(filling, function)
+        module = prepare_module if function == "finish" else filling
+        original: Callable[..., Any] = getattr(module, function)
         calls = iter(range(count))
 
         def counted(*arguments: Any, **options: Any) -> Any:
@@ -118,8 +121,8 @@ def killed(count: int, function: str, request: Request) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             return original(*arguments, **options)
 
-        setattr(filling, function, counted)
-        prepare(request)
+        setattr(module, function, counted)
+        action()
 
     process = get_context("fork").Process(target=run)
     process.start()
@@ -147,14 +150,14 @@ def ten_files(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("count", "function"),
     [(4, "survey_unit"), (0, "build_tokenizer"), (0, "encode_unit"), (23, "encode_unit"), (3, "write_shard"),
-     (0, "Filled")],
+     (0, "Filled"), (0, "finish")],
 )  # fmt: skip
 def test_a_killed_run_is_gone_on_with(
     ten_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, function: str
 ) -> None:
     make(ten_files, tmp_path / "whole", "train-bpe:300", shard_bytes=15_000)
     request = Request(Sources((str(ten_files),)), "train-bpe:300", tmp_path / "c", shard_bytes=15_000)
-    killed(count, function, request)
+    killed(count, function, partial(prepare, request))
     assert len(leftovers(tmp_path)) == 1
     surveyed = []
 
@@ -164,7 +167,7 @@ def test_a_killed_run_is_gone_on_with(
 
     monkeypatch.setattr(filling, "survey_unit", survey_unit)
     prepare(request)
-    assert surveyed == (list(range(4, 10)) if function == "survey_unit" else []), "what was surveyed is not read again"
+    assert surveyed == (list(range(4, 20)) if function == "survey_unit" else []), "what was surveyed is not read again"
     assert files(tmp_path / "c") == files(tmp_path / "whole")
     assert leftovers(tmp_path) == []
 
@@ -173,7 +176,7 @@ def test_a_killed_run_is_gone_on_with(
 def test_finished_inputs_are_not_read_again(ten_files: Path, tmp_path: Path) -> None:
     make(ten_files, tmp_path / "whole", shard_bytes=15_000)
     request = Request(Sources((str(ten_files),)), "byte", tmp_path / "c", shard_bytes=15_000)
-    killed(4, "write_shard", request)
+    killed(4, "write_shard", partial(prepare, request))
     for number in range(4):
         spoil(ten_files / f"{number}.jsonl")
     prepare(request)
@@ -184,7 +187,7 @@ def test_finished_inputs_are_not_read_again(ten_files: Path, tmp_path: Path) -> 
 def test_tokens_of_an_unfinished_shard_are_kept(ten_files: Path, tmp_path: Path) -> None:
     make(ten_files, tmp_path / "whole")
     request = Request(Sources((str(ten_files),)), "byte", tmp_path / "c")
-    killed(35, "encode_unit", request)
+    killed(35, "encode_unit", partial(prepare, request))
     for number in range(4):
         spoil(ten_files / f"{number}.jsonl")
     prepare(request)
@@ -192,7 +195,7 @@ def test_tokens_of_an_unfinished_shard_are_kept(ten_files: Path, tmp_path: Path)
 
 
 def test_another_request_starts_anew(ten_files: Path, tmp_path: Path) -> None:
-    killed(0, "encode_unit", Request(Sources((str(ten_files),)), "byte", tmp_path / "c"))
+    killed(0, "encode_unit", partial(make, ten_files, tmp_path / "c"))
     (ten_files / "0.jsonl").write_text('{"text": "changed"}')
     make(ten_files, tmp_path / "c")
     assert leftovers(tmp_path) == []
@@ -223,7 +226,7 @@ def test_no_process_outlives_the_command(tmp_path: Path) -> None:
 
 def test_a_source_that_changes_meanwhile_is_noticed(ten_files: Path, tmp_path: Path) -> None:
     request = Request(Sources((str(ten_files),)), "byte", tmp_path / "c")
-    killed(0, "encode_unit", request)
+    killed(0, "encode_unit", partial(prepare, request))
     spoil(ten_files / "9.jsonl")
     with pytest.raises(ValueError, match="the source changed while it was being read"):
         prepare(request)
