@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from plumbline.data.corpus import Counts, FileRecord, Manifest, SplitRecord, read_manifest
+from plumbline.data.corpus import MANIFEST, Counts, FileRecord, Manifest, SplitRecord, read_manifest
 from plumbline.data.heldout import HeldOut, UInt64s, smallest_cut
 from plumbline.data.indexed import Int64s
 from plumbline.data.preparation.duplicates import check_mode
@@ -58,7 +58,7 @@ def append(
     """
     started = time.monotonic()
     check_mode(deduplicate)
-    before = read_manifest(corpus)
+    before = _manifest_of(corpus)
     if not all(key in before.request for key in SHAPES_THE_SPLIT):
         raise ValueError(f"--output {corpus}: its parts were split differently, so nothing can be appended to it")
     fraction, seed = before.request["validation_fraction"], before.request["seed"]
@@ -147,7 +147,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
         raise ValueError("--merge: expected two corpora or more")
     if output.resolve() in [corpus.resolve() for corpus in corpora]:
         raise ValueError(f"--output {output}: is one of the corpora that are merged, which stay as they are")
-    manifests = [read_manifest(corpus) for corpus in corpora]
+    manifests = [_manifest_of(corpus) for corpus in corpora]
     for corpus, manifest in zip(corpora, manifests, strict=True):
         if manifest.tokenizer.sha256 != manifests[0].tokenizer.sha256:
             raise ValueError(
@@ -187,6 +187,12 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
         )
         finish(folder, merged)
     return Result(output, merged, time.monotonic() - started), warnings
+
+
+def _manifest_of(corpus: Path) -> Manifest:
+    if not (corpus / MANIFEST).is_file():
+        raise ValueError(f"{corpus}: no corpus here (no {MANIFEST}); make one with --source")
+    return read_manifest(corpus)
 
 
 def _request_of_all(manifests: list[Manifest]) -> tuple[dict[str, Any], list[str]]:

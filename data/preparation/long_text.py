@@ -19,7 +19,7 @@ from typing import NamedTuple
 import xxhash
 
 PART_BYTES = 4 << 20
-"""Bytes of text that are tokenized at once; the library holds some 130 bytes for each of them meanwhile."""
+"""Bytes of text that are tokenized at once; the library holds some 110 bytes for each of them meanwhile."""
 BLOCK_BYTES = 1 << 20
 GOOD_CUT = re.compile(rb"\S\n(?=\S)")
 

@@ -203,7 +203,8 @@ def test_another_request_starts_anew(ten_files: Path, tmp_path: Path) -> None:
     assert files(tmp_path / "c") == files(tmp_path / "whole")
 
 
-def test_no_process_outlives_the_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_the_command(tmp_path: Path, number: signal.Signals) -> None:
     source = tmp_path / "long.txt"
     source.write_text("".join(f"document {number} says nothing much\n" for number in range(400_000)))
     arguments = ("--source", source, "--document-separator", "\\n", "--tokenizer", "byte", "--workers", 2)
@@ -214,8 +215,8 @@ def test_no_process_outlives_the_command(tmp_path: Path) -> None:
     while not list(output.parent.glob(".c.*/.work/units/*")):
         assert process.poll() is None
         time.sleep(0.01)
-    process.kill()  # the parent alone, as the kernel does when memory is short
-    process.wait()
+    process.send_signal(number)  # to the parent alone, as the kernel does when memory is short
+    assert process.wait() == (130 if number == signal.SIGINT else -number)
     wait_for_the_end_of(process.pid)
     assert len(leftovers(output.parent)) == 1
     again = subprocess.run(command(*arguments, "--output", output), capture_output=True, text=True, check=False)

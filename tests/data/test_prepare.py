@@ -1,5 +1,6 @@
 """launcher/prepare.py from the outside: what it makes, what it refuses, and what a kill leaves behind."""
 
+import argparse
 import contextlib
 import json
 import math
@@ -24,7 +25,7 @@ from plumbline.data.preparation.manifest import CORPUS
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.workspace import FolderKind, new_folder
-from plumbline.launcher.prepare import main
+from plumbline.launcher.prepare import main, size
 
 ROOT = Path(__file__).parents[2]
 
@@ -236,6 +237,37 @@ def test_a_bad_request_is_refused_in_one_line(
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("1", 1), ("500MB", 500_000_000), ("1.5 gb", 1_500_000_000), ("0", None), ("4 GiB", None)]
+)
+def test_sizes(text: str, count: int | None) -> None:
+    if count is None:
+        with pytest.raises(argparse.ArgumentTypeError):
+            size(text)
+    else:
+        assert size(text) == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--source", "stdlib", "--output", "c"], "--source needs --tokenizer"),
+        (["--source", "stdlib", "--append", "stdlib", "--output", "c"], "not allowed with argument --source"),
+        (["--merge", "a", "b"], "--output is missing"),
+        (["--append", "stdlib", "--output", "s3://bucket/c"], "--append and --merge work on folders"),
+        (["--append", "stdlib", "--output", "nowhere/c"], "nowhere/c: no corpus here"),
+        (["--merge", "nowhere/c", "b", "--output", "c"], "nowhere/c: no corpus here"),
+        (["--verify", "nowhere"], "nowhere: no corpus here"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.suppress(SystemExit):  # argparse's
+        assert in_process(monkeypatch, *arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_an_error_halfway_leaves_nothing(tmp_path: Path) -> None:
