@@ -283,7 +283,7 @@ def _no_corpus(path: Path) -> str:
 
 def _open_folder(folder: CorpusFolder) -> Corpus:
     manifest = _parse_manifest(folder)
-    files = {name: FileFacts(**record.model_dump()) for name, record in manifest.files.items()}
+    files = {name: FileFacts(record.size, record.xxh3_64, record.blocks) for name, record in manifest.files.items()}
     folder.check_sizes(files, MANIFEST)
     splits = {}
     for name, counts in manifest.splits.items():
@@ -319,9 +319,11 @@ def _tokens(folder: CorpusFolder, name: str, manifest: Manifest, files: Mapping[
     shards = [_shard_facts(folder, prefix, files, itemsize) for prefix in prefixes]
     if len(shards) == 1:
         return folder.open_shard(shards[0])
-    names, lengths = [str(folder / prefix) for prefix in prefixes], [shard.tokens for shard in shards]
     return Shards(
-        names, lengths, sum(shard.documents for shard in shards), lambda number: folder.open_shard(shards[number])
+        f"{folder / prefixes[0]}.bin and {len(shards) - 1:,} more",
+        [shard.tokens for shard in shards],
+        sum(shard.documents for shard in shards),
+        lambda number: folder.open_shard(shards[number]),
     )
 
 

@@ -1,5 +1,6 @@
 """Reach the files of a corpus folder on this machine, as remote/folder.py does at a URL."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,9 +94,13 @@ class LocalFolder:
         Raises:
             ValueError: a file is missing, or has another.
         """
+        folder = str(self.path)
         for name, facts in files.items():
-            file = self.path / name
-            actual = file.stat().st_size if file.is_file() else None
+            file = f"{folder}/{name}"  # not a Path: there may be tens of thousands
+            try:
+                actual = os.stat(file).st_size  # noqa: PTH116
+            except FileNotFoundError:
+                actual = None
             if actual != facts.size:
                 state = "is missing" if actual is None else f"has {actual} bytes"
                 raise ValueError(

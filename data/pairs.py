@@ -113,8 +113,8 @@ def open_pairs(prefixes: Sequence[str], cache: Cache) -> tuple[Tokens, list[str]
     checksums = [pair.checksum for pair in pairs]
     if len(prefixes) == 1:
         return open_shard(0), checksums
-    lengths = [pair.tokens for pair in pairs]
-    return Shards(prefixes, lengths, sum(pair.documents for pair in pairs), open_shard), checksums
+    name, lengths = f"{prefixes[0]}.bin and {len(prefixes) - 1:,} more", [pair.tokens for pair in pairs]
+    return Shards(name, lengths, sum(pair.documents for pair in pairs), open_shard), checksums
 
 
 def _open_remote(prefix: str, cache: Cache) -> RemoteTokens:

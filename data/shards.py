@@ -37,17 +37,17 @@ class Shards:
     """Read several pairs as one, each opened when it is first read.
 
     Args:
-        names: of the pairs, for messages.
+        name: for messages.
         lengths: tokens of each.
         num_documents: of all of them.
         open_shard: opens the pair of a number.
     """
 
     def __init__(
-        self, names: Sequence[str], lengths: Sequence[int], num_documents: int, open_shard: Callable[[int], Tokens]
+        self, name: str, lengths: Sequence[int], num_documents: int, open_shard: Callable[[int], Tokens]
     ) -> None:
         self.num_documents = num_documents
-        self._names = names
+        self._name = name
         self._starts = [0, *accumulate(lengths)]
         self._open_shard = open_shard
 
@@ -56,8 +56,7 @@ class Shards:
         return self._starts[-1]
 
     def __str__(self) -> str:
-        more = f" and {len(self._names) - 1:,} more" if len(self._names) > 1 else ""
-        return f"{self._names[0]}.bin{more}"
+        return self._name
 
     def read(self, start: int, stop: int) -> Integers:
         """Return tokens `start` to `stop`, without those beyond the end; they may lie in several shards."""

@@ -204,14 +204,11 @@ def facts(url: str) -> tuple[int, str | None]:
 def _reason(error: Exception) -> BaseException:
     """Return what is behind an error: fsspec says of whatever an HTTP server answers that there is no such file."""
     cause = error.__cause__
-    if not isinstance(error, FileNotFoundError) or cause is None or type(cause).__module__.startswith("botocore"):
+    if not isinstance(error, FileNotFoundError) or cause is None:
         return error
-    return error if getattr(cause, "status", 404) in (404, 410) and not _is_silence(cause) else cause
-
-
-def _is_silence(error: BaseException) -> bool:
-    """Return whether a server did not answer at all."""
-    return isinstance(error, TimeoutError | ConnectionError) or type(error).__module__.startswith("aiohttp.client")
+    silent = isinstance(cause, TimeoutError | ConnectionError) or type(cause).__module__.startswith("aiohttp")
+    status = getattr(cause, "status", None)
+    return error if status in (404, 410) or (status is None and not silent) else cause
 
 
 def _describe(error: BaseException) -> str:

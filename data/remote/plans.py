@@ -17,9 +17,14 @@ class Plan:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        needs_of_all(folder)  # removes what dead processes left
         self._path = folder / uuid.uuid4().hex
-        self._file = self._path.open("w", encoding="utf-8")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        while True:
+            self._file = self._path.open("w", encoding="utf-8")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            if same_file(self._file.fileno(), self._path):
+                break
+            self._file.close()  # taken for a dead process's before it was locked
 
     def write(self, needs: Mapping[str, int]) -> None:
         """Replace what was told: key of a piece -> steps until it is needed."""
