@@ -42,7 +42,7 @@ def check_mode(mode: str | None) -> None:
             _empty_signature()
         except ImportError as error:
             raise ValueError(
-                "--deduplicate near: needs the package datasketch; pip install 'plumbline[dedup]'"
+                "--deduplicate near: needs the package datasketch; pip install -e '.[dedup]'"
             ) from error
 
 

@@ -184,13 +184,15 @@ def _read_parquet(sources: Sources, unit: Unit, at: int | None) -> Iterator[Reco
 
     (name,) = unit.names
     with pyarrow.parquet.ParquetFile(name) as table:
-        if missing := [field for field in sources.fields if field not in table.schema_arrow.names]:
-            yield _bad(_no_field(missing[0], table.schema_arrow.names), name, 0, None)
+        names = table.schema_arrow.names
+        columns = _columns(sources, names)
+        if missing := [column for column in columns if column not in names]:
+            yield _bad(_no_field(missing[0], names), name, 0, None)
             return
         groups = range(table.num_row_groups)
         number = sum(table.metadata.row_group(group).num_rows for group in groups[: at or 0])
         for group in groups[at or 0 :]:
-            batches = table.iter_batches(batch_size=1024, row_groups=[group], columns=list(sources.fields))
+            batches = table.iter_batches(batch_size=1024, row_groups=[group], columns=columns)
             rows = (row for batch in batches for row in batch.to_pylist())
             yield from _rows(sources, rows, name, number, group + 1)
             number += table.metadata.row_group(group).num_rows
@@ -203,13 +205,14 @@ def _read_arrow(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record
     (name,) = unit.names
     with pyarrow.memory_map(name) as file:
         batches, names = _batches_of(pyarrow, file)
-        if missing := [field for field in sources.fields if field not in names]:
+        columns = _columns(sources, names)
+        if missing := [column for column in columns if column not in names]:
             yield _bad(_no_field(missing[0], names), name, 0, None)
             return
         number = 0
         for place, batch in enumerate(batches):
             if place >= (at or 0):
-                yield from _rows(sources, batch.select(list(sources.fields)).to_pylist(), name, number, place + 1)
+                yield from _rows(sources, batch.select(columns).to_pylist(), name, number, place + 1)
             number += batch.num_rows
 
 
@@ -221,6 +224,12 @@ def _batches_of(pyarrow: Any, file: Any) -> tuple[Iterator[Any], list[str]]:
         stream = pyarrow.ipc.open_stream(file)
         return iter(stream), stream.schema.names
     return (table.get_batch(number) for number in range(table.num_record_batches)), table.schema.names
+
+
+def _columns(sources: Sources, names: list[str]) -> list[str]:
+    """Return the columns that the text is made of; the name of one may have a dot in it."""
+    is_column = sources.template is None and sources.text_key in names
+    return [sources.text_key] if is_column else list(sources.fields)
 
 
 def _rows(sources: Sources, rows: Iterable[Any], name: str, first: int, after: int) -> Iterator[Record]:

@@ -13,6 +13,9 @@ from plumbline.data.tokenizers import check_tokenizer, tokenizer_sha256
 
 LIBRARIES = ("numpy", "tokenizers", "sentencepiece", "transformers", "datasets")
 
+WORK_FORMAT = 1
+"""Changes with what is kept of work in progress, which then is not gone on with."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -70,5 +73,5 @@ class Request:
 
 def key_of(identity: dict[str, Any]) -> str:
     """Return a name for the work that a request asks for, with the libraries of this machine."""
-    everything = json.dumps([identity, {name: version(name) for name in LIBRARIES}], sort_keys=True)
+    everything = json.dumps([identity, WORK_FORMAT, {name: version(name) for name in LIBRARIES}], sort_keys=True)
     return hashlib.sha256(everything.encode()).hexdigest()[:16]

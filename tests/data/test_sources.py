@@ -64,6 +64,8 @@ def test_rows_of_every_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json_lines(*TEXTS)))
     pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS, "id": [1, 2, 3]}), tmp_path / "c.parquet")
     assert read(tmp_path) == (TEXTS * 3, {})
+    pyarrow.parquet.write_table(pyarrow.table({"a.b": TEXTS}), tmp_path / "dots.parquet")
+    assert read(tmp_path / "dots.parquet", text_key="a.b")[0] == TEXTS
     (tmp_path / "d.jsonl").write_bytes(json_lines(*TEXTS, key="body"))
     assert read(tmp_path / "d.jsonl", text_key="body")[0] == TEXTS
 
