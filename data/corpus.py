@@ -43,8 +43,8 @@ class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Checksum of each block of 8 MiB, so that a part can be fetched and checked alone. Empty: of the whole only."""
 
 
-class SplitRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
-    """Hold the counts of one split."""
+class Counts(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Count what is in a split, or in a part of one."""
 
     documents: int
     """Documents, each ended by one end-of-text token."""
@@ -55,9 +55,23 @@ class SplitRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     source_bytes: int
     """UTF-8 bytes of source text: the denominator of bits per byte."""
 
+
+class SplitRecord(Counts, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Hold the counts of one split, and where its tokens are."""
+
     shards: list[str] = []
     """Prefixes of the pairs that hold the tokens, end to end, relative to the folder. Empty: one pair, named as the
     split."""
+
+
+class HeldOutRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """State which documents are held out, so that documents to come are chosen alike."""
+
+    threshold: str
+    """16 hex digits: documents whose hash, keyed by the seed, is below this are held out whole."""
+
+    cut_above: float | None
+    """Documents of more bytes than this are cut in two; null where none is."""
 
 
 class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -73,8 +87,8 @@ class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_a
 class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribute_docstrings=True):
     """Hold the contents of corpus.json."""
 
-    format_version: Literal[1] = 1
-    """Version of this layout."""
+    format_version: Literal[1, 2] = 1
+    """Version of this layout; 2 where a split has shards."""
 
     tokenizer: TokenizerRecord
     """The tokenizer, stored whole in the folder tokenizer/."""
@@ -103,6 +117,15 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
 
     versions: dict[str, str]
     """Libraries that made it."""
+
+    held_out: HeldOutRecord | None = None
+    """What is held out; null in corpora that are older than this field."""
+
+    sources: dict[str, dict[str, Counts]] = {}
+    """Counts of each split by source, as the sources were named."""
+
+    bad_records: list[str] = []
+    """The first of the records left out that are damaged: file, line or row, and what is wrong."""
 
 
 @dataclass(frozen=True)

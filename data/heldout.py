@@ -11,11 +11,15 @@ where it begins depends on that document alone.
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import xxhash
+
+UInt64s = npt.NDArray[np.uint64]
 
 LARGE = 1 / 16  # of the text to be held out: when only smaller documents are left whole, their number evens out
 TOLERANCE = 2.0
@@ -31,17 +35,31 @@ class Document(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Survey:
-    """Hold what a first pass over the text counts and decides."""
+class HeldOut:
+    """Hold what a first pass over the text decides."""
 
+    fraction: float
+    """The share that was asked for: what is held out of a document that is cut."""
     documents: int
     source_bytes: int
     threshold: int
     """Documents whose hash is below this are held out, as long as they are not cut."""
     cut_above: float
     """Documents of more bytes than this are cut in two; infinite where none is."""
-    sample: list[str]
-    """Training documents for a tokenizer, topmost first."""
+
+    def split(self, text: str, size: int, where: int) -> Iterator[Document]:
+        """Mark a document as held out or not; cut a large one in two where the text as a whole asks for it.
+
+        Args:
+            text: The document.
+            size: Its bytes.
+            where: Its place.
+        """
+        if size > self.cut_above:
+            for part, held_out in zip(cut(text, self.fraction), (False, True), strict=True):
+                yield Document(part, len(part.encode()), held_out)
+        else:
+            yield Document(text, size, where < self.threshold)
 
 
 def place(data: bytes, seed: int) -> int:
@@ -49,33 +67,29 @@ def place(data: bytes, seed: int) -> int:
     return xxhash.xxh3_64_intdigest(data, seed=seed)
 
 
-def survey(documents: Iterable[str], fraction: float, seed: int, sample_bytes: int) -> Survey:
-    """Count the documents, find where to split them, and keep as many from the top as make `sample_bytes` of text.
+def choose(parts: Iterable[tuple[UInt64s, UInt64s]], fraction: float) -> HeldOut:
+    """Count the documents and find where to split them. Neither split is empty, whatever the fraction.
 
-    Neither split is empty, whatever the fraction.
+    Args:
+        parts: Places and sizes in bytes of the documents, some at a time.
+        fraction: Share of the text to hold out.
 
     Raises:
         ValueError: there is nothing to split.
     """
-    count = total = kept = below = at_lowest = at_highest = 0
+    count = total = below = at_lowest = at_highest = 0
     asked, lowest, highest = int(fraction * 2**64), 1 << 64, -1
-    top: list[tuple[int, int, int, str]] = []  # a heap of (place, tie-breaker, size, text), lowest place first
-    for text in documents:
-        data = text.encode()
-        where = place(data, seed)
-        count, total = count + 1, total + len(data)
-        if where < lowest:
-            lowest, at_lowest = where, 0
-        if where > highest:
-            highest, at_highest = where, 0
-        at_lowest += len(data) * (where == lowest)
-        at_highest += len(data) * (where == highest)
-        below += len(data) * (where < asked)
-        if sample_bytes:
-            heapq.heappush(top, (where, -count, len(data), text[:sample_bytes]))
-            kept += len(data)
-            while kept - top[0][2] >= sample_bytes:  # those above it suffice
-                kept -= heapq.heappop(top)[2]
+    for places, sizes in parts:
+        if not len(places):
+            continue
+        if (least := int(places.min())) < lowest:
+            lowest, at_lowest = least, 0
+        if (most := int(places.max())) > highest:
+            highest, at_highest = most, 0
+        count, total = count + len(places), total + int(sizes.sum())
+        at_lowest += int(sizes[places == np.uint64(lowest)].sum())
+        at_highest += int(sizes[places == np.uint64(highest)].sum())
+        below += int(sizes[places < np.uint64(asked)].sum())
     if count == 0:
         raise ValueError("no document to read: every source is empty or is not UTF-8 text; check --source")
     if count > 1 and lowest == highest:
@@ -86,30 +100,79 @@ def survey(documents: Iterable[str], fraction: float, seed: int, sample_bytes: i
         cut_above = -1.0
     elif is_near(held_out / total, fraction):
         cut_above = math.inf
-    else:  # four bytes are the longest character, and each part needs one
-        cut_above = max(LARGE * fraction * total, 4 / fraction, 4 / (1 - fraction))
-    sample = [
-        cut(text, fraction)[0] if size > cut_above else text
-        for where, _, size, text in sorted(top, reverse=True)
-        if size > cut_above or where >= threshold
-    ]
-    return Survey(count, total, threshold, cut_above, sample)
+    else:
+        cut_above = max(LARGE * fraction * total, smallest_cut(fraction))
+    return HeldOut(fraction, count, total, threshold, cut_above)
+
+
+def smallest_cut(fraction: float) -> float:
+    """Return the bytes that a document needs to be cut: four are the longest character, and each part needs one."""
+    return max(4 / fraction, 4 / (1 - fraction))
+
+
+class Sample:
+    """Keep as many documents from the top of the order as make `wanted` bytes, whatever order they come in."""
+
+    def __init__(self, wanted: int, bound: int = -1) -> None:
+        """Start empty.
+
+        Args:
+            wanted: Bytes of text; 0 keeps nothing.
+            bound: Documents whose place is below this are known to be of no use.
+        """
+        self._wanted = wanted
+        self._bound = bound
+        self._kept = 0
+        self._top: list[tuple[int, int, int, str]] = []  # a heap of (place, -number, size, text), lowest place first
+
+    @property
+    def bound(self) -> int:
+        """Return the place below which a document is of no use any more."""
+        return self._top[0][0] if self._top and self._kept >= self._wanted else self._bound
+
+    def wants(self, where: int) -> bool:
+        """Return whether a document at this place may be of use."""
+        return self._wanted > 0 and where >= self.bound
+
+    def add(self, where: int, number: int, size: int, text: str) -> None:
+        """Keep a document of `size` bytes, as long as those above it do not suffice.
+
+        Args:
+            where: Its place.
+            number: Tells it from others at the same place.
+            size: Its bytes.
+            text: The document; more than the first `wanted` characters are not kept.
+        """
+        if not self.wants(where):
+            return
+        heapq.heappush(self._top, (where, -number, size, text[: self._wanted]))
+        self._kept += size
+        while self._kept - self._top[0][2] >= self._wanted:  # those above it suffice
+            self._kept -= heapq.heappop(self._top)[2]
+
+    def entries(self) -> Iterator[tuple[int, int, int, str]]:
+        """Yield (place, number, size, text) of what is kept, in no order: what `add` takes."""
+        for where, number, size, text in self._top:
+            yield where, -number, size, text
+
+    def training_texts(self, held_out: HeldOut, is_kept: Callable[[int], bool]) -> list[str]:
+        """Return what a tokenizer may train on, topmost first: nothing that is held out.
+
+        Args:
+            held_out: Decides what is held out.
+            is_kept: Returns whether a document, by its number, is part of the corpus.
+        """
+        return [
+            cut(text, held_out.fraction)[0] if size > held_out.cut_above else text
+            for where, number, size, text in sorted(self._top, reverse=True)
+            if is_kept(-number)
+            if size > held_out.cut_above or where >= held_out.threshold
+        ]
 
 
 def is_near(share: float, fraction: float) -> bool:
     """Return whether the share that is held out is within a factor of two of the fraction that was asked for."""
     return fraction / TOLERANCE <= share <= fraction * TOLERANCE
-
-
-def split(documents: Iterable[str], surveyed: Survey, fraction: float, seed: int) -> Iterator[Document]:
-    """Mark each document as held out or not; cut the large ones in two where the survey says so."""
-    for text in documents:
-        data = text.encode()
-        if len(data) > surveyed.cut_above:
-            for part, held_out in zip(cut(text, fraction), (False, True), strict=True):
-                yield Document(part, len(part.encode()), held_out)
-        else:
-            yield Document(text, len(data), place(data, seed) < surveyed.threshold)
 
 
 def cut(text: str, fraction: float) -> tuple[str, str]:
@@ -122,8 +185,13 @@ def cut(text: str, fraction: float) -> tuple[str, str]:
     line_start = text.find("\n", at) + 1
     at = line_start if 0 < line_start < len(text) else at
     if not 0 < at < len(text):
-        raise ValueError(
-            f"the only document has {len(text)} characters, too few to hold some out; give more text, "
-            "or cut it into documents with --document-separator"
-        )
+        raise too_short(f"{len(text)} characters")
     return text[:at], text[at:]
+
+
+def too_short(what: str) -> ValueError:
+    """Return the error of a document that cannot be cut."""
+    return ValueError(
+        f"the only document has {what}, too few to hold some out; give more text, or cut it into documents with "
+        "--document-separator"
+    )

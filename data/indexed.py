@@ -37,6 +37,9 @@ DTYPES: dict[int, type[np.integer[Any]]] = {  # Megatron's codes; 6 and 7 are fl
     8: np.uint16,
 }
 
+LONGEST_SEQUENCE = 2**31 - 1
+"""Most tokens of one sequence: its length is an int32."""
+
 
 def token_dtype(vocab_size: int) -> np.dtype[np.integer[Any]]:
     """Return the smaller of the two types that Megatron-LM writes: uint16 where every id fits, else int32."""
@@ -234,25 +237,39 @@ def file_facts(path: Path) -> FileFacts:
 
 
 class IndexedWriter:
-    """Write one `.bin`/`.idx` pair as documents come, in little memory (4 bytes per document).
+    """Write one `.bin`/`.idx` pair as documents come, in little memory (8 bytes per document).
 
-    A context manager: after a clean exit both files are complete, and `files` holds their facts.
+    A context manager: after a clean exit both files are complete, and `files` holds their facts. A document of more
+    tokens than the format counts in one sequence, 2^31 - 1, is several sequences, and one document nevertheless.
     """
 
     def __init__(self, prefix: Path, dtype: np.dtype[np.integer[Any]]) -> None:
         self.files: dict[str, FileFacts] = {}
         self._prefix = prefix
         self._dtype = dtype.newbyteorder("<")
-        self._lengths = array("i")
+        self._lengths = array("q")
         self._file = Path(f"{prefix}.bin").open("wb")  # noqa: SIM115 - closed by __exit__
         self._digest = FileDigest()
 
-    def add_documents(self, tokens: Integers, lengths: Sequence[int]) -> None:
-        """Append documents, their token ids end to end in `tokens`."""
+    @property
+    def num_documents(self) -> int:
+        """Return the number of documents so far."""
+        return len(self._lengths)
+
+    def add_documents(self, tokens: Integers, lengths: Sequence[int], continued: bool = False) -> None:
+        """Append documents, their token ids end to end in `tokens`.
+
+        Args:
+            tokens: [sum of lengths].
+            lengths: Tokens of each document.
+            continued: The first one is not another document, but more of the last one.
+        """
         data = tokens.astype(self._dtype, copy=False).tobytes()
         self._file.write(data)
         self._digest.update(data)
-        self._lengths.extend(lengths)
+        if continued:
+            self._lengths[-1] += lengths[0]
+        self._lengths.extend(lengths[1:] if continued else lengths)
 
     def __enter__(self) -> "IndexedWriter":
         return self
@@ -266,13 +283,17 @@ class IndexedWriter:
             self._write_index()
 
     def _write_index(self) -> None:
-        lengths = np.asarray(self._lengths, "<i4")
+        documents = np.asarray(self._lengths, "<i8")
+        sequences = np.maximum(-(-documents // LONGEST_SEQUENCE), 1)  # of each document
+        indices = np.concatenate([np.zeros(1, "<i8"), np.cumsum(sequences, dtype="<i8")])
+        lengths = np.full(indices[-1], LONGEST_SEQUENCE, "<i4")
+        lengths[indices[1:] - 1] = documents - (sequences - 1) * LONGEST_SEQUENCE
         ends = np.cumsum(lengths, dtype="<i8") * self._dtype.itemsize
         pointers = np.concatenate([np.zeros(1, "<i8"), ends])[: len(lengths)]
         code = next(code for code, dtype in DTYPES.items() if np.dtype(dtype).newbyteorder("<") == self._dtype)
         path = Path(f"{self._prefix}.idx")
         with path.open("wb") as file:
-            file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
-            for part in (lengths, pointers, np.arange(len(lengths) + 1, dtype="<i8")):
+            file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(indices)))
+            for part in (lengths, pointers, indices):
                 file.write(part.tobytes())
         self.files[path.name] = file_facts(path)

@@ -1,23 +1,47 @@
-"""Read each source of text as a stream of documents, in the same order every time.
+"""Name the inputs of a corpus, in the same order every time, and cut them into units that one process reads.
 
-    PATH, GLOB, DIRECTORY       .jsonl[.gz] and .parquet: one document per row; any other file: one document per file
+    PATH, GLOB, DIRECTORY       .jsonl[.gz|.zst], .json.gz, .json.zst, .parquet, .arrow: one document per row;
+                                any other file: one document per file
     hf:NAME[:CONFIG[:SPLIT]]    a Hugging Face dataset from the hub or a local folder, streamed; SPLIT is train
     stdlib                      the Python standard library's own source code, already on every machine
 
-A new kind of file is one more reader in `_read_file`; a new kind of source is one more branch in `_read`.
+What each kind of file is read by stands in preparation/records.py.
 """
 
 import glob
-import gzip
 import json
+import string
 import sysconfig
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import xxhash
+
+from plumbline.data.preparation.long_text import PART_BYTES
+
+UNIT_BYTES = 64 << 20
+"""Most bytes of a file of lines, or of small files together, that are one unit."""
+LINES = ".jsonl"
+COMPRESSED_LINES = (".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
+SAVED_SPLITS, SAVED_FILES = "dataset_dict.json", "state.json"  # what `datasets` writes with save_to_disk
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Name what one process reads in one go: some files, a range of one file, or a part of a dataset."""
+
+    source: int
+    """Number of the source, in the order of the command."""
+    kind: str
+    """The reader, one of `records.READERS`."""
+    names: tuple[str, ...]
+    """Paths of files, or the name of a dataset."""
+    start: int = 0
+    stop: int = 0
+    """Bytes of a file of lines; number and count of the parts of a dataset."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +50,39 @@ class Sources:
 
     specs: tuple[str, ...]
     text_key: str = "text"
-    """The field or column of .jsonl, .parquet and hf: rows that holds the text."""
+    """The field or column of a row that holds the text; a.b is field b of field a."""
     document_separator: str | None = None
     """Cuts plain-text files into documents; None: one document per file."""
+    template: str | None = None
+    """Makes the text of a row from its fields, named in braces; None: the field `text_key` alone."""
+
+    def __post_init__(self) -> None:
+        """Check the template.
+
+        Raises:
+            ValueError: it names no field, or asks for more than fields.
+        """
+        if self.template is None:
+            return
+        try:
+            parts = list(string.Formatter().parse(self.template))
+        except ValueError as error:
+            raise ValueError(f"--text-template {self.template!r}: {error}; write {{{{ for a brace") from error
+        named = [part for part in parts if part[1] is not None]
+        if not named or any(
+            not (field or "").isidentifier() or form or conversion for _, field, form, conversion in named
+        ):
+            raise ValueError(
+                f"--text-template {self.template!r}: expected names of fields in braces and nothing else in "
+                "them, as in '{title}\\n\\n{text}'"
+            )
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """Return the fields of a row that the text is made of."""
+        if self.template is None:
+            return (self.text_key.partition(".")[0],)
+        return tuple(dict.fromkeys(field for _, field, _, _ in string.Formatter().parse(self.template) if field))
 
     def fingerprint(self) -> str:
         """Return a hash of the names, sizes and modification times of all files; of a dataset on the hub, of its name.
@@ -44,117 +98,94 @@ class Sources:
                 digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
         return digest.hexdigest()
 
-    def documents(self, skipped: Counter[str]) -> Iterator[str]:
-        """Yield every document, the same sequence at each call.
+    def options(self) -> dict[str, Any]:
+        """Return what shapes the documents beside the sources; what was not always there only where it is used."""
+        always = {"text_key": self.text_key, "document_separator": self.document_separator}
+        return always if self.template is None else {**always, "text_template": self.template}
 
-        Args:
-            skipped: Counts documents left out, by reason: "not UTF-8" (files, rows or half characters that are not
-                text) and "empty" (nothing but white space).
+    def units(self) -> Iterator[Unit]:
+        """Yield every unit, in the order of the documents; the same sequence at each call.
 
         Raises:
-            ValueError: a row is malformed, or has no field `text_key`; the message names the file and the row.
+            ValueError: a source names no file, or is a dataset that cannot be opened.
         """
-        for spec in self.specs:
-            for text in self._read(spec):
-                if text is None or not _encodable(text):
-                    skipped["not UTF-8"] += 1
-                elif not text.strip():
-                    skipped["empty"] += 1
-                else:
-                    yield text
+        for number, spec in enumerate(self.specs):
+            if spec.startswith("hf:"):
+                yield from _units_of_dataset(number, spec)
+            else:
+                yield from self._units_of_files(number, _files_of(spec))
 
-    def _read(self, spec: str) -> Iterator[str | None]:
-        if spec.startswith("hf:"):
-            yield from self._read_hugging_face(spec)
-        else:
-            for path in _files_of(spec):
-                yield from self._read_file(path)
-
-    def _read_file(self, path: Path) -> Iterator[str | None]:
-        if path.name.endswith((".jsonl", ".jsonl.gz")):
-            yield from self._read_json_lines(path)
-        elif path.suffix == ".parquet":
-            yield from self._read_parquet(path)
-        else:
-            yield from self._read_plain(path)
-
-    def _read_plain(self, path: Path) -> Iterator[str | None]:
-        try:
-            text = path.read_bytes().decode()  # not read_text: line ends are part of the text
-        except UnicodeDecodeError:
-            yield None
-            return
-        if self.document_separator is None:
-            yield text
-        else:
-            yield from text.split(self.document_separator)
-
-    def _read_json_lines(self, path: Path) -> Iterator[str | None]:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
-            try:
-                for number, line in enumerate(map(bytes.strip, lines), start=1):
-                    if line:
-                        yield self._parse_line(line, f"{path}:{number}")
-            except (EOFError, gzip.BadGzipFile) as error:
-                raise ValueError(f"{path}: not a whole gzip file ({error}); copy it again") from error
-
-    def _parse_line(self, line: bytes, where: str) -> str | None:
-        try:
-            row = json.loads(line)
-        except UnicodeDecodeError:
-            return None
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: not JSON ({error.msg} at column {error.colno}); fix or remove it") from error
-        return self._text_of(row, where)
-
-    def _read_parquet(self, path: Path) -> Iterator[str | None]:
-        import pyarrow.parquet  # comes with datasets; only needed here
-
-        try:
-            table = pyarrow.parquet.ParquetFile(path)
-        except ValueError as error:
-            raise ValueError(f"{path}: not a parquet file ({error}); copy it again") from error
-        if self.text_key not in table.schema_arrow.names:
-            raise ValueError(_no_field(self.text_key, table.schema_arrow.names, str(path)))
-        row = 0
-        for rows in table.iter_batches(batch_size=1024, columns=[self.text_key]):
-            for value in rows.column(0).to_pylist():
-                yield self._text_of({self.text_key: value}, f"{path}: row {row}")
-                row += 1
-
-    def _read_hugging_face(self, spec: str) -> Iterator[str | None]:
-        import datasets  # slow to import, and only needed here
-
-        name, config, split = (*spec.removeprefix("hf:").split(":"), "", "")[:3]
-        try:
-            rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--source {spec}: datasets cannot load it: {str(error).splitlines()[0]}") from error
-        for number, row in enumerate(rows):
-            yield self._text_of(row, f"{spec}: row {number}")
-
-    def _text_of(self, row: Any, where: str) -> str:
-        if not isinstance(row, dict) or self.text_key not in row:
-            raise ValueError(_no_field(self.text_key, row if isinstance(row, dict) else (), where))
-        text = row[self.text_key]
-        if text is None:
-            return ""
-        if not isinstance(text, str):
-            raise ValueError(f"{where}: field {self.text_key!r} is {type(text).__name__}, expected text")
-        return text
+    def _units_of_files(self, source: int, files: list[Path]) -> Iterator[Unit]:
+        group: list[str] = []  # of small files of text, in a row
+        size = 0
+        for path in files:
+            kind = kind_of(path)
+            bytes_here = path.stat().st_size
+            if kind == "text" and bytes_here <= PART_BYTES:
+                group.append(str(path))
+                size += bytes_here
+            if group and (kind != "text" or bytes_here > PART_BYTES or size > UNIT_BYTES):
+                yield Unit(source, "text", tuple(group))
+                group, size = [], 0
+            if kind == "lines":
+                for start in range(0, bytes_here, UNIT_BYTES):
+                    yield Unit(source, kind, (str(path),), start, min(start + UNIT_BYTES, bytes_here))
+            elif kind != "text":
+                yield Unit(source, kind, (str(path),))
+            elif bytes_here > PART_BYTES:
+                yield Unit(source, "long text" if self.document_separator is None else "separated", (str(path),))
+        if group:
+            yield Unit(source, "text", tuple(group))
 
 
-def _no_field(key: str, fields: Any, where: str) -> str:
-    return f"{where}: no field {key!r} (fields: {', '.join(fields) or 'none'}); name the right one with --text-key"
+def kind_of(path: Path) -> str:
+    """Return how a file is read, by the end of its name."""
+    if path.name.endswith(COMPRESSED_LINES):
+        return "compressed lines"
+    return {LINES: "lines", ".parquet": "parquet", ".arrow": "arrow"}.get(path.suffix, "text")
 
 
-def _encodable(text: str) -> bool:
-    """Return False for half a surrogate pair, which JSON can spell and UTF-8 cannot."""
+def _units_of_dataset(source: int, spec: str) -> Iterator[Unit]:
+    folder, _, split = _dataset_of(spec)
+    saved = Path(folder) / split if (Path(folder) / SAVED_SPLITS).is_file() else Path(folder)
+    if (saved / SAVED_FILES).is_file():  # by save_to_disk: Arrow files, listed in order
+        for entry in json.loads((saved / SAVED_FILES).read_text())["_data_files"]:
+            yield Unit(source, "arrow", (str(saved / entry["filename"]),))
+        return
+    parts = open_dataset(spec).num_shards
+    for part in range(parts):
+        yield Unit(source, "hugging face", (spec,), part, parts)
+
+
+def open_dataset(spec: str) -> Any:
+    """Return a streaming dataset.
+
+    Raises:
+        ValueError: `datasets` cannot load it.
+    """
+    import datasets  # slow to import, and only needed here
+
+    name, config, split = _dataset_of(spec)
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        return datasets.load_dataset(name, config or None, split=split, streaming=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--source {spec}: datasets cannot load it: {str(error).splitlines()[0]}") from error
+
+
+def _dataset_of(spec: str) -> tuple[str, str, str]:
+    """Return name, configuration and split of hf:NAME[:CONFIG[:SPLIT]]."""
+    name, config, split = (*spec.removeprefix("hf:").split(":"), "", "")[:3]
+    return name, config, split or "train"
+
+
+def field_of(row: Mapping[str, Any], key: str) -> Any:
+    """Return a field of a row; KeyError where there is none, be it in a field of a field."""
+    value: Any = row
+    for part in [key] if key in row else key.split("."):
+        if not isinstance(value, Mapping):
+            raise KeyError(key)
+        value = value[part]
+    return value
 
 
 def _files_of(spec: str) -> list[Path]:
@@ -164,7 +195,7 @@ def _files_of(spec: str) -> list[Path]:
         ValueError: there is no such file.
     """
     if spec.startswith("hf:"):
-        folder = Path(spec.removeprefix("hf:").split(":")[0])
+        folder = Path(_dataset_of(spec)[0])
         return _files_under(folder) if folder.is_dir() else []
     if spec == "stdlib":
         files = [path for path in _files_under(Path(sysconfig.get_path("stdlib"))) if path.suffix == ".py"]

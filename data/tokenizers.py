@@ -276,15 +276,20 @@ class Encoder:
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self.dtype = token_dtype(self.vocab_size)
 
-    def encode(self, text: str) -> Integers:
-        """Return the ids [length] of one document and the end-of-text token."""
+    def encode(self, text: str, ends: bool = True) -> Integers:
+        """Return the ids [length] of one document and the end-of-text token.
+
+        Args:
+            text: The document, or a part of one.
+            ends: Whether the document ends here.
+        """
         if self._bytes_only:  # the same ids, some 800 times faster
             ids: Any = np.frombuffer(text.encode(), np.uint8)
         else:
             ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        tokens = np.empty(len(ids) + 1, self.dtype)
-        tokens[:-1] = ids
-        tokens[-1] = self.eos_token_id
+        tokens = np.empty(len(ids) + ends, self.dtype)
+        tokens[: len(ids)] = ids
+        tokens[len(ids) :] = self.eos_token_id
         return tokens
 
 

@@ -99,25 +99,73 @@ def new_folder(output: Path, kind: FolderKind) -> Iterator[Path]:
         ValueError: `output` may not be replaced (`check_replaceable`).
         OSError: no space is left on the device.
     """
+    with _filled(output, kind, None) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def resumed_folder(output: Path, kind: FolderKind, key: str) -> Iterator[Path]:
+    """Yield a folder beside `output` as `new_folder` does, with what an interrupted process of the same key left in it.
+
+    What cannot be mended by doing the same again, a ValueError or a full disk, removes the folder; whatever else ends
+    the process keeps it. If another process is filling the folder, the one given is new, and kept by nobody.
+
+    Args:
+        output: The name that the folder gets on a clean exit.
+        kind: What it may replace.
+        key: Stands for everything that what is in it depends on.
+
+    Raises:
+        ValueError: `output` may not be replaced (`check_replaceable`).
+        OSError: no space is left on the device.
+    """
+    with _filled(output, kind, key) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def _filled(output: Path, kind: FolderKind, key: str | None) -> Iterator[Path]:
     check_replaceable(output, kind)
     output.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(output)
-    folder = output.parent / f".{output.name}.{uuid.uuid4().hex[:8]}.partial"
-    folder.mkdir()
-    lock = os.open(folder, os.O_RDONLY)
+    folder, lock = _own_folder(output, key)
+    keep = False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _remove_abandoned(output, folder)
         yield folder
         check_replaceable(output, kind)  # again: filling may have taken hours
         publish_folder(folder, output)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            keep = True
             raise
         raise OSError(
             f"{output}: no space left on the device; nothing was kept. Free some space, or choose another --output"
         ) from error
+    except (KeyboardInterrupt, SystemExit):
+        keep = True
+        raise
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if not (keep and key is not None and folder.name == _partial(output, key)):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _partial(output: Path, key: str) -> str:
+    return f".{output.name}.{key}.partial"
+
+
+def _own_folder(output: Path, key: str | None) -> tuple[Path, int]:
+    """Return a folder that no other process fills, and the lock that says so; that of the key if it is free."""
+    while True:
+        folder = output.parent / _partial(output, key or uuid.uuid4().hex[:8])
+        folder.mkdir(exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folder.is_dir() and os.fstat(lock).st_ino == folder.stat().st_ino:  # not removed before it was locked
+                return folder, lock
+        except BlockingIOError:
+            key = None
         os.close(lock)
 
 
@@ -192,8 +240,8 @@ def move(source: Path, target: Path) -> None:
     sync(target.parent)
 
 
-def _remove_abandoned(output: Path) -> None:
-    for folder in output.parent.glob(f".{output.name}.*.partial"):
+def _remove_abandoned(output: Path, own: Path) -> None:
+    for folder in set(output.parent.glob(f".{output.name}.*.partial")) - {own}:
         descriptor = os.open(folder, os.O_RDONLY)
         with contextlib.suppress(BlockingIOError):  # locked: another process is filling it
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

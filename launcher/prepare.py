@@ -1,42 +1,99 @@
-"""Turn text into a corpus that pretrain.py and eval.py read.
+"""Turn text into a corpus that pretrain.py and eval.py read; check, enlarge and merge corpora.
 
 Examples:
   python launcher/prepare.py --source stdlib --tokenizer train-bpe:8192 --output corpora/stdlib
   python launcher/prepare.py --source book.txt --tokenizer byte --output corpora/book
-  python launcher/prepare.py --source 'dumps/*.jsonl.gz' more.parquet --tokenizer hf:gpt2 --output corpora/web
+  python launcher/prepare.py --source 'dumps/*.jsonl.gz' more.parquet --tokenizer hf:gpt2 --output corpora/web \
+      --shard-size 4GB --deduplicate exact --on-bad-record skip
   python launcher/prepare.py --source hf:roneneldan/TinyStories --tokenizer train-unigram:8192 --output corpora/stories
+  python launcher/prepare.py --source pages.jsonl --tokenizer hf:gpt2 --output s3://bucket/corpora/pages
+  python launcher/prepare.py --append june.jsonl.zst --output corpora/web
+  python launcher/prepare.py --merge corpora/web corpora/code --output corpora/both
+  python launcher/prepare.py --verify corpora/web
 """
 
 import argparse
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
+
+UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def size(text: str) -> int:
+    """Return bytes, written as 500MB or 4GB, for argparse."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?B?)", text, re.IGNORECASE)
+    if not found or found[2].upper() not in UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 500MB or 4GB")
+    count = int(float(found[1]) * UNITS[found[2].upper()])
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected at least one byte")
+    return count
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument(
         "--source",
         nargs="+",
-        required=True,
-        help="a file, folder or glob (.jsonl[.gz] and .parquet: a document per row; any other file is one document), "
-        "hf:NAME[:CONFIG[:SPLIT]], or stdlib (Python's own source code)",
+        help="a file, folder or glob (.jsonl[.gz|.zst], .json.gz, .json.zst, .parquet and .arrow: a document per row; "
+        "any other file is one document), hf:NAME[:CONFIG[:SPLIT]], or stdlib (Python's own source code)",
     )
+    task.add_argument("--append", nargs="+", metavar="SOURCE", help="add the documents of these to the corpus --output")
+    task.add_argument("--merge", nargs="+", type=Path, metavar="CORPUS", help="make one corpus of several, which stay")
+    task.add_argument("--verify", metavar="CORPUS", help="check every byte of a folder or URL; exit code 1 if damaged")
     parser.add_argument(
         "--tokenizer",
-        required=True,
-        help="byte, train-bpe:N, train-unigram:N, hf:NAME, or a folder with a transformers tokenizer",
+        help="with --source: byte, train-bpe:N, train-unigram:N, hf:NAME, or a folder with a transformers tokenizer",
     )
-    parser.add_argument("--output", type=Path, required=True, help="the corpus folder to make, usually corpora/NAME")
-    parser.add_argument("--text-key", default="text", help="field that holds the text of a row (default: text)")
+    parser.add_argument(
+        "--output", help="the corpus folder to make, usually corpora/NAME; with --source a URL as well (s3://...)"
+    )
+    _add_reading(parser)
+    _add_writing(parser)
+    arguments = parser.parse_args()
+    if arguments.source and not arguments.tokenizer:
+        parser.error("--source needs --tokenizer")
+    if not arguments.verify and not arguments.output:
+        parser.error("--output is missing")
+    return arguments
+
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--text-key", default="text", help="field that holds the text of a row; a.b is field b of a (default: text)"
+    )
+    parser.add_argument(
+        "--text-template",
+        metavar="TEMPLATE",
+        help=r"make the text of several fields, as in '{title}\n\n{text}', instead of --text-key",
+    )
     parser.add_argument(
         "--document-separator",
         metavar="TEXT",
         help=r"cut plain-text files into documents wherever this stands; \n and \t are understood",
     )
+    parser.add_argument(
+        "--on-bad-record",
+        choices=("fail", "skip"),
+        default="fail",
+        help="a row that is not JSON or has no text, or a damaged file: end with an error that names file and line, or "
+        "leave it out and count it (default: fail); what is empty or not UTF-8 is always left out and counted",
+    )
+    parser.add_argument(
+        "--deduplicate",
+        choices=("exact", "near"),
+        help="keep the first of documents that are the same but for white space (exact), or that share most runs of "
+        "five words (near; needs datasketch)",
+    )
+
+
+def _add_writing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--validation-fraction",
         type=float,
@@ -45,6 +102,12 @@ def parse_arguments() -> argparse.Namespace:
         "one (default: 0.02)",
     )
     parser.add_argument("--seed", type=int, default=0, help="chooses which documents are held out (default: 0)")
+    parser.add_argument(
+        "--shard-size",
+        type=size,
+        metavar="SIZE",
+        help="text per shard, for example 4GB; its tokens take about half of that (default: one shard)",
+    )
     cores = len(os.sched_getaffinity(0))
     parser.add_argument(
         "--workers",
@@ -53,56 +116,110 @@ def parse_arguments() -> argparse.Namespace:
         help=f"processes; the corpus is the same for any number (default: {cores})",
     )
     parser.add_argument(
+        "--staging",
+        type=Path,
+        default=Path("corpora"),
+        help="where a corpus for a URL is made before it is sent (default: corpora)",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="replace another corpus of the same name, and nothing else"
     )
     parser.add_argument("--json", action="store_true", help="print the result as one JSON document")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
 
 
-from plumbline.data.prepare import Request, Result, prepare
+from plumbline.data.preparation.growing import append, merge
+from plumbline.data.preparation.request import Request
+from plumbline.data.preparation.upload import prepare_at
+from plumbline.data.preparation.verifying import verify
+from plumbline.data.prepare import Result, prepare
+from plumbline.data.remote.fetch import is_url
 from plumbline.data.sources import Sources
 from plumbline.launcher.runtime.system.log import LOG
 
 
 def main() -> int:
-    """Run the command; 0 if the corpus is there, 2 if the request cannot be met."""
+    """Run the command; 0 if the corpus is there and whole, 1 if it is damaged, 2 if the request cannot be met."""
     arguments = parse_arguments()
-    separator = arguments.document_separator
-    if separator is not None:
-        separator = separator.replace("\\n", "\n").replace("\\t", "\t")
     try:
-        if separator == "":
-            raise ValueError("--document-separator is empty; leave it out to make each file one document")
-        request = Request(
-            sources=Sources(tuple(arguments.source), arguments.text_key, separator),
-            tokenizer=arguments.tokenizer,
-            output=arguments.output,
-            validation_fraction=arguments.validation_fraction,
-            seed=arguments.seed,
-            workers=arguments.workers,
-            overwrite=arguments.overwrite,
-        )
-        result = prepare(request)
+        if arguments.verify:
+            return _verify(arguments)
+        result = _make(arguments)
     except (ValueError, OSError) as error:
         LOG.error(error)
         return 2
     except KeyboardInterrupt:
-        LOG.error("interrupted; nothing was kept")
+        LOG.error("interrupted; the same command goes on from here")
         return 130
     summary = _summary(result)
     print(json.dumps(summary, indent=2) if arguments.json else _readable(summary))
     return 0
 
 
+def _make(arguments: argparse.Namespace) -> Result:
+    if is_url(arguments.output) and not arguments.source:
+        raise ValueError(f"--output {arguments.output}: --append and --merge work on folders; upload what they make")
+    output = Path(arguments.output)
+    if arguments.merge:
+        result, warnings = merge(arguments.merge, output, arguments.overwrite)
+        for warning in warnings:
+            LOG.warning(warning)
+        return result
+    sources = Sources(
+        tuple(arguments.source or arguments.append),
+        arguments.text_key,
+        _separator(arguments.document_separator),
+        _unescaped(arguments.text_template),
+    )
+    skip_bad = arguments.on_bad_record == "skip"
+    if arguments.append:
+        return append(output, sources, arguments.workers, arguments.shard_size, arguments.deduplicate, skip_bad)
+    request = Request(
+        sources=sources,
+        tokenizer=arguments.tokenizer,
+        output=output,
+        validation_fraction=arguments.validation_fraction,
+        seed=arguments.seed,
+        workers=arguments.workers,
+        overwrite=arguments.overwrite,
+        shard_bytes=arguments.shard_size,
+        deduplicate=arguments.deduplicate,
+        skip_bad=skip_bad,
+    )
+    return prepare_at(arguments.output, request, arguments.staging) if is_url(arguments.output) else prepare(request)
+
+
+def _separator(text: str | None) -> str | None:
+    if text == "":
+        raise ValueError("--document-separator is empty; leave it out to make each file one document")
+    return _unescaped(text)
+
+
+def _unescaped(text: str | None) -> str | None:
+    return None if text is None else text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    manifest, damaged = verify(arguments.verify)
+    size = sum(record.size for record in manifest.files.values())
+    if arguments.json:
+        print(json.dumps({"corpus": arguments.verify, "files": len(manifest.files), "bytes": size, "damaged": damaged}))
+    elif damaged:
+        print("\n".join(f"damaged: {arguments.verify}/{damage}" for damage in damaged))
+    else:
+        print(f"whole: {arguments.verify}, {len(manifest.files)} token files of {size / 1e6:,.1f} MB and the tokenizer")
+    return 1 if damaged else 0
+
+
 def _summary(result: Result) -> dict[str, Any]:
     manifest = result.manifest
     tokens = sum(counts.tokens for counts in manifest.splits.values())
     source_bytes = sum(counts.source_bytes for counts in manifest.splits.values())
-    overrides = f"run.name={result.output.name} 'data.train=[{{path: {result.output}}}]'"
+    name = str(result.output).rpartition("/")[2]
+    overrides = f"run.name={name} 'data.train=[{{path: {result.output}}}]'"
     return {
         "status": "already prepared" if result.seconds is None else "prepared",
         "output": str(result.output),
@@ -111,6 +228,7 @@ def _summary(result: Result) -> dict[str, Any]:
         "bytes_per_token": source_bytes / tokens,
         "unigram_entropy": manifest.unigram_entropy,
         "skipped": manifest.skipped,
+        "bad_records": manifest.bad_records,
         "seconds": result.seconds,
         "tokens_per_second": tokens / result.seconds if result.seconds else None,
         "next": f"deepspeed launcher/pretrain.py --config configs/quickstart.yaml {overrides}",
@@ -120,9 +238,11 @@ def _summary(result: Result) -> dict[str, Any]:
 def _readable(summary: dict[str, Any]) -> str:
     lines = [f"{summary['status']}: {summary['output']}"]
     for name, counts in summary["splits"].items():
+        shards = f"   shards {len(counts['shards']):,}" if counts["shards"] else ""
+        file = name if shards else f"{name}.bin"
         lines.append(
-            f"  {name + '.bin':<15} documents {counts['documents']:>9,}   tokens {counts['tokens']:>13,}   "
-            f"text {counts['source_bytes'] / 1e6:>9,.2f} MB"
+            f"  {file:<15} documents {counts['documents']:>9,}   tokens {counts['tokens']:>13,}   "
+            f"text {counts['source_bytes'] / 1e6:>9,.2f} MB{shards}"
         )
     lines.append(
         f"  {summary['vocab_size']:,} token ids, {summary['bytes_per_token']:.2f} bytes per token; "

@@ -1,17 +1,45 @@
 """The held-out split: chosen by content, never empty, never everything."""
 
+from collections.abc import Iterable, Iterator
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plumbline.data.heldout import cut, place, split, survey
+from plumbline.data.heldout import Document, HeldOut, Sample, choose, cut, place
 
 DOCUMENTS = [f"document {number} " + "text " * (number % 7) for number in range(500)]
 
 
+def survey(documents: list[str], fraction: float, seed: int, at_once: int = 7) -> HeldOut:
+    """Decide what is held out, from some documents at a time."""
+    facts = [(place(text.encode(), seed), len(text.encode())) for text in documents]
+    parts = (facts[first : first + at_once] for first in range(0, len(facts), at_once))
+    return choose((np.array(part, np.uint64).T for part in parts), fraction)
+
+
+def split(documents: Iterable[str], found: HeldOut, seed: int) -> Iterator[Document]:
+    for text in documents:
+        yield from found.split(text, len(text.encode()), place(text.encode(), seed))
+
+
+def sample(documents: list[str], found: HeldOut, seed: int, wanted: int) -> list[str]:
+    """Return what a tokenizer trains on, found by two processes."""
+    together = Sample(wanted)
+    for half in (0, 1):
+        part = Sample(wanted, together.bound)
+        for number in range(half, len(documents), 2):
+            text = documents[number]
+            part.add(place(text.encode(), seed), number, len(text.encode()), text)
+        for entry in part.entries():
+            together.add(*entry)
+    return together.training_texts(found, lambda _: True)
+
+
 def held_out(documents: list[str], fraction: float = 0.1, seed: int = 0) -> set[str]:
-    found = survey(documents, fraction, seed, sample_bytes=0)
-    return {document.text for document in split(documents, found, fraction, seed) if document.held_out}
+    found = survey(documents, fraction, seed)
+    return {document.text for document in split(documents, found, seed) if document.held_out}
 
 
 def test_the_split_follows_the_content_not_the_position() -> None:
@@ -29,22 +57,23 @@ def test_neither_split_is_ever_empty(documents: list[str], fraction: float) -> N
         with pytest.raises(ValueError, match="are the same, so none can be held out"):
             held_out(documents, fraction)
     else:
-        parts = list(split(documents, survey(documents, fraction, 0, 0), fraction, 0))
+        parts = list(split(documents, survey(documents, fraction, 0), 0))
         assert "".join(part.text for part in parts) == "".join(documents)
         assert {part.held_out for part in parts} == {False, True}
         assert all(part.text for part in parts)
 
 
 def test_the_tokenizer_never_trains_on_what_is_held_out() -> None:
-    found = survey(DOCUMENTS, 0.1, 0, sample_bytes=1 << 20)
-    assert set(found.sample) == set(DOCUMENTS) - held_out(DOCUMENTS)
+    found = sample(DOCUMENTS, survey(DOCUMENTS, 0.1, 0), 0, 1 << 20)
+    assert set(found) == set(DOCUMENTS) - held_out(DOCUMENTS)
 
 
 def test_the_sample_is_bounded_and_does_not_depend_on_the_order() -> None:
-    found = survey(DOCUMENTS, 0.1, 0, sample_bytes=2000)
-    assert 2000 <= sum(len(text.encode()) for text in found.sample) < 2050
-    assert survey(DOCUMENTS[::-1], 0.1, 0, sample_bytes=2000).sample == found.sample
-    places = [place(text.encode(), 0) for text in found.sample]
+    held = survey(DOCUMENTS, 0.1, 0)
+    found = sample(DOCUMENTS, held, 0, 2000)
+    assert 2000 <= sum(len(text.encode()) for text in found) < 2050
+    assert sample(DOCUMENTS[::-1], held, 0, 2000) == found
+    places = [place(text.encode(), 0) for text in found]
     assert places == sorted(places, reverse=True)
 
 
@@ -62,12 +91,13 @@ def test_a_single_document_is_cut_in_two(text: str, fraction: float) -> None:
 
 def test_a_book_is_cut_at_a_line_start() -> None:
     book = "".join(f"line {number}\n" for number in range(1000))
-    parts = list(split([book], survey([book], 0.02, 0, 0), 0.02, 0))
+    found = survey([book], 0.02, 0)
+    parts = list(split([book], found, 0))
     assert [part.held_out for part in parts] == [False, True]
     assert parts[0].text + parts[1].text == book
     assert parts[1].text.startswith("line ")
     assert 0.018 < parts[1].source_bytes / len(book) <= 0.02
-    assert survey([book], 0.02, 0, 10**6).sample == [parts[0].text]
+    assert sample([book], found, 0, 10**6) == [parts[0].text]
 
 
 def lines(number: int, count: int) -> str:
@@ -85,19 +115,19 @@ def lines(number: int, count: int) -> str:
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_the_share_of_few_or_large_documents_is_kept(documents: list[str], seed: int) -> None:
-    found = survey(documents, 0.02, seed, sample_bytes=1 << 24)
-    parts = list(split(documents, found, 0.02, seed))
+    found = survey(documents, 0.02, seed)
+    parts = list(split(documents, found, seed))
     held = sum(part.source_bytes for part in parts if part.held_out)
     assert 0.01 <= held / found.source_bytes <= 0.04
     assert "".join(part.text for part in parts) == "".join(documents)
-    assert sorted(found.sample) == sorted(part.text for part in parts if not part.held_out)
-    again = list(split(documents[::-1], survey(documents[::-1], 0.02, seed, 0), 0.02, seed))
+    assert sorted(sample(documents, found, seed, 1 << 24)) == sorted(part.text for part in parts if not part.held_out)
+    again = list(split(documents[::-1], survey(documents[::-1], 0.02, seed), seed))
     assert sorted(again) == sorted(parts), "the order of documents changes nothing"
 
 
 def test_documents_of_a_large_corpus_stay_whole() -> None:
     documents = [lines(number, 1 + number % 9) for number in range(3000)]
-    parts = list(split(documents, survey(documents, 0.02, 0, 0), 0.02, 0))
+    parts = list(split(documents, survey(documents, 0.02, 0), 0))
     expected = [text for text in documents if place(text.encode(), 0) < int(0.02 * 2**64)]
     assert [part.text for part in parts] == documents
     assert [part.text for part in parts if part.held_out] == expected
@@ -108,11 +138,11 @@ def test_documents_of_a_large_corpus_stay_whole() -> None:
     fraction=st.floats(0.01, 0.99),
 )
 def test_characters_are_never_cut(documents: list[str], fraction: float) -> None:
-    parts = list(split(documents, survey(documents, fraction, 0, 0), fraction, 0))
+    parts = list(split(documents, survey(documents, fraction, 0), 0))
     assert "".join(part.text for part in parts) == "".join(documents)
     assert all(part.text for part in parts)
 
 
 def test_nothing_to_read_is_refused() -> None:
     with pytest.raises(ValueError, match="no document to read"):
-        survey([], 0.1, 0, 0)
+        survey([], 0.1, 0)

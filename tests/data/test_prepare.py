@@ -1,5 +1,7 @@
 """launcher/prepare.py from the outside: what it makes, what it refuses, and what a kill leaves behind."""
 
+import argparse
+import contextlib
 import hashlib
 import json
 import math
@@ -20,10 +22,11 @@ from typing import Any
 import pytest
 
 from plumbline.data.corpus import open_corpus, verify_checksums
-from plumbline.data.prepare import CORPUS, Request, prepare
+from plumbline.data.preparation.manifest import CORPUS
+from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.workspace import FolderKind, new_folder
-from plumbline.launcher.prepare import main
+from plumbline.launcher.prepare import main, size
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +49,14 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def leftovers(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def wait_for_the_end_of(group: int) -> None:
+    """Wait until no process of a group is left; one that has just been forked holds the locks of its parent."""
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.killpg(group, 0)
+            time.sleep(0.01)
 
 
 def test_preparing_does_not_wait_for_torch() -> None:
@@ -95,7 +106,9 @@ def test_the_command_from_end_to_end(text_folder: Path, tmp_path: Path) -> None:
 def test_the_number_of_workers_changes_nothing(
     text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: str
 ) -> None:
-    monkeypatch.setattr("plumbline.data.encoding.BATCH_BYTES", 2000)  # many batches, so that workers could disagree
+    monkeypatch.setattr(
+        "plumbline.data.preparation.filling.PIECE_BYTES", 2000
+    )  # many pieces, so that workers could disagree
     for workers in (1, 2):
         make(text_folder, tmp_path / str(workers), tokenizer, workers=workers)
     assert files(tmp_path / "1") == files(tmp_path / "2")
@@ -227,6 +240,37 @@ def test_a_bad_request_is_refused_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "count"), [("1", 1), ("500MB", 500_000_000), ("1.5 gb", 1_500_000_000), ("0", None), ("4 GiB", None)]
+)
+def test_sizes(text: str, count: int | None) -> None:
+    if count is None:
+        with pytest.raises(argparse.ArgumentTypeError):
+            size(text)
+    else:
+        assert size(text) == count
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--source", "stdlib", "--output", "c"], "--source needs --tokenizer"),
+        (["--source", "stdlib", "--append", "stdlib", "--output", "c"], "not allowed with argument --source"),
+        (["--merge", "a", "b"], "--output is missing"),
+        (["--append", "stdlib", "--output", "s3://bucket/c"], "--append and --merge work on folders"),
+        (["--append", "stdlib", "--output", "nowhere/c"], "nowhere/c: no corpus here"),
+        (["--merge", "nowhere/c", "b", "--output", "c"], "nowhere/c: no corpus here"),
+        (["--verify", "nowhere"], "nowhere: no corpus here"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.suppress(SystemExit):  # argparse's
+        assert in_process(monkeypatch, *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_an_error_halfway_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n{"te')
     with pytest.raises(ValueError, match=r"a\.jsonl:3: not JSON"):
@@ -247,6 +291,7 @@ def test_a_killed_run_leaves_no_corpus_and_the_next_one_cleans_up(tmp_path: Path
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    wait_for_the_end_of(process.pid)
     assert not output.exists()
     assert len(leftovers(output.parent)) == 1
     make(tmp_path / "long.txt", output, "byte")
@@ -317,7 +362,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     early = run(*arguments, "--tokenizer", "byte", prefix=on_a_small_disk(disk, 600))
     assert early.returncode == 2
     assert "error: " in early.stderr
-    assert "needs about 1.0 MB" in early.stderr
+    assert "needs about 2.0 MB" in early.stderr  # the tokens of a shard are there twice until it is finished
     assert early.stdout == ""  # ls finds nothing on the disk
 
     # One token per byte is four times what is foreseen for a tokenizer of unknown compression: the disk fills halfway.

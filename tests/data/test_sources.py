@@ -10,14 +10,28 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from plumbline.data.preparation.records import HARMLESS, read_records
 from plumbline.data.sources import Sources
 
 TEXTS = ["first\n", "zweite Zeile\r\n", "第三"]
 
 
-def read(*specs: object, text_key: str = "text", separator: str | None = None) -> tuple[list[str], dict[str, int]]:
+def read(
+    *specs: object, text_key: str = "text", separator: str | None = None, template: str | None = None
+) -> tuple[list[str], dict[str, int]]:
+    """Return documents, and what is left out; an error for a record that is neither."""
+    sources = Sources(tuple(map(str, specs)), text_key, separator, template)
     skipped: Counter[str] = Counter()
-    return list(Sources(tuple(map(str, specs)), text_key, separator).documents(skipped)), dict(skipped)
+    texts = []
+    for unit in sources.units():
+        for record in read_records(sources, unit):
+            if record.reason is not None:
+                skipped[record.reason] += 1
+                if record.reason not in HARMLESS:
+                    raise ValueError(f"{record.where.format(line=record.number, row=record.number)}: {record.detail}")
+            elif record.text is not None:
+                texts.append(record.text)
+    return texts, dict(skipped)
 
 
 def json_lines(*texts: object, key: str = "text") -> bytes:
@@ -50,8 +64,91 @@ def test_rows_of_every_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json_lines(*TEXTS)))
     pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS, "id": [1, 2, 3]}), tmp_path / "c.parquet")
     assert read(tmp_path) == (TEXTS * 3, {})
+    pyarrow.parquet.write_table(pyarrow.table({"a.b": TEXTS}), tmp_path / "dots.parquet")
+    assert read(tmp_path / "dots.parquet", text_key="a.b")[0] == TEXTS
     (tmp_path / "d.jsonl").write_bytes(json_lines(*TEXTS, key="body"))
     assert read(tmp_path / "d.jsonl", text_key="body")[0] == TEXTS
+
+
+def test_compressed_lines(tmp_path: Path) -> None:
+    with pyarrow.output_stream(tmp_path / "a.jsonl.zst", compression="zstd") as file:
+        file.write(json_lines(*TEXTS))
+    frame = (tmp_path / "a.jsonl.zst").read_bytes()
+    (tmp_path / "a.jsonl.zst").write_bytes(frame + frame)  # written by appending
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(json_lines(*TEXTS)))
+    assert read(tmp_path) == (TEXTS * 3, {})
+    (tmp_path / "a.jsonl.zst").write_bytes(frame[:-9])
+    with pytest.raises(ValueError, match=r"a\.jsonl\.zst: not a whole zstd file"):
+        read(tmp_path / "a.jsonl.zst")
+
+
+def test_arrow_files_of_both_formats(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": TEXTS, "id": [1, 2, 3]})
+    for name, new in (("a.arrow", pyarrow.ipc.new_file), ("b.arrow", pyarrow.ipc.new_stream)):
+        with new(str(tmp_path / name), table.schema) as writer:
+            for batch in table.to_batches(max_chunksize=2):
+                writer.write_batch(batch)
+    assert read(tmp_path) == (TEXTS * 2, {})
+    with pytest.raises(ValueError, match=r"b\.arrow: no field 'body' \(fields: text, id\)"):
+        read(tmp_path / "b.arrow", text_key="body")
+    (tmp_path / "c.arrow").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"c\.arrow: not an Arrow file"):
+        read(tmp_path / "c.arrow")
+
+
+def test_datasets_that_were_saved_to_disk(tmp_path: Path) -> None:
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"text": TEXTS})
+    rows.save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict({"train": rows, "test": rows.select([2])}).save_to_disk(tmp_path / "two")
+    assert read(f"hf:{tmp_path}/one")[0] == TEXTS
+    assert read(f"hf:{tmp_path}/two")[0] == TEXTS
+    assert read(f"hf:{tmp_path}/two::test")[0] == TEXTS[2:]
+
+
+def test_a_dataset_of_several_files_is_several_units_in_order(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"train-{number}.jsonl").write_bytes(json_lines(*(f"{number} {text}" for text in TEXTS)))
+    assert len(list(Sources((f"hf:{tmp_path}",)).units())) == 3
+    assert read(f"hf:{tmp_path}")[0] == [f"{number} {text}" for number in range(3) for text in TEXTS]
+
+
+def test_the_text_of_several_fields(tmp_path: Path) -> None:
+    rows = [{"title": "A", "meta": {"body": {"de": "b"}}, "year": 1999}, {"title": None, "meta": None, "year": None}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "b.parquet")
+    assert read(tmp_path, template="{title} ({year})\n{{}}") == (["A (1999)\n{}"] * 2, {"empty": 2})
+    assert read(tmp_path / "b.parquet", text_key="title")[0] == ["A"]
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: no field 'meta\.body\.de'"):
+        read(tmp_path / "a.jsonl", text_key="meta.body.de")
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
+    assert read(tmp_path / "a.jsonl", text_key="meta.body.de")[0] == ["b"]
+    with pytest.raises(ValueError, match="no field 'autor'"):
+        read(tmp_path / "a.jsonl", template="{autor}")
+    for wrong in ("no field", "{title.__class__}", "{title!r}", "{title", "{}"):
+        with pytest.raises(ValueError, match="--text-template"):
+            Sources(("a",), template=wrong)
+
+
+@pytest.mark.parametrize("size", [1, 7, 40, 1000])
+def test_lines_are_read_once_however_a_file_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr("plumbline.data.sources.UNIT_BYTES", size)
+    texts = ["x" * (number * number % 37 + 1) for number in range(30)]
+    (tmp_path / "a.jsonl").write_bytes(json_lines(*texts).replace(b"\n", b"\n\n", 5).rstrip(b"\n"))
+    assert read(tmp_path / "a.jsonl")[0] == texts
+
+
+def test_large_files_are_cut_at_separators_as_small_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "one\n\n\ntwo\n\n\n\n\nthree é\n\n" + "long " * 20 + "\n\nend"
+    (tmp_path / "a.txt").write_text(text)
+    small = read(tmp_path / "a.txt", separator="\n\n")
+    monkeypatch.setattr("plumbline.data.sources.PART_BYTES", 10)
+    for block in (1, 2, 3, 5, 1000):
+        monkeypatch.setattr("plumbline.data.preparation.records.BLOCK_BYTES", block)
+        assert read(tmp_path / "a.txt", separator="\n\n") == small
+    (tmp_path / "a.txt").write_bytes(text.encode() + b"\xff")
+    assert read(tmp_path / "a.txt", separator="\n\n") == ([], {"not UTF-8": 1})
 
 
 def test_hugging_face_datasets_stream(tmp_path: Path) -> None:
@@ -133,8 +230,8 @@ def test_fingerprint_notices_changed_and_new_files(folder: Path) -> None:
 
 
 def test_the_standard_library_is_there() -> None:
-    skipped: Counter[str] = Counter()
-    documents = Sources(("stdlib",)).documents(skipped)
-    first = [next(documents) for _ in range(200)]
-    assert any("def " in text for text in first)
-    assert first == [next(again) for again in [Sources(("stdlib",)).documents(skipped)] for _ in range(200)]
+    sources = Sources(("stdlib",))
+    unit = next(sources.units())
+    first = [record.text for record, _ in zip(read_records(sources, unit), range(200), strict=False)]
+    assert any("def " in (text or "") for text in first)
+    assert first == [record.text for record, _ in zip(read_records(sources, unit), range(200), strict=False)]

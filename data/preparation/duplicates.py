@@ -1,0 +1,108 @@
+"""Find documents that were there before: the same text, or nearly the same.
+
+exact   The same after normalisation: Unicode's form NFC, each run of white space one space, none at the ends. 64 bits
+        of hash stand for the text: among a billion documents, one is expected to be taken for another with a chance of
+        three in a hundred.
+near    Likely to share most runs of five words: MinHash signatures of 112 numbers in 14 bands of 8, as FineWeb has
+        them (Penedo et al., 2024). A document goes if any band of its signature is that of an earlier
+        one: by chance for 5 % of pairs that share half of their runs, 77 % of those that share three quarters, 99 % of
+        those that share 86 %.
+
+Of each set of duplicates the first document stays, in the order of the sources. A document of more than
+`long_text.PART_BYTES` is compared as it is, byte by byte.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from plumbline.data.heldout import UInt64s
+from plumbline.data.preparation.long_text import PART_BYTES
+
+MODES = ("exact", "near")
+BANDS, ROWS, WORDS = 14, 8, 5
+SHINGLES_AT_ONCE = 4096  # bounds memory: each is 112 numbers of 8 bytes
+WORD = re.compile(r"\w+")
+
+
+def check_mode(mode: str | None) -> None:
+    """Refuse near duplicates where the library that finds them is missing.
+
+    Raises:
+        ValueError: names what to install.
+    """
+    if mode == "near":
+        try:
+            _empty_signature()
+        except ImportError as error:
+            raise ValueError("--deduplicate near: needs the package datasketch; pip install -e '.[dedup]'") from error
+
+
+def key_count(mode: str | None) -> int:
+    """Return how many hashes stand for a document."""
+    return {"exact": 1, "near": BANDS}.get(mode or "", 0)
+
+
+def keys_of(text: str, data: bytes, mode: str | None) -> list[int]:
+    """Return the hashes that stand for a document: it is a duplicate if any is, in its column, that of an earlier one.
+
+    Args:
+        text: The document.
+        data: Its bytes.
+        mode: One of `MODES`, or None.
+    """
+    if len(data) > PART_BYTES:
+        return keys_of_long_text(xxhash.xxh3_64_intdigest(data), mode)
+    if mode == "exact":
+        return [xxhash.xxh3_64_intdigest(normalised(text).encode())]
+    return _bands(normalised(text)) if mode == "near" else []
+
+
+def keys_of_long_text(digest: int, mode: str | None) -> list[int]:
+    """Return the hashes of a document that is too long to be normalised at once, by the hash of its bytes."""
+    return [digest] * key_count(mode)
+
+
+def normalised(text: str) -> str:
+    """Return a text with what makes no difference taken away."""
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def _bands(text: str) -> list[int]:
+    words = [word.encode() for word in WORD.findall(text.lower())]
+    if not words:
+        return [xxhash.xxh3_64_intdigest(text.encode())] * BANDS
+    shingles = [b" ".join(words[first : first + WORDS]) for first in range(max(1, len(words) - WORDS + 1))]
+    signature = _empty_signature().copy()
+    for first in range(0, len(shingles), SHINGLES_AT_ONCE):
+        signature.update_batch(shingles[first : first + SHINGLES_AT_ONCE])
+    return [xxhash.xxh3_64_intdigest(band.tobytes()) for band in signature.hashvalues.reshape(BANDS, ROWS)]
+
+
+@lru_cache(maxsize=1)
+def _empty_signature() -> Any:
+    from datasketch import MinHash  # an extra; only needed here
+
+    return MinHash(BANDS * ROWS, seed=1, hashfunc=xxhash.xxh3_64_intdigest, scheme="affine64")
+
+
+def first_ones(column: Callable[[int], Iterable[UInt64s]], columns: int) -> npt.NDArray[np.bool_]:
+    """Return for each document whether none of its hashes is that of an earlier document.
+
+    Args:
+        column: Gives the hashes of one column, in the order of the documents, some at a time.
+        columns: How many there are.
+    """
+    kept: npt.NDArray[np.bool_] | None = None
+    for number in range(columns):
+        hashes = np.concatenate([np.empty(0, np.uint64), *column(number)])
+        first = np.zeros(len(hashes), np.bool_)
+        first[np.unique(hashes, return_index=True)[1]] = True
+        kept = first if kept is None else kept & first
+    return np.empty(0, np.bool_) if kept is None else kept

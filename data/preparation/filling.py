@@ -1,0 +1,300 @@
+"""Fill the folder of a corpus: survey every unit, build the tokenizer, tokenize piece by piece, put shards together.
+
+    units -> survey (count, split, sample, duplicates) -> tokenizer -> pieces on all cores -> shards
+
+Each step skips what an earlier run, which was killed, has left in the folder.
+"""
+
+import logging
+import math
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from plumbline.data.heldout import HeldOut, Sample, UInt64s, choose
+from plumbline.data.indexed import Int64s
+from plumbline.data.preparation.duplicates import first_ones, key_count
+from plumbline.data.preparation.encoding import CHANGED, EncodingJob, Texts, encode_long_part, encode_texts, encode_unit
+from plumbline.data.preparation.manifest import WORK
+from plumbline.data.preparation.pieces import Piece, Plan
+from plumbline.data.preparation.request import Request
+from plumbline.data.preparation.shards import Totals, finished_shard, write_shard
+from plumbline.data.preparation.survey import EXAMPLES, PIECE_BYTES, SurveyJob, sample_entries, survey_unit
+from plumbline.data.preparation.work import Bad, Work
+from plumbline.data.preparation.workers import Call, Workers
+from plumbline.data.progress import Progress
+from plumbline.data.sources import Unit
+from plumbline.data.tokenizers import Encoder, build_tokenizer, sample_bytes, trained_size
+from plumbline.data.workspace import sync
+
+LOG = logging.getLogger(__name__)
+FEED_BELOW = 4
+"""Tasks per process below which an input that cannot be cut is read here and tokenized by all, not by one of them."""
+
+ChooseHeldOut = Callable[[Iterator[tuple[UInt64s, UInt64s]]], HeldOut]
+
+
+@dataclass
+class Surveyed:
+    """Hold what the survey found in all units."""
+
+    units: list[Unit]
+    sample: Sample
+    first_documents: list[int] = field(default_factory=list)
+    """Number of each unit's first document among all."""
+    documents: int = 0
+    tasks: int = 0
+    """Places from which units can be read."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    bad: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Hold what is in the folder now."""
+
+    totals: Totals
+    frequencies: Int64s
+    """[train and validation, vocab_size]: how often each token occurs."""
+    held_out: HeldOut
+    skipped: dict[str, int]
+    bad: list[str]
+    encoder: Encoder
+
+
+def fill(
+    request: Request, folder: Path, name_pair: Callable[[str, int], str], decide: ChooseHeldOut | None = None
+) -> Filled:
+    """Write all token files and the tokenizer, if it is not there.
+
+    Args:
+        request: States what to read.
+        folder: To be filled; what is in it is of the same request.
+        name_pair: Gives the name of a pair from the split and the number of the shard.
+        decide: Decides what is held out, from places and sizes of the documents; None: by the request's fraction.
+
+    Raises:
+        ValueError: the request cannot be met.
+        OSError: the disk is full, or a file cannot be read or written.
+    """
+    work = Work(folder / WORK, key_count(request.deduplicate))
+    with Workers(request.workers) as workers:
+        surveyed = _survey(request, work, workers)
+        kept = _kept(request, work, surveyed)
+        parts = _places_and_sizes(work, surveyed, kept)
+        held_out = decide(parts) if decide else choose(parts, request.validation_fraction)
+        LOG.info(_describe(held_out, surveyed.skipped))
+        _build_tokenizer(request, surveyed, held_out, kept, work)
+        encoder = Encoder(work.tokenizer, request.tokenizer)
+        if not (work.folder / "pieces").is_dir():  # else an earlier run had begun to fill the disk
+            _check_space(request, held_out, encoder.dtype.itemsize, folder)
+        plan = Plan(work, surveyed.units, held_out, request.shard_bytes, surveyed.first_documents, kept)
+        totals, frequencies = _Encoding(request, plan, encoder, workers, surveyed.tasks).write(folder, name_pair)
+    if sum(counts.source_bytes for counts in totals.counts.values()) != held_out.source_bytes:
+        raise ValueError(CHANGED)
+    return Filled(totals, frequencies, held_out, dict(surveyed.skipped), surveyed.bad, encoder)
+
+
+def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
+    units = list(request.sources.units())
+    wanted = 0 if work.tokenizer.is_dir() else sample_bytes(request.tokenizer)
+    found = Surveyed(units, Sample(wanted))
+    job = SurveyJob(
+        request.sources,
+        work,
+        request.seed,
+        request.validation_fraction,
+        wanted,
+        request.deduplicate,
+        request.skip_bad,
+        PIECE_BYTES,
+    )
+    done = {number for number in range(len(units)) if work.facts(number)}
+    if done:
+        LOG.info(f"going on with what an earlier run left: {len(done)} of {len(units)} inputs need not be read again")
+
+    def calls() -> Iterator[tuple[int, Call | None]]:
+        for number, unit in enumerate(units):
+            call = Call(survey_unit, (job, number, unit, found.sample.bound))
+            yield number, None if number in done else call
+
+    records: Counter[tuple[str, ...]] = Counter()  # of the units before, by their names
+    with closing(Progress("reading", None)) as progress:
+        for number in workers.in_order(calls()):
+            unit, facts = units[number], work.facts(number)
+            if facts is None:
+                raise ValueError(CHANGED)
+            texts = [_located(bad, records[unit.names]) for bad in facts.bad]
+            if facts.fatal:
+                raise ValueError(texts[-1])
+            records[unit.names] += facts.records
+            found.bad.extend(texts[: EXAMPLES - len(found.bad)])
+            found.skipped.update(facts.skipped)
+            found.first_documents.append(found.documents)
+            found.documents += facts.documents
+            found.tasks += bool(facts.marks) + sum(mark.after is not None for mark in facts.marks[:-1])
+            for entry in sample_entries(work, number):
+                found.sample.add(*entry)
+            progress.update(facts.source_bytes)
+    return found
+
+
+def _located(bad: Bad, before: int) -> str:
+    """Return file, line and reason of a bad record, of a unit that `before` records of the same file precede."""
+    number = str(before + bad.number)
+    return f"{bad.where.replace('{line}', number).replace('{row}', number)}: {bad.detail or bad.reason}"
+
+
+def _kept(request: Request, work: Work, surveyed: Surveyed) -> npt.NDArray[np.bool_] | None:
+    """Return for all documents whether they are part of the corpus; None where nothing is left out."""
+    if request.deduplicate is None:
+        return None
+    units = range(len(surveyed.units))
+    kept = first_ones(lambda column: (work.documents(unit)["keys"][:, column] for unit in units), work.keys)
+    if removed := len(kept) - int(kept.sum()):
+        surveyed.skipped["duplicate" if request.deduplicate == "exact" else "near duplicate"] = removed
+    return kept
+
+
+def _places_and_sizes(
+    work: Work, surveyed: Surveyed, kept: npt.NDArray[np.bool_] | None
+) -> Iterator[tuple[UInt64s, UInt64s]]:
+    for unit, first in enumerate(surveyed.first_documents):
+        rows = work.documents(unit)
+        if kept is not None:
+            rows = rows[kept[first : first + len(rows)]]
+        yield rows["place"], rows["size"]
+
+
+def _describe(held_out: HeldOut, skipped: Counter[str]) -> str:
+    left_out = "".join(f", {count:,} left out ({reason})" for reason, count in sorted(skipped.items()))
+    whole = held_out.documents == 1 or held_out.cut_above == math.inf
+    cut = "" if whole else f"; the end of each of more than {held_out.cut_above:,.0f} bytes is held out"
+    return f"source: {held_out.documents:,} documents, {held_out.source_bytes / 1e6:,.1f} MB of text{left_out}{cut}"
+
+
+def _build_tokenizer(
+    request: Request, surveyed: Surveyed, held_out: HeldOut, kept: npt.NDArray[np.bool_] | None, work: Work
+) -> None:
+    if work.tokenizer.is_dir():
+        return
+
+    def is_kept(number: int) -> bool:
+        unit, index = number >> 40, number & (1 << 40) - 1
+        return kept is None or bool(kept[surveyed.first_documents[unit] + index])
+
+    size = trained_size(request.tokenizer)
+    sample = surveyed.sample.training_texts(held_out, is_kept)
+    if size:
+        text = sum(map(len, sample))
+        LOG.info(f"tokenizer: training {request.tokenizer} on {len(sample):,} documents, {text / 1e6:,.1f} MB")
+    draft = work.folder / "tokenizer"
+    shutil.rmtree(draft, ignore_errors=True)
+    build_tokenizer(request.tokenizer, sample, draft)
+    actual = Encoder(draft, request.tokenizer).vocab_size
+    if size and actual < size:
+        LOG.info(f"tokenizer: the text supports {actual:,} tokens only, fewer than the {size:,} asked for")
+    for path in draft.rglob("*"):
+        sync(path)
+    draft.replace(work.tokenizer)
+
+
+def _check_space(request: Request, held_out: HeldOut, token_bytes: int, folder: Path) -> None:
+    """Refuse early what cannot fit: exact for bytes, and four bytes of text per token, which is usual, for the rest.
+
+    The tokens of a shard are there twice until it is finished.
+    """
+    text = held_out.source_bytes + min(held_out.source_bytes, request.shard_bytes or held_out.source_bytes)
+    text_per_token = 1 if request.tokenizer == "byte" else 4
+    needed = text // text_per_token * token_bytes + held_out.documents * (token_bytes + 20)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(
+            f"--output {request.output}: needs about {needed / 1e6:,.1f} MB and the device has {free / 1e6:,.1f} MB "
+            "free; free some space, or choose another place"
+        )
+
+
+class _Encoding:
+    """Tokenize what is planned, with what was tokenized already."""
+
+    def __init__(self, request: Request, plan: Plan, encoder: Encoder, workers: Workers, tasks: int) -> None:
+        self._request = request
+        self._plan = plan
+        self._encoder = encoder
+        self._workers = workers
+        self._feeds = tasks < FEED_BELOW * workers.count and workers.count > 1
+        self._job = EncodingJob(request.sources, plan.work, request.tokenizer, plan.held_out)
+
+    def write(self, folder: Path, name_pair: Callable[[str, int], str]) -> tuple[Totals, Int64s]:
+        """Write the shards that are not finished; return what is in all of them."""
+        work, specs = self._plan.work, self._request.sources.specs
+        with closing(Progress("tokenizing", self._plan.held_out.source_bytes)) as progress:
+
+            def pieces(done: Iterator[Piece]) -> Iterator[tuple[Piece, str]]:
+                for piece in done:
+                    yield piece, specs[self._plan.units[piece.unit].source]
+                    progress.update(piece.source_bytes)
+
+            done = self._workers.in_order(self._calls(folder))
+            flat = (piece for task in done for piece in task)
+            for shard, of_shard in groupby(flat, key=lambda piece: piece.shard):
+                names = {split: name_pair(split, shard) for split in ("train", "validation")}
+                write_shard(folder, work, self._encoder, names, pieces(of_shard))
+                shutil.rmtree(work.piece(shard, 0, 0).parent)
+        return self._collect(folder)
+
+    def _collect(self, folder: Path) -> tuple[Totals, Int64s]:
+        totals = Totals()
+        frequencies = np.zeros((2, self._encoder.vocab_size), np.int64)
+        shard = 0
+        while found := finished_shard(folder, self._plan.work, shard):
+            totals.add(found[0])
+            frequencies += found[1]
+            shard += 1
+        return totals, frequencies
+
+    def _calls(self, folder: Path) -> Iterator[tuple[list[Piece], Call | None]]:
+        """Yield the pieces of shards that are not finished, those that are read from the same place together."""
+        work = self._plan.work
+        unfinished = (
+            piece
+            for shard, pieces in groupby(self._plan.pieces(), key=lambda piece: piece.shard)
+            if finished_shard(folder, work, shard) is None
+            for piece in pieces
+        )
+        for _, group in groupby(unfinished, key=lambda piece: (piece.unit, piece.at, piece.long)):
+            pieces = list(group)
+            missing = [piece for piece in pieces if not work.piece(piece.shard, piece.unit, piece.number).is_file()]
+            if len(missing) > 1 and self._feeds:
+                yield from self._fed(pieces, missing)
+            elif missing:
+                yield pieces, self._call(missing)
+            else:
+                yield pieces, None
+
+    def _call(self, missing: list[Piece]) -> Call:
+        unit = self._plan.units[missing[0].unit]
+        if missing[0].long:
+            return Call(encode_long_part, (self._job, unit, missing[0]))
+        return Call(encode_unit, (self._job, unit, [(piece, self._flags(piece)) for piece in missing]))
+
+    def _fed(self, pieces: list[Piece], missing: list[Piece]) -> Iterator[tuple[list[Piece], Call | None]]:
+        """Read here, in one go, what several processes tokenize."""
+        texts = Texts(self._request.sources, self._plan.units[pieces[0].unit], pieces[0])
+        wanted = set(missing)
+        for piece in pieces:
+            call = None
+            if piece in wanted:
+                call = Call(encode_texts, (self._job, piece, self._flags(piece), list(texts.of(piece))))
+            yield [piece], call
+
+    def _flags(self, piece: Piece) -> npt.NDArray[np.bool_]:
+        return self._plan.is_kept(piece.unit, piece.first, piece.last)

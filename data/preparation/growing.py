@@ -1,0 +1,252 @@
+"""Make corpora of corpora: append documents to one, or merge several; tokens that are there are never tokenized again.
+
+Files are linked where the file system can, else copied. What is there is read, to check it and to count its tokens.
+"""
+
+import math
+import os
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plumbline.data.corpus import MANIFEST, Counts, FileRecord, Manifest, SplitRecord, read_manifest
+from plumbline.data.heldout import HeldOut, UInt64s, smallest_cut
+from plumbline.data.indexed import Int64s
+from plumbline.data.preparation.duplicates import check_mode
+from plumbline.data.preparation.filling import Filled, fill
+from plumbline.data.preparation.manifest import (
+    CORPUS,
+    SPLITS,
+    finish,
+    finished,
+    pairs_of,
+    unigram_entropy,
+    versions,
+)
+from plumbline.data.preparation.request import Request, key_of
+from plumbline.data.preparation.shards import sum_of
+from plumbline.data.preparation.verifying import checked_frequencies
+from plumbline.data.prepare import Result, exists_already
+from plumbline.data.sources import Sources
+from plumbline.data.workspace import new_folder, resumed_folder
+
+SHAPES_THE_SPLIT = ("seed", "validation_fraction")
+
+
+def append(
+    corpus: Path,
+    sources: Sources,
+    workers: int = 1,
+    shard_bytes: int | None = None,
+    deduplicate: str | None = None,
+    skip_bad: bool = False,
+) -> Result:
+    """Add the documents of more sources to a corpus, in shards of their own, unless they were added already.
+
+    The tokenizer is the corpus's, and a document is held out by the same rule as those that are there. Duplicates are
+    looked for among the new documents alone.
+
+    Raises:
+        ValueError: there is no corpus, it is damaged, or the request cannot be met; the corpus is as it was.
+        OSError: as `prepare`.
+    """
+    started = time.monotonic()
+    check_mode(deduplicate)
+    before = _manifest_of(corpus)
+    if not all(key in before.request for key in SHAPES_THE_SPLIT):
+        raise ValueError(f"--output {corpus}: its parts were split differently, so nothing can be appended to it")
+    fraction, seed = before.request["validation_fraction"], before.request["seed"]
+    request = Request(
+        sources, before.tokenizer.spec, corpus, fraction, seed, workers, True, shard_bytes, deduplicate, skip_bad
+    )
+    identity = {**request.identity(), "tokenizer_sha256": before.tokenizer.sha256}
+    if identity in before.request.get("appended", []):
+        return Result(corpus, before, None)
+    with resumed_folder(corpus, CORPUS, key_of({"to": before.model_dump(), "append": identity})) as folder:
+        manifest = finished(folder) or _fill(request, folder, before, identity)
+        if read_manifest(corpus) != before:
+            raise ValueError(f"--output {corpus}: was changed meanwhile; run the same command again")
+    return Result(corpus, manifest, time.monotonic() - started)
+
+
+def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, Any]) -> Manifest:
+    """Fill the folder of a corpus that grows; return what is in it then."""
+    corpus = request.output
+    _, frequencies = checked_frequencies(corpus)
+    if not (folder / "tokenizer").is_dir():
+        shutil.copytree(corpus / "tokenizer", folder / ".tokenizer", dirs_exist_ok=True)
+        (folder / ".tokenizer").replace(folder / "tokenizer")
+    names = [name for split in SPLITS for name in pairs_of(before, split)]
+    first = 1 + max(int((re.findall(r"-(\d+)$", name) or ["0"])[0]) for name in names)
+    filled = fill(
+        request,
+        folder,
+        lambda split, shard: f"{split}-{first + shard:05}",
+        lambda parts: _held_out_as_before(before, request.validation_fraction, parts),
+    )
+    _link(corpus, folder, {file: file for file in before.files})
+    manifest = _grown(before, filled, identity, frequencies)
+    finish(folder, manifest)
+    return manifest
+
+
+def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple[UInt64s, UInt64s]]) -> HeldOut:
+    """Return the rule of a corpus, with the counts of the documents to come."""
+    documents = total = 0
+    for places, sizes in parts:
+        documents, total = documents + len(places), total + int(sizes.sum())
+    if documents == 0:
+        raise ValueError("no document to read: every source is empty or is not UTF-8 text; check --append")
+    rule = before.held_out
+    threshold = int(rule.threshold, 16) if rule else int(fraction * 2**64)
+    cut_above = math.inf if rule is None or rule.cut_above is None else max(rule.cut_above, smallest_cut(fraction))
+    return HeldOut(fraction, documents, total, threshold, cut_above)
+
+
+def _grown(before: Manifest, filled: Filled, identity: dict[str, Any], frequencies: Int64s) -> Manifest:
+    totals = filled.totals
+    splits = {
+        split: _joined(
+            [(before.splits[split], pairs_of(before, split)), (totals.counts.get(split), totals.pairs.get(split, []))]
+        )
+        for split in SPLITS
+    }
+    return before.model_copy(
+        update={
+            "format_version": 2,
+            "splits": splits,
+            "files": {**before.files, **totals.files},
+            "unigram_entropy": unigram_entropy(*(frequencies + filled.frequencies)),
+            "request": {**before.request, "appended": [*before.request.get("appended", []), identity]},
+            "skipped": _summed([before.skipped, filled.skipped]),
+            "versions": versions(),
+            "sources": _sources([before.sources, totals.sources]),
+            "bad_records": [*before.bad_records, *filled.bad],
+        }
+    )
+
+
+def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[Result, list[str]]:
+    """Make one corpus of several of the same tokenizer, which stay as they are.
+
+    Returns:
+        What there is now, and what a user should know.
+
+    Raises:
+        ValueError: they are not of the same tokenizer, or one is damaged.
+        OSError: a file cannot be read or written.
+    """
+    started = time.monotonic()
+    if len(corpora) < 2:
+        raise ValueError("--merge: expected two corpora or more")
+    if output.resolve() in [corpus.resolve() for corpus in corpora]:
+        raise ValueError(f"--output {output}: is one of the corpora that are merged, which stay as they are")
+    manifests = [_manifest_of(corpus) for corpus in corpora]
+    for corpus, manifest in zip(corpora, manifests, strict=True):
+        if manifest.tokenizer.sha256 != manifests[0].tokenizer.sha256:
+            raise ValueError(
+                f"--merge: the tokenizers of {corpora[0]} and {corpus} differ; prepare one again with the other's"
+            )
+    request, warnings = _request_of_all(manifests)
+    if exists_already(output, request, overwrite):
+        return Result(output, read_manifest(output), None), warnings
+    with new_folder(output, CORPUS) as folder:
+        shutil.copytree(corpora[0] / "tokenizer", folder / "tokenizer")
+        parts: dict[str, list[tuple[Counts | None, list[str]]]] = {split: [] for split in SPLITS}
+        files: dict[str, FileRecord] = {}
+        total = np.zeros((len(SPLITS), manifests[0].vocab_size), np.int64)
+        for corpus in corpora:
+            manifest, frequencies = checked_frequencies(corpus)
+            total += frequencies
+            for split in SPLITS:
+                first = sum(len(names) for _, names in parts[split])
+                renamed = {name: f"{split}-{first + n:05}" for n, name in enumerate(pairs_of(manifest, split))}
+                parts[split].append((manifest.splits[split], list(renamed.values())))
+                of_pairs = {f"{a}.{end}": f"{b}.{end}" for a, b in renamed.items() for end in ("bin", "idx")}
+                _link(corpus, folder, of_pairs)
+                files.update({new: manifest.files[old] for old, new in of_pairs.items()})
+        merged = manifests[0].model_copy(
+            update={
+                "format_version": 2,
+                "splits": {split: _joined(parts[split]) for split in SPLITS},
+                "files": files,
+                "unigram_entropy": unigram_entropy(*total),
+                "request": request,
+                "skipped": _summed(manifest.skipped for manifest in manifests),
+                "versions": versions(),
+                "held_out": None if warnings else manifests[0].held_out,
+                "sources": _sources([manifest.sources for manifest in manifests]),
+                "bad_records": [bad for manifest in manifests for bad in manifest.bad_records],
+            }
+        )
+        finish(folder, merged)
+    return Result(output, merged, time.monotonic() - started), warnings
+
+
+def _manifest_of(corpus: Path) -> Manifest:
+    if not (corpus / MANIFEST).is_file():
+        raise ValueError(f"{corpus}: no corpus here (no {MANIFEST}); make one with --source")
+    return read_manifest(corpus)
+
+
+def _request_of_all(manifests: list[Manifest]) -> tuple[dict[str, Any], list[str]]:
+    """Return what the merged corpus was asked for, and what is wrong with the splits of its parts together."""
+    merged = [
+        {
+            "request": manifest.request,
+            "files": {name: record.xxh3_64 for name, record in sorted(manifest.files.items())},
+        }
+        for manifest in manifests
+    ]
+    rules = [(manifest.held_out, [manifest.request.get(key) for key in SHAPES_THE_SPLIT]) for manifest in manifests]
+    if all(rule == rules[0] for rule in rules):
+        return {"merged": merged, **{key: manifests[0].request.get(key) for key in SHAPES_THE_SPLIT}}, []
+    return {"merged": merged}, [
+        "the corpora were split by different rules (seed, --validation-fraction, or documents that were cut): a text "
+        "that is in both may be held out of one and trained on in the other"
+    ]
+
+
+def _joined(parts: list[tuple[Counts | None, list[str]]]) -> SplitRecord:
+    """Return the record of a split whose parts are put end to end."""
+    counts: Counts | None = None
+    for part, _ in parts:
+        counts = part if counts is None else counts if part is None else sum_of(counts, part)
+    if counts is None:
+        raise ValueError("no part of the split holds a document")
+    sizes = {name: getattr(counts, name) for name in Counts.model_fields}
+    return SplitRecord(**sizes, shards=[name for _, names in parts for name in names])
+
+
+def _sources(parts: list[dict[str, dict[str, Counts]]]) -> dict[str, dict[str, Counts]]:
+    """Add counts by source."""
+    joined: dict[str, dict[str, Counts]] = {}
+    for part in parts:
+        for source, splits in part.items():
+            for split, counts in splits.items():
+                there = joined.setdefault(source, {}).get(split)
+                joined[source][split] = sum_of(there, counts) if there else counts
+    return joined
+
+
+def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for part in counts:
+        total.update(part)
+    return dict(total)
+
+
+def _link(source: Path, target: Path, names: dict[str, str]) -> None:
+    """Give files of one folder, by their names there, a name in another."""
+    for old, new in names.items():
+        try:
+            (target / new).unlink(missing_ok=True)  # of an earlier run
+            os.link(source / old, target / new)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(source / old, target / new)

@@ -1,0 +1,115 @@
+r"""Cut a document that is too large to be tokenized at once, by a rule that depends on the document alone.
+
+A document of more than `PART_BYTES` has a cut in each stretch [k * PART_BYTES, (k + 1) * PART_BYTES) of its bytes but
+the first: at the first line start between two characters that are not white space; if the stretch has none, at its
+first line start; if it has none either, at its first character. The parts are tokenized each for itself and are one
+document again in the index.
+
+Byte-level BPE with GPT-2's or a later rule for words, SentencePiece by lines (train-unigram) and bytes never join
+characters over the first kind of cut, so their tokens are those of the whole. A tokenizer that begins every text with a
+character of its own, as Llama 2's does with a space, puts one at the beginning of each part.
+"""
+
+import codecs
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+PART_BYTES = 4 << 20
+"""Bytes of text that are tokenized at once; the library holds some 110 bytes for each of them meanwhile."""
+BLOCK_BYTES = 1 << 20
+GOOD_CUT = re.compile(rb"\S\n(?=\S)")
+
+
+def parts(data: bytes) -> Iterator[bytes]:
+    """Yield a document part by part; a short one whole."""
+    begin = 0
+    for nominal in range(PART_BYTES, len(data), PART_BYTES):
+        cut = nominal - 2 + find_cut(data[nominal - 2 : nominal + PART_BYTES])
+        yield data[begin:cut]
+        begin = cut
+    yield data[begin:]
+
+
+def find_cut(window: bytes) -> int:
+    """Return where in a window to cut; the window begins two bytes before the stretch of the cut."""
+    if good := GOOD_CUT.search(window):
+        return good.end()
+    if line_start := window.find(b"\n", 1, len(window) - 1) + 1:
+        return line_start
+    return next((place for place in range(2, len(window)) if window[place] & 0xC0 != 0x80), len(window))
+
+
+def read_part(path: Path, begin: int, end: int, number: int) -> bytes:
+    """Read part `number` of the document that lies in bytes `begin` to `end` of a file."""
+    with path.open("rb") as file:
+
+        def cut(nominal: int) -> int:
+            if nominal == begin or nominal >= end:
+                return min(nominal, end)
+            file.seek(nominal - 2)
+            return nominal - 2 + find_cut(file.read(min(PART_BYTES, end - nominal) + 2))
+
+        first = cut(begin + number * PART_BYTES)
+        last = cut(begin + (number + 1) * PART_BYTES)
+        file.seek(first)
+        return file.read(last - first)
+
+
+class Scan(NamedTuple):
+    """Hold what one pass over a file of text finds."""
+
+    size: int
+    characters: int
+    blank: bool
+    """Whether there is nothing but white space."""
+    place: int
+    """Hash of the bytes, keyed by the seed (heldout.place)."""
+
+
+def scan(path: Path, seed: int) -> Scan | None:
+    """Read a whole file in little memory; None if it is not UTF-8."""
+    digest = xxhash.xxh3_64(seed=seed)
+    size = characters = 0
+    blank = True
+    try:
+        for data, text in _decoded(path):
+            digest.update(data)
+            size += len(data)
+            characters += len(text)
+            blank = blank and not text.strip()
+    except UnicodeDecodeError:
+        return None
+    return Scan(size, characters, blank, digest.intdigest())
+
+
+def byte_of_cut(path: Path, at: int) -> int:
+    """Return the byte of the first line start after character `at` of a file; of the character, where there is none."""
+    characters = offset = found = 0
+    searching = False
+    for data, text in _decoded(path):
+        if not searching and characters + len(text) > at:
+            searching = True
+            found = offset + len(text[: at - characters].encode())
+            text = text[at - characters :]
+            data = text.encode()
+            offset = found
+        if searching and (line_start := data.find(b"\n") + 1):
+            cut = offset + line_start
+            return cut if cut < path.stat().st_size else found
+        characters += len(text)
+        offset += len(data)
+    return found
+
+
+def _decoded(path: Path) -> Iterator[tuple[bytes, str]]:
+    """Yield blocks of whole characters, as bytes and as text."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            text = decoder.decode(block)
+            yield text.encode(), text
+        decoder.decode(b"", final=True)

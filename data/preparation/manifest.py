@@ -1,0 +1,87 @@
+"""Say what a corpus folder is, and write its corpus.json."""
+
+import json
+import platform
+import shutil
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plumbline.data.corpus import MANIFEST, HeldOutRecord, Manifest, read_manifest
+from plumbline.data.heldout import HeldOut
+from plumbline.data.indexed import Int64s
+from plumbline.data.preparation.request import LIBRARIES
+from plumbline.data.preparation.work import whole
+from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
+from plumbline.data.workspace import FolderKind
+
+WORK = ".work"
+"""The folder of the work in progress, in that of the corpus to be."""
+SPLITS = ("train", "validation")
+CORPUS = FolderKind(
+    name="a corpus",
+    marks=(MANIFEST,),
+    others=(
+        *(f"{split}{number}.{ending}" for split in SPLITS for number in ("", "-*") for ending in ("bin", "idx")),
+        *(f"tokenizer/{file}" for file in TOKENIZER_FILES),
+    ),
+)
+
+
+def finish(folder: Path, manifest: Manifest) -> None:
+    """Write corpus.json, which says that the folder holds all of a corpus, and remove the work."""
+    with whole(folder / MANIFEST) as path:
+        path.write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
+    shutil.rmtree(folder / WORK, ignore_errors=True)
+
+
+def finished(folder: Path) -> Manifest | None:
+    """Return the manifest of a folder that an earlier run filled and did not publish; None if it is not filled."""
+    if not (folder / MANIFEST).is_file():
+        return None
+    shutil.rmtree(folder / WORK, ignore_errors=True)
+    return read_manifest(folder)
+
+
+def check_same(output: object, there: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse an output that holds another corpus than the one that is wanted.
+
+    Raises:
+        ValueError: names every difference between the requests, and the remedy.
+    """
+    different = [key for key in {**wanted, **there} if there.get(key) != wanted.get(key)]
+    if different:
+        changes = "; ".join(f"{key} was {there.get(key)!r}, now {wanted.get(key)!r}" for key in different)
+        raise ValueError(
+            f"--output {output}: holds another corpus ({changes}); choose another name, or replace it with --overwrite"
+        )
+
+
+def pairs_of(manifest: Manifest, split: str) -> list[str]:
+    """Return the names of a split's token files without their endings, in order."""
+    return manifest.splits[split].shards or [split]
+
+
+def held_out_record(held_out: HeldOut) -> HeldOutRecord:
+    """Return what the manifest says of what is held out."""
+    cut_above = None if np.isinf(held_out.cut_above) else held_out.cut_above
+    return HeldOutRecord(threshold=f"{held_out.threshold:016x}", cut_above=cut_above)
+
+
+def versions() -> dict[str, str]:
+    """Return the libraries that make a corpus."""
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+def unigram_entropy(train: Int64s, validation: Int64s) -> float:
+    """Return nats per validation token under the train token counts, one added to each so that none is impossible.
+
+    Args:
+        train: [vocab_size] counts.
+        validation: [vocab_size] counts.
+    """
+    log_probabilities = np.log((train + 1) / (train.sum() + len(train)))
+    return float(-(validation * log_probabilities).sum() / validation.sum())

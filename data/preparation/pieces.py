@@ -1,0 +1,118 @@
+"""Plan what is tokenized in one go, and which shard it goes to.
+
+A shard ends with the first piece that fills it, so what is in it depends on the text and its size alone, and is known
+before anything is tokenized. A piece ends with a document, except those of a text that is too long to be read at once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from plumbline.data.heldout import HeldOut, too_short
+from plumbline.data.preparation.long_text import PART_BYTES
+from plumbline.data.preparation.work import UnitFacts, Work
+from plumbline.data.sources import Unit
+
+
+class LongPart(NamedTuple):
+    """Name one part of a document that lies in bytes `begin` to `end` of a file of its own."""
+
+    begin: int
+    end: int
+    number: int
+    held_out: bool
+
+    @property
+    def ends(self) -> bool:
+        """Return whether the document ends with this part."""
+        return self.begin + (self.number + 1) * PART_BYTES >= self.end
+
+
+class Piece(NamedTuple):
+    """Name consecutive documents of one unit, or a part of a long one."""
+
+    shard: int
+    unit: int
+    number: int
+    """Counts the pieces of the unit."""
+    first: int
+    """Number of its first document in the unit."""
+    last: int
+    """Number of the document after it."""
+    at: int | None
+    """Where to begin to read (records.read_records)."""
+    first_at: int
+    """Number of the document that is found there."""
+    source_bytes: int
+    """Text of its documents that are part of the corpus."""
+    long: LongPart | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Hold what decides where each document goes."""
+
+    work: Work
+    units: list[Unit]
+    held_out: HeldOut
+    shard_bytes: int | None
+    """Text per shard; None for one shard."""
+    first_documents: list[int]
+    """Number of each unit's first document among all."""
+    kept: npt.NDArray[np.bool_] | None
+    """Whether a document is part of the corpus; None where all are."""
+
+    def pieces(self) -> Iterator[Piece]:
+        """Yield all pieces in the order of the documents."""
+        shard = filled = 0
+        for number, unit in enumerate(self.units):
+            facts = self.work.facts(number)
+            if facts is None:
+                raise ValueError("the work in progress was removed or changed; run the same command again")
+            pieces = self._parts(number, facts) if unit.kind == "long text" else self._of_unit(number, facts)
+            for piece in pieces:
+                yield piece._replace(shard=shard)
+                filled += piece.source_bytes
+                ends = piece.long is None or piece.long.ends
+                if self.shard_bytes is not None and filled >= self.shard_bytes and ends:
+                    shard, filled = shard + 1, 0
+
+    def is_kept(self, unit: int, first: int, last: int) -> npt.NDArray[np.bool_]:
+        """Return for some documents of a unit whether they are part of the corpus."""
+        if self.kept is None:
+            return np.ones(last - first, np.bool_)
+        begin = self.first_documents[unit]
+        return self.kept[begin + first : begin + last]
+
+    def _of_unit(self, unit: int, facts: UnitFacts) -> Iterator[Piece]:
+        first = first_at = 0
+        at: int | None = None
+        for number, mark in enumerate(facts.marks):
+            size = mark.source_bytes
+            if self.kept is not None:
+                sizes = self.work.documents(unit)["size"][first : mark.documents]
+                size = int(sizes[self.is_kept(unit, first, mark.documents)].sum())
+            yield Piece(0, unit, number, first, mark.documents, at, first_at, size)
+            first = mark.documents
+            if mark.after is not None:
+                at, first_at = mark.after, first
+
+    def _parts(self, unit: int, facts: UnitFacts) -> Iterator[Piece]:
+        if facts.documents == 0 or not self.is_kept(unit, 0, 1).all():
+            return
+        row = self.work.documents(unit)[0]
+        size = int(row["size"])
+        ranges = [(0, size, int(row["place"]) < self.held_out.threshold)]
+        if size > self.held_out.cut_above:
+            if not 0 < facts.cut < size:
+                raise too_short(f"{size} bytes")
+            ranges = [(0, facts.cut, False), (facts.cut, size, True)]
+        number = 0
+        for begin, end, held_out in ranges:
+            for part in range(-(-(end - begin) // PART_BYTES)):
+                length = min(PART_BYTES, end - begin - part * PART_BYTES)
+                yield Piece(0, unit, number, 0, 1, None, 0, length, LongPart(begin, end, part, held_out))
+                number += 1

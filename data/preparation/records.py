@@ -1,0 +1,301 @@
+"""Read a unit as records: documents, and what is none with the reason why.
+
+A new kind of file is one more reader here, its name in `READERS`, and its ending in sources.kind_of. A reader that can
+go on from a place within its unit says so by `Record.after`; the place is handed back as `at`.
+"""
+
+import codecs
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from plumbline.data.sources import Sources, Unit, field_of, open_dataset
+
+NOT_UTF8, EMPTY = "not UTF-8", "empty"
+HARMLESS = (NOT_UTF8, EMPTY)
+"""Reasons to leave out a record that never end the work."""
+FORMATS = {"gz": "a whole gzip", "zst": "a whole zstd", "parquet": "a parquet", "arrow": "an Arrow"}
+"""Endings of files that can be damaged as a whole."""
+BLOCK_BYTES = 1 << 20
+
+
+class Record(NamedTuple):
+    """Hold one document, or the reason why a record is none."""
+
+    text: str | None
+    reason: str | None
+    """Why there is no text, in the words of the manifest; None for a document, and for a blank line."""
+    detail: str
+    """What is wrong, and what to do."""
+    where: str
+    """File, dataset or row for messages; {line} and {row} stand for numbers that count from the unit's first."""
+    number: int
+    after: int | None
+    """Where reading can go on after this record; None where it cannot."""
+
+
+class BadRecordError(ValueError):
+    """Say why a row gives no text."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def read_records(sources: Sources, unit: Unit, at: int | None = None) -> Iterator[Record]:
+    """Yield the records of a unit, the same sequence at each call.
+
+    Args:
+        sources: States what the text of a row is, and what cuts files into documents.
+        unit: One of `sources.units()`.
+        at: The `after` of the last record that is not wanted; None: from the unit's beginning.
+    """
+    try:
+        yield from READERS[unit.kind](sources, unit, at)
+    except (EOFError, OSError, ValueError, zlib.error) as error:
+        name = unit.names[0]
+        ending = name.rpartition(".")[2]
+        if ending not in FORMATS or getattr(error, "errno", None) is not None:  # the disk's error, not the file's
+            raise
+        detail = f"not {FORMATS[ending]} file ({error}); copy it again"
+        yield Record(None, "damaged file", detail, name, 0, None)
+
+
+def _document(text: str, where: str, number: int, after: int | None) -> Record:
+    if not text.strip():
+        return Record(None, EMPTY, "", where, number, after)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can spell and UTF-8 cannot
+        return Record(None, NOT_UTF8, "half a surrogate pair", where, number, after)
+    return Record(text, None, "", where, number, after)
+
+
+def _bad(error: BadRecordError, where: str, number: int, after: int | None) -> Record:
+    return Record(None, error.reason, str(error), where, number, after)
+
+
+def _read_files(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:
+    """Read small files of text; `after` counts files."""
+    for number in range(at or 0, len(unit.names)):
+        name = unit.names[number]
+        try:
+            text = Path(name).read_bytes().decode()  # not read_text: line ends are part of the text
+        except UnicodeDecodeError as error:
+            yield Record(None, NOT_UTF8, str(error), name, 0, number + 1)
+            continue
+        documents = [text] if sources.document_separator is None else text.split(sources.document_separator)
+        for document in documents[:-1]:
+            yield _document(document, name, 0, None)
+        yield _document(documents[-1], name, 0, number + 1)
+
+
+def _read_separated(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:
+    """Read a large file of text, document by document; `after` counts bytes."""
+    (name,) = unit.names
+    separator = (sources.document_separator or "").encode()
+    with Path(name).open("rb") as file:
+        if at is None and (problem := _not_utf8(file)):
+            yield Record(None, NOT_UTF8, problem, name, 0, None)
+            return
+        begin = at or 0  # of the document, in the file
+        file.seek(begin)
+        buffer, searched = bytearray(), 0
+        while block := file.read(BLOCK_BYTES):
+            buffer += block
+            first = 0
+            while (end := buffer.find(separator, max(first, searched))) >= 0:
+                document, first = bytes(buffer[first:end]), end + len(separator)
+                begin += len(document) + len(separator)
+                yield _document(document.decode(), name, 0, begin)
+            del buffer[:first]
+            searched = max(0, len(buffer) - len(separator) + 1)
+        yield _document(buffer.decode(), name, 0, None)
+
+
+def _not_utf8(file: BinaryIO) -> str | None:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        while block := file.read(BLOCK_BYTES):
+            decoder.decode(block)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        return str(error)
+    return None
+
+
+def _read_lines(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:
+    """Read the lines that begin in the unit's range of a file; `after` counts bytes of the file."""
+    (name,) = unit.names
+    with Path(name).open("rb") as file:
+        if at is not None:
+            offset = at
+        elif unit.start == 0:
+            offset = 0
+        else:
+            file.seek(unit.start - 1)
+            offset = unit.start - 1 + len(file.readline())
+        file.seek(offset)
+        number = 0
+        while offset < unit.stop and (line := file.readline()):
+            number += 1
+            offset += len(line)
+            yield _record_of_line(sources, line, f"{name}:{{line}}", number, offset)
+
+
+def _record_of_line(sources: Sources, line: bytes, where: str, number: int, after: int | None) -> Record:
+    line = line.strip()
+    if not line:
+        return Record(None, None, "", where, number, after)
+    try:
+        row = json.loads(line)
+    except UnicodeDecodeError as error:
+        return Record(None, NOT_UTF8, str(error), where, number, after)
+    except (json.JSONDecodeError, RecursionError) as error:
+        problem = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        return Record(None, "not JSON", f"not JSON ({problem}); fix or remove it", where, number, after)
+    return _record_of_row(sources, row, where, number, after)
+
+
+def _read_compressed(sources: Sources, unit: Unit, _: int | None) -> Iterator[Record]:
+    """Read the lines of a .gz or .zst file, always from its beginning."""
+    (name,) = unit.names
+    with _decompressed(name) as lines:
+        for number, line in enumerate(lines, start=1):
+            yield _record_of_line(sources, line, f"{name}:{{line}}", number, None)
+
+
+def _decompressed(name: str) -> Any:
+    if name.endswith(".gz"):
+        return gzip.open(name)
+    import pyarrow  # comes with datasets, and knows zstd
+
+    return io.BufferedReader(pyarrow.input_stream(name, compression="zstd"), BLOCK_BYTES)
+
+
+def _read_parquet(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:
+    """Read a parquet file; `after` counts row groups."""
+    import pyarrow.parquet  # comes with datasets; only needed here
+
+    (name,) = unit.names
+    with pyarrow.parquet.ParquetFile(name) as table:
+        names = table.schema_arrow.names
+        columns = _columns(sources, names)
+        if missing := [column for column in columns if column not in names]:
+            yield _bad(_no_field(missing[0], names), name, 0, None)
+            return
+        groups = range(table.num_row_groups)
+        number = sum(table.metadata.row_group(group).num_rows for group in groups[: at or 0])
+        for group in groups[at or 0 :]:
+            batches = table.iter_batches(batch_size=1024, row_groups=[group], columns=columns)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from _rows(sources, rows, name, number, group + 1)
+            number += table.metadata.row_group(group).num_rows
+
+
+def _read_arrow(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:
+    """Read an Arrow file, of either of its two formats; `after` counts record batches."""
+    import pyarrow  # comes with datasets; only needed here
+
+    (name,) = unit.names
+    with pyarrow.memory_map(name) as file:
+        batches, names = _batches_of(pyarrow, file)
+        columns = _columns(sources, names)
+        if missing := [column for column in columns if column not in names]:
+            yield _bad(_no_field(missing[0], names), name, 0, None)
+            return
+        number = 0
+        for place, batch in enumerate(batches):
+            if place >= (at or 0):
+                yield from _rows(sources, batch.select(columns).to_pylist(), name, number, place + 1)
+            number += batch.num_rows
+
+
+def _batches_of(pyarrow: Any, file: Any) -> tuple[Iterator[Any], list[str]]:
+    try:
+        table = pyarrow.ipc.open_file(file)
+    except ValueError:
+        file.seek(0)
+        stream = pyarrow.ipc.open_stream(file)
+        return iter(stream), stream.schema.names
+    return (table.get_batch(number) for number in range(table.num_record_batches)), table.schema.names
+
+
+def _columns(sources: Sources, names: list[str]) -> list[str]:
+    """Return the columns that the text is made of; the name of one may have a dot in it."""
+    is_column = sources.template is None and sources.text_key in names
+    return [sources.text_key] if is_column else list(sources.fields)
+
+
+def _rows(sources: Sources, rows: Iterable[Any], name: str, first: int, after: int) -> Iterator[Record]:
+    """Yield the records of a group of rows; reading can go on after the last one only."""
+    waiting: Record | None = None
+    for number, row in enumerate(rows, start=first):
+        if waiting is not None:
+            yield waiting
+        waiting = _record_of_row(sources, row, f"{name}: row {{row}}", number, None)
+    if waiting is not None:
+        yield waiting._replace(after=after)
+
+
+def _read_dataset(sources: Sources, unit: Unit, _: int | None) -> Iterator[Record]:
+    """Read one part of a dataset of `datasets`, always from its beginning."""
+    (spec,) = unit.names
+    rows = _opened(spec)
+    if unit.stop > 1:
+        rows = rows.shard(num_shards=unit.stop, index=unit.start)
+    for number, row in enumerate(rows):
+        yield _record_of_row(sources, row, f"{spec}: row {{row}}", number, None)
+
+
+_opened = lru_cache(maxsize=4)(open_dataset)  # once a process, since the hub is asked each time
+
+
+def _record_of_row(sources: Sources, row: Any, where: str, number: int, after: int | None) -> Record:
+    try:
+        return _document(_text_of(sources, row), where, number, after)
+    except BadRecordError as error:
+        return _bad(error, where, number, after)
+
+
+def _text_of(sources: Sources, row: Any) -> str:
+    keys = (sources.text_key,) if sources.template is None else sources.fields
+    values: dict[str, str] = {}
+    for key in keys:
+        try:
+            value = field_of(row, key) if isinstance(row, dict) else None
+        except KeyError:
+            raise _no_field(key, row) from None
+        if not isinstance(row, dict):
+            raise _no_field(key, ())
+        if sources.template is not None and isinstance(value, int | float):
+            value = str(value)
+        if value is not None and not isinstance(value, str):
+            raise BadRecordError("not text", f"field {key!r} is {type(value).__name__}, expected text")
+        values[key] = value or ""
+    if sources.template is None:
+        return values[sources.text_key]
+    return sources.template.format_map(values) if any(values.values()) else ""
+
+
+def _no_field(key: str, fields: Iterable[Any]) -> BadRecordError:
+    names = ", ".join(map(str, fields)) or "none"
+    return BadRecordError(
+        "no field", f"no field {key!r} (fields: {names}); name the right one with --text-key or --text-template"
+    )
+
+
+READERS: dict[str, Callable[[Sources, Unit, int | None], Iterator[Record]]] = {
+    "text": _read_files,
+    "separated": _read_separated,
+    "lines": _read_lines,
+    "compressed lines": _read_compressed,
+    "parquet": _read_parquet,
+    "arrow": _read_arrow,
+    "hugging face": _read_dataset,
+}

@@ -1,0 +1,77 @@
+"""State what to prepare."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from plumbline.data.preparation.duplicates import check_mode
+from plumbline.data.sources import Sources
+from plumbline.data.tokenizers import check_tokenizer, tokenizer_sha256
+
+LIBRARIES = ("numpy", "tokenizers", "sentencepiece", "transformers", "datasets")
+
+WORK_FORMAT = 1
+"""Changes with what is kept of work in progress, which then is not gone on with."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """State what to prepare."""
+
+    sources: Sources
+    tokenizer: str
+    output: Path
+    validation_fraction: float = 0.02
+    seed: int = 0
+    workers: int = 1
+    overwrite: bool = False
+    shard_bytes: int | None = None
+    """Text per shard; None for one shard."""
+    deduplicate: str | None = None
+    """One of duplicates.MODES; None keeps every document."""
+    skip_bad: bool = False
+    """Leave out records that are damaged, instead of ending with an error."""
+
+    def check(self) -> None:
+        """Refuse what cannot be meant, before anything is read.
+
+        Raises:
+            ValueError: names the option and the remedy.
+        """
+        if not 0 < self.validation_fraction < 1:
+            raise ValueError(f"--validation-fraction {self.validation_fraction}: expected a number between 0 and 1")
+        if self.workers < 1:
+            raise ValueError(f"--workers {self.workers}: expected at least 1")
+        check_mode(self.deduplicate)
+        check_tokenizer(self.tokenizer)
+
+    def name_pair(self, split: str, shard: int) -> str:
+        """Return the name of a shard's token files without their endings."""
+        return split if self.shard_bytes is None else f"{split}-{shard:05}"
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything that shapes the corpus: the content of the files does, the number of workers does not.
+
+        What was not always there stands in it only where it is used, so that corpora keep their identity.
+        """
+        local = Path(self.tokenizer) / "tokenizer.json"
+        identity = {
+            "source": list(self.sources.specs),
+            "source_fingerprint": self.sources.fingerprint(),
+            **self.sources.options(),
+            "tokenizer": self.tokenizer,
+            "tokenizer_sha256": tokenizer_sha256(local.parent) if local.is_file() else None,
+            "validation_fraction": self.validation_fraction,
+            "seed": self.seed,
+        }
+        new = {"shard_bytes": self.shard_bytes, "deduplicate": self.deduplicate, "skip_bad": self.skip_bad}
+        return identity | {key: value for key, value in new.items() if value}
+
+
+def key_of(identity: dict[str, Any]) -> str:
+    """Return a name for the work that a request asks for, with the libraries of this machine."""
+    everything = json.dumps([identity, WORK_FORMAT, {name: version(name) for name in LIBRARIES}], sort_keys=True)
+    return hashlib.sha256(everything.encode()).hexdigest()[:16]

@@ -1,0 +1,146 @@
+"""Put pieces together to shards: a `.bin`/`.idx` pair for each split, and what is in it."""
+
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plumbline.data.corpus import Counts, FileRecord
+from plumbline.data.indexed import IndexedWriter, Int64s
+from plumbline.data.preparation.encoding import SPLITS, read_piece
+from plumbline.data.preparation.pieces import Piece
+from plumbline.data.preparation.work import Work, whole
+from plumbline.data.tokenizers import Encoder
+from plumbline.data.workspace import sync
+
+
+@dataclass
+class Totals:
+    """Count what is in one shard, or in several."""
+
+    counts: dict[str, Counts] = field(default_factory=dict)
+    """Of each split."""
+    sources: dict[str, dict[str, Counts]] = field(default_factory=dict)
+    """Of each split, by source."""
+    pairs: dict[str, list[str]] = field(default_factory=dict)
+    """Names of the pairs of each split, in order."""
+    files: dict[str, FileRecord] = field(default_factory=dict)
+
+    def count(self, split: str, source: str, counts: Counts) -> None:
+        """Add counts of one source."""
+        self.counts[split] = sum_of(self.counts.get(split), counts)
+        of_source = self.sources.setdefault(source, {})
+        of_source[split] = sum_of(of_source.get(split), counts)
+
+    def add(self, other: "Totals") -> None:
+        """Add what is in the shards that come next."""
+        for source, splits in other.sources.items():
+            for split, counts in splits.items():
+                self.count(split, source, counts)
+        for split, names in other.pairs.items():
+            self.pairs.setdefault(split, []).extend(names)
+        self.files.update(other.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, which `from_json` takes."""
+        return {
+            "sources": {
+                source: {split: counts.model_dump() for split, counts in splits.items()}
+                for source, splits in self.sources.items()
+            },
+            "pairs": self.pairs,
+            "files": {name: record.model_dump() for name, record in self.files.items()},
+        }
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Totals":
+        """Make it from plain values."""
+        totals = cls(
+            pairs=found["pairs"], files={name: FileRecord(**record) for name, record in found["files"].items()}
+        )
+        for source, splits in found["sources"].items():
+            for split, counts in splits.items():
+                totals.count(split, source, Counts(**counts))
+        return totals
+
+
+def sum_of(first: Counts | None, second: Counts) -> Counts:
+    """Add counts; None counts nothing."""
+    if first is None:
+        return second
+    return Counts(
+        documents=first.documents + second.documents,
+        tokens=first.tokens + second.tokens,
+        source_bytes=first.source_bytes + second.source_bytes,
+    )
+
+
+def write_shard(
+    folder: Path,
+    work: Work,
+    encoder: Encoder,
+    names: dict[str, str],
+    pieces: Iterable[tuple[Piece, str]],
+) -> int | None:
+    """Write one shard from its pieces, as they come, and keep what is in it.
+
+    Args:
+        folder: Where the token files go.
+        work: Where the pieces are.
+        encoder: States the type of the tokens.
+        names: The pair of each split; one of no documents is not written.
+        pieces: In order, each with the name of its source.
+
+    Returns:
+        The number of the shard; None if there was no piece.
+    """
+    totals = Totals()
+    frequencies = {split: np.zeros(encoder.vocab_size, np.int64) for split in SPLITS}
+    shard: int | None = None
+    with ExitStack() as stack:
+        writers = {split: stack.enter_context(IndexedWriter(folder / names[split], encoder.dtype)) for split in SPLITS}
+        for piece, source in pieces:
+            shard = piece.shard
+            continued = piece.long is not None and piece.long.number > 0
+            for split, part in zip(SPLITS, read_piece(work.piece(piece.shard, piece.unit, piece.number)), strict=True):
+                if not len(part.lengths):
+                    continue
+                before = writers[split].num_documents
+                writers[split].add_documents(part.tokens, part.lengths.tolist(), continued)
+                frequencies[split] += np.bincount(part.tokens, minlength=encoder.vocab_size)
+                documents = writers[split].num_documents - before
+                totals.count(
+                    split, source, Counts(documents=documents, tokens=len(part.tokens), source_bytes=part.source_bytes)
+                )
+    for split, writer in writers.items():
+        if writer.num_documents:
+            totals.pairs[split] = [names[split]]
+            totals.files.update({name: FileRecord(**asdict(facts)) for name, facts in writer.files.items()})
+            for name in writer.files:
+                sync(folder / name)  # what it was made from is removed
+        else:
+            for name in writer.files:
+                (folder / name).unlink()
+    if shard is not None:
+        with whole(work.shard(shard, "npy")) as path, path.open("wb") as file:
+            np.save(file, np.stack([frequencies[split] for split in SPLITS]))
+        with whole(work.shard(shard, "json")) as path:
+            path.write_text(json.dumps(totals.to_json()))
+    return shard
+
+
+def finished_shard(folder: Path, work: Work, shard: int) -> tuple[Totals, Int64s] | None:
+    """Return what is in a shard, and its token counts [splits, vocab_size]; None if it is not finished."""
+    path = work.shard(shard, "json")
+    if not path.is_file():
+        return None
+    totals = Totals.from_json(json.loads(path.read_text()))
+    for name, record in totals.files.items():
+        if not (folder / name).is_file() or (folder / name).stat().st_size != record.size:
+            return None
+    frequencies: Int64s = np.load(work.shard(shard, "npy"))
+    return totals, frequencies

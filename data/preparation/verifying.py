@@ -1,0 +1,69 @@
+"""Read every byte of a corpus: compare checksums, count tokens."""
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from plumbline.data.corpus import MANIFEST, FileRecord, Manifest, folder_at, read_manifest
+from plumbline.data.folders import CorpusFolder
+from plumbline.data.indexed import Int64s, token_dtype
+from plumbline.data.preparation.manifest import SPLITS, pairs_of
+from plumbline.data.tokenizers import TOKENIZER
+
+BLOCK_BYTES = 4 << 20
+THREADS = 8
+
+
+def verify(path: str | Path) -> tuple[Manifest, list[str]]:
+    """Compare every token file of a corpus, and its tokenizer, with what was written.
+
+    Args:
+        path: A folder, or a URL that fsspec knows.
+
+    Returns:
+        The manifest, and for each damaged file its name and what is wrong with it.
+
+    Raises:
+        ValueError: there is no corpus.
+        OSError: a file cannot be read.
+    """
+    folder = folder_at(path)
+    if not folder.has(MANIFEST):
+        raise ValueError(f"{path}: no corpus here (no {MANIFEST})")
+    manifest = read_manifest(path)
+    with ThreadPoolExecutor(THREADS) as threads:
+        found = list(threads.map(lambda file: _damage(folder, *file), sorted(manifest.files.items())))
+    name = f"tokenizer/{TOKENIZER}"
+    if not folder.has(name):
+        found.append(f"{name}: is missing")
+    elif (actual := hashlib.sha256(folder.read(name)).hexdigest()) != manifest.tokenizer.sha256:
+        found.append(f"{name}: SHA-256 {actual}, {MANIFEST} expects {manifest.tokenizer.sha256}")
+    return manifest, [damage for damage in found if damage]
+
+
+def _damage(folder: CorpusFolder, name: str, record: FileRecord) -> str | None:
+    if not folder.has(name):
+        return f"{name}: is missing"
+    actual = folder.checksum(name)
+    return None if actual == record.xxh3_64 else f"{name}: checksum {actual}, {MANIFEST} expects {record.xxh3_64}"
+
+
+def checked_frequencies(folder: Path) -> tuple[Manifest, Int64s]:
+    """Return the manifest of a whole corpus, and how often each token occurs: [train and validation, vocab_size].
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    manifest, damaged = verify(folder)
+    if damaged:
+        raise ValueError(f"{folder}: {'; '.join(damaged)}; copy the corpus again, or prepare it again")
+    frequencies = np.zeros((len(SPLITS), manifest.vocab_size), np.int64)
+    for number, split in enumerate(SPLITS):
+        for pair in pairs_of(manifest, split):
+            with (folder / f"{pair}.bin").open("rb") as file:
+                while block := file.read(BLOCK_BYTES):
+                    tokens = np.frombuffer(block, token_dtype(manifest.vocab_size))
+                    frequencies[number] += np.bincount(tokens, minlength=manifest.vocab_size)
+    return manifest, frequencies

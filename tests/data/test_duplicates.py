@@ -1,0 +1,78 @@
+"""Duplicates: the first stays, and what is only alike stays as well, unless near ones are asked for."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from plumbline.data.corpus import open_corpus
+from plumbline.data.preparation.duplicates import normalised
+from plumbline.data.prepare import Request, prepare
+from plumbline.data.sources import Sources
+
+DRAW = random.Random(0)
+WORDS = [f"word{number}" for number in range(500)]
+
+
+def text_of(words: int) -> list[str]:
+    return DRAW.choices(WORDS, k=words)
+
+
+def kept(tmp_path: Path, texts: list[str], mode: str | None, workers: int = 1) -> tuple[set[str], dict[str, int]]:
+    """Return the documents of a corpus, and what was left out."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    request = Request(
+        Sources((str(tmp_path / "a.jsonl"),)), "byte", tmp_path / "c", 0.2, workers=workers, deduplicate=mode
+    )
+    manifest = prepare(request).manifest
+    found = set()
+    for split in open_corpus(tmp_path / "c").splits.values():
+        tokens = split.indexed.read(0, split.num_tokens)
+        starts = split.indexed.document_starts(0, split.num_tokens).tolist()
+        found |= {
+            bytes(tokens[begin : end - 1].tolist()).decode()
+            for begin, end in zip([0, *starts], [*starts, split.num_tokens], strict=True)
+        }
+    return found, manifest.skipped
+
+
+def test_white_space_and_composition_make_no_difference() -> None:
+    assert normalised(" e\u0301t\u00e9\u00a0 \r\n\tx ") == "\u00e9t\u00e9 x"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_of_equal_documents_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    monkeypatch.setattr("plumbline.data.sources.UNIT_BYTES", 500)
+    texts = [f"Text  número {number}\n" for number in range(50)]
+    copies = [f" Text nu\u0301mero   {number}" for number in range(20, 30)]
+    found, skipped = kept(tmp_path, [*texts, *copies, "text número 20"], "exact", workers=workers)
+    assert found == {*texts, "text número 20"}
+    assert skipped == {"duplicate": 10}
+
+
+def test_copies_stay_unless_they_are_to_go(tmp_path: Path) -> None:
+    found, skipped = kept(tmp_path, [*map(str, range(40)), "7", " 7"], None)
+    assert found == {*map(str, range(40)), " 7"}
+    assert skipped == {}
+
+
+def test_near_duplicates(tmp_path: Path) -> None:
+    originals = [text_of(300) for _ in range(30)]
+    near = [[*words[:150], "another", *words[150:]] for words in originals[:10]]  # shares 98 % of its runs
+    half = [[*words[:150], *text_of(150)] for words in originals[10:20]]  # shares a third
+    symbols = ["!!!", "???"]
+    texts = [" ".join(words) for words in (*originals, *near, *half)]
+    found, skipped = kept(tmp_path, [*texts, *symbols], "near")
+    assert found == {*texts[:30], *texts[40:], *symbols}
+    assert skipped == {"near duplicate": 10}
+
+
+def test_a_tokenizer_does_not_train_on_what_is_removed(tmp_path: Path) -> None:
+    texts = [" ".join(text_of(30)) for _ in range(60)]
+    for name, all_texts in (("once", texts), ("thrice", [*texts, *(f" {text}" for text in texts), *texts])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in all_texts))
+        source = Sources((str(tmp_path / f"{name}.jsonl"),))
+        prepare(Request(source, "train-bpe:400", tmp_path / name, 0.2, deduplicate="exact"))
+    for file in ("tokenizer/tokenizer.json", "train.bin", "validation.bin"):
+        assert (tmp_path / "once" / file).read_bytes() == (tmp_path / "thrice" / file).read_bytes()

@@ -1,0 +1,169 @@
+"""Corpora of corpora: appended to, merged, and checked byte by byte."""
+
+import json
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from plumbline.data.corpus import Corpus, open_corpus, read_manifest, verify_checksums
+from plumbline.data.heldout import place
+from plumbline.data.preparation.growing import append, merge
+from plumbline.data.preparation.manifest import unigram_entropy
+from plumbline.data.preparation.verifying import checked_frequencies, verify
+from plumbline.data.prepare import Request, prepare
+from plumbline.data.sources import Sources
+from plumbline.launcher.prepare import main
+from tests.data.test_preparation import killed
+from tests.data.test_prepare import files, leftovers
+
+
+def source(path: Path, texts: list[str]) -> Sources:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return Sources((str(path),))
+
+
+def documents(corpus: Corpus, split: str) -> list[str]:
+    tokens = corpus.splits[split].indexed.read(0, corpus.splits[split].num_tokens)
+    starts = corpus.splits[split].indexed.document_starts(0, len(tokens)).tolist()
+    return [
+        bytes(tokens[begin : end - 1].tolist()).decode()
+        for begin, end in zip([0, *starts], [*starts, len(tokens)], strict=True)
+    ]
+
+
+OLD = [f"old document {number}" for number in range(200)]
+NEW = [f"new document {number}" for number in range(300)]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    prepare(Request(source(tmp_path / "old.jsonl", OLD), "byte", tmp_path / "c", 0.1))
+    return tmp_path / "c"
+
+
+def test_appended_documents_are_held_out_by_the_same_rule(corpus: Path, tmp_path: Path) -> None:
+    before, old_files = open_corpus(corpus), files(corpus)
+    held_out = documents(before, "validation")
+    new = source(tmp_path / "new.jsonl", [*NEW, held_out[0], documents(before, "train")[0]])
+    result = append(corpus, new, shard_bytes=2000)
+    after = open_corpus(corpus)
+    verify_checksums(after)
+    threshold = int(0.1 * 2**64)
+    for split, begin in (("train", documents(before, "train")), ("validation", held_out)):
+        found = documents(after, split)
+        assert found[: len(begin)] == begin
+        assert all((place(text.encode(), 0) < threshold) == (split == "validation") for text in found)
+    assert sorted(documents(after, "train") + documents(after, "validation")) == sorted(
+        [*OLD, *NEW, held_out[0], documents(before, "train")[0]]
+    )
+    assert after.manifest == result.manifest
+    assert result.manifest.splits["train"].shards[:2] == ["train", "train-00001"]
+    assert {name: data for name, data in files(corpus).items() if name in old_files and name != "corpus.json"} == {
+        name: data for name, data in old_files.items() if name != "corpus.json"
+    }
+    assert after.fingerprint != before.fingerprint
+    assert result.manifest.unigram_entropy == unigram_entropy(*checked_frequencies(corpus)[1])
+    assert leftovers(tmp_path) == []
+
+
+def test_what_was_appended_is_not_appended_again(corpus: Path, tmp_path: Path) -> None:
+    new = source(tmp_path / "new.jsonl", NEW)
+    append(corpus, new)
+    before = files(corpus)
+    assert append(corpus, new).seconds is None
+    assert files(corpus) == before
+    append(corpus, source(tmp_path / "third.jsonl", [f"third {number}" for number in range(50)]))
+    assert read_manifest(corpus).splits["train"].shards == ["train", "train-00001", "train-00002"]
+    assert len(documents(open_corpus(corpus), "train") + documents(open_corpus(corpus), "validation")) == 550
+    with pytest.raises(ValueError, match="holds another corpus \\(appended was"):
+        prepare(Request(Sources((str(tmp_path / "old.jsonl"),)), "byte", corpus, 0.1))
+
+
+@pytest.mark.parametrize("function", ["encode_unit", "Filled"])
+def test_an_append_that_was_killed_is_gone_on_with(corpus: Path, tmp_path: Path, function: str) -> None:
+    shutil.copytree(corpus, tmp_path / "d")
+    new = source(tmp_path / "new.jsonl", NEW)
+    append(tmp_path / "d", new, shard_bytes=2000)
+    before = files(corpus)
+    killed(0, function, partial(append, corpus, new, shard_bytes=2000))
+    assert files(corpus) == before
+    append(corpus, new, shard_bytes=2000)
+    assert files(corpus) == files(tmp_path / "d")
+    assert leftovers(tmp_path) == []
+
+
+def test_nothing_is_appended_to_a_damaged_corpus(corpus: Path, tmp_path: Path) -> None:
+    flip(corpus / "train.bin")
+    before = files(corpus)
+    with pytest.raises(ValueError, match=r"train\.bin: checksum"):
+        append(corpus, source(tmp_path / "new.jsonl", NEW))
+    assert files(corpus) == before
+
+
+def test_corpora_of_one_tokenizer_are_merged(corpus: Path, tmp_path: Path) -> None:
+    prepare(Request(source(tmp_path / "new.jsonl", NEW), "byte", tmp_path / "d", 0.1, shard_bytes=1))
+    before = files(corpus), files(tmp_path / "d")
+    result, warnings = merge([corpus, tmp_path / "d"], tmp_path / "both")
+    assert warnings == []
+    both = open_corpus(tmp_path / "both")
+    verify_checksums(both)
+    for split in ("train", "validation"):
+        parts = [documents(open_corpus(path), split) for path in (corpus, tmp_path / "d")]
+        assert documents(both, split) == parts[0] + parts[1]
+        assert both.splits[split].source_bytes == sum(len(text.encode()) for text in parts[0] + parts[1])
+    assert (
+        both.splits["train"].read(3, 64).inputs.tolist()
+        == open_corpus(corpus).splits["train"].read(3, 64).inputs.tolist()
+    )
+    assert result.manifest.unigram_entropy == unigram_entropy(*checked_frequencies(tmp_path / "both")[1])
+    assert (files(corpus), files(tmp_path / "d")) == before
+    assert merge([corpus, tmp_path / "d"], tmp_path / "both")[0].seconds is None
+    with pytest.raises(ValueError, match="holds another corpus"):
+        merge([tmp_path / "d", corpus], tmp_path / "both")
+    append(tmp_path / "both", source(tmp_path / "third.jsonl", ["third"] * 3))
+    assert read_manifest(tmp_path / "both").splits["train"].shards[-1] == "train-00002"
+
+
+def test_merges_that_make_no_sense(corpus: Path, tmp_path: Path) -> None:
+    new = source(tmp_path / "new.jsonl", NEW)
+    prepare(Request(new, "train-bpe:300", tmp_path / "bpe", 0.1))
+    with pytest.raises(ValueError, match=r"the tokenizers of .*c and .*bpe differ"):
+        merge([corpus, tmp_path / "bpe"], tmp_path / "both")
+    with pytest.raises(ValueError, match="is one of the corpora that are merged"):
+        merge([corpus, corpus], corpus, overwrite=True)
+    with pytest.raises(ValueError, match="expected two corpora or more"):
+        merge([corpus], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+    prepare(Request(new, "byte", tmp_path / "seed", 0.1, seed=1))
+    _, warnings = merge([corpus, tmp_path / "seed"], tmp_path / "both")
+    assert "may be held out of one and trained on in the other" in warnings[0]
+    with pytest.raises(ValueError, match="its parts were split differently"):
+        append(tmp_path / "both", new)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["train.bin", "validation.idx", "tokenizer/tokenizer.json"])
+def test_a_flipped_bit_is_found_and_its_file_named(
+    corpus: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["prepare.py", "--verify", str(corpus)])
+    assert main() == 0
+    assert capsys.readouterr().out.startswith(f"whole: {corpus}, 4 token files")
+    flip(corpus / name)
+    assert main() == 1
+    assert capsys.readouterr().out.startswith(f"damaged: {corpus}/{name}: ")
+    (corpus / name).unlink()
+    assert verify(corpus)[1] == [f"{name}: is missing"]
+
+
+def test_only_a_corpus_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no corpus here \(no corpus\.json\)"):
+        verify(tmp_path)

@@ -1,0 +1,136 @@
+"""A corpus at a URL: there when all of it is, gone on with after an error, never in the place of something else."""
+
+import itertools
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from plumbline.data.corpus import open_corpus
+from plumbline.data.preparation.upload import prepare_at
+from plumbline.data.preparation.verifying import verify
+from plumbline.data.prepare import Request, prepare
+from plumbline.data.remote import fetch
+from plumbline.data.remote.cache import CacheConfig
+from plumbline.data.sources import Sources
+from tests.data.test_prepare import files
+
+NUMBERS = itertools.count()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://uploads{next(NUMBERS)}/corpora/c"
+
+
+@pytest.fixture
+def request_of_it(text_folder: Path) -> Request:
+    return Request(Sources((str(text_folder),)), "byte", Path(), 0.2)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record what is sent, in order."""
+    names: list[str] = []
+    memory = fsspec.filesystem("memory")
+    original = type(memory).put_file
+
+    def put_file(self: Any, here: str, there: str, **options: Any) -> None:
+        names.append(there.rpartition("/c/")[2])
+        if names.count("fail") and there.endswith(".idx"):
+            raise RuntimeError("the wire is cut")
+        original(self, here, there, **options)
+
+    monkeypatch.setattr(type(memory), "put_file", put_file)
+    return names
+
+
+def at(url: str) -> dict[str, bytes]:
+    memory = fsspec.filesystem("memory")
+    root = url.removeprefix("memory:/")
+    return {str(path).removeprefix(f"{root}/"): memory.cat_file(path) for path in memory.find(root)}
+
+
+def test_a_corpus_is_sent_with_its_manifest_last(
+    url: str, request_of_it: Request, sent: list[str], text_folder: Path, tmp_path: Path
+) -> None:
+    result = prepare_at(url, request_of_it, tmp_path / "staging")
+    assert result.output == url
+    prepare(Request(Sources((str(text_folder),)), "byte", tmp_path / "c", 0.2))
+    assert at(url) == files(tmp_path / "c")
+    assert sent[-1] == "corpus.json"
+    assert list((tmp_path / "staging").iterdir()) == []
+    assert verify(url)[1] == []
+    assert open_corpus(url).fingerprint == open_corpus(tmp_path / "c").fingerprint
+    assert prepare_at(url, request_of_it, tmp_path / "staging").seconds is None
+    with pytest.raises(ValueError, match=r"holds another corpus .*--overwrite"):
+        prepare_at(url, Request(Sources((str(text_folder),)), "byte", Path(), 0.1), tmp_path / "staging")
+
+
+def test_an_upload_that_fails_is_gone_on_with(
+    url: str, request_of_it: Request, sent: list[str], tmp_path: Path
+) -> None:
+    sent.append("fail")
+    with pytest.raises(
+        OSError, match=r"\.idx could not be written \(RuntimeError: the wire is cut\); the same command"
+    ):
+        prepare_at(url, request_of_it, tmp_path)
+    assert "corpus.json" not in at(url)
+    done = {name for name in at(url) if not name.endswith(".idx")}
+    sent.clear()
+    prepare_at(url, request_of_it, tmp_path)
+    assert not done & set(sent)
+    assert verify(url)[1] == []
+
+
+def test_a_corpus_is_replaced_and_nothing_else(
+    url: str, request_of_it: Request, text_folder: Path, tmp_path: Path
+) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file(f"{url}/thesis.txt", b"the only copy")
+    with pytest.raises(ValueError, match=r"exists and is not a corpus \(no corpus\.json\)"):
+        prepare_at(url, request_of_it, tmp_path)
+    memory.rm_file(f"{url}/thesis.txt")
+    prepare_at(url, request_of_it, tmp_path)
+    memory.pipe_file(f"{url}/thesis.txt", b"the only copy")
+    sharded = Request(Sources((str(text_folder),)), "byte", Path(), 0.2, overwrite=True, shard_bytes=1000)
+    prepare_at(url, sharded, tmp_path)
+    assert "train.bin" not in at(url)
+    assert at(url)["thesis.txt"] == b"the only copy"
+    assert verify(url)[1] == []
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Give a bucket of a server that answers as S3 does."""
+    server = pytest.importorskip("moto.server", reason="pip install -e .[dev]").ThreadedMotoServer("127.0.0.1", 0)
+    import s3fs
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "public")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    fetch._file_system.cache_clear()
+    s3fs.S3FileSystem.clear_instance_cache()
+    s3fs.S3FileSystem().mkdir("uploads")
+    yield "s3://uploads"
+    server.stop()
+    fetch._file_system.cache_clear()
+
+
+def test_s3(bucket: str, request_of_it: Request, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"--output s3://nowhere/c: .* could not be written"):
+        prepare_at("s3://nowhere/c", request_of_it, tmp_path)
+    url = f"{bucket}/corpora/c"
+    prepare_at(url, replace(request_of_it, shard_bytes=10_000), tmp_path)
+    assert verify(url)[1] == []
+    assert prepare_at(url, replace(request_of_it, shard_bytes=10_000), tmp_path).seconds is None
+    prepare_at(url, replace(request_of_it, overwrite=True), tmp_path)
+    assert verify(url)[1] == []
+    assert open_corpus(url, CacheConfig(path=str(tmp_path / "cache"))).splits["train"].num_tokens > 0
