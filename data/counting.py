@@ -47,7 +47,7 @@ def count(split: Split) -> Counts:
     counted = 0
     for number in chosen:
         first, stop = number * BLOCK, min((number + 1) * BLOCK, split.num_tokens)
-        by_token = _sum(by_token, np.bincount(split.indexed.tokens[first:stop]))
+        by_token = _sum(by_token, np.bincount(split.indexed.read(first, stop)))
         begins = split.indexed.document_starts(first - 1, stop)
         if begins.size:
             lengths = np.diff(begins, append=next_document(split, stop - 1))

@@ -118,7 +118,7 @@ def _in_bytes(split: Split, text: str, _decoder: Decoder, start: int) -> tuple[i
     size = len(text.encode())
     pattern = np.frombuffer(text.encode(), np.uint8).astype("<u2").tobytes()
     for first in range(start, split.num_tokens, BLOCK):
-        data = split.indexed.tokens[first : first + BLOCK + size - 1].astype("<u2", copy=False).tobytes()
+        data = split.indexed.read(first, first + BLOCK + size - 1).astype("<u2", copy=False).tobytes()
         place = data.find(pattern)
         while place % 2 == 1 and place > 0:  # between two tokens
             place = data.find(pattern, place + 1)
@@ -134,7 +134,7 @@ def _in_pieces(split: Split, text: str, decoder: Decoder, start: int) -> tuple[i
     while start < split.num_tokens:
         begins = range(start, min(split.num_tokens, start + pieces * PIECE), PIECE)
         lows = [max(0, begin - MARGIN) for begin in begins]
-        tokens = split.indexed.tokens[lows[0] : begins[-1] + PIECE + behind]
+        tokens = split.indexed.read(lows[0], begins[-1] + PIECE + behind)
         ids = [
             tokens[low - lows[0] : begin + PIECE + behind - lows[0]].tolist()
             for begin, low in zip(begins, lows, strict=True)

@@ -44,7 +44,7 @@ def documents(corpus: Corpus) -> list[tuple[int, int, str]]:
     assert corpus.tokenizer_path is not None
     split, decoder = corpus.splits["train"], Decoder(corpus.tokenizer_path)
     begins = [0, *split.indexed.document_starts(0, split.num_tokens).tolist(), split.num_tokens]
-    return [(first, stop, decoder(split.indexed.tokens[first:stop].tolist())) for first, stop in pairwise(begins)]
+    return [(first, stop, decoder(split.indexed.read(first, stop).tolist())) for first, stop in pairwise(begins)]
 
 
 def test_every_document_that_holds_a_text_is_found_once(corpus: Corpus) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tests.slurm.probe import SLURM_FOLDER
 
 if TYPE_CHECKING:
+    from tests.conftest import Pretrain
     from tests.slurm.conftest import Cluster
 
 
@@ -41,3 +42,12 @@ def test_one_process_is_a_job(cluster: Cluster, tmp_path: Path) -> None:
         facts, log = end(cluster, job_id)
         assert facts == ("FAILED", "2:0"), log
         assert f"command.sbatch: error: {words}" in log
+
+
+def test_a_run_is_scored_in_a_job(cluster: Cluster, run_pretrain: Pretrain, config: Path, corpus: Path) -> None:
+    outcome = run_pretrain(config, "tiny", ["train.steps=2"])
+    assert outcome.code == 0, outcome.stderr
+    words = ("eval", "--model", str(outcome.run.folder), "--data", str(corpus), "--max-batches", "1", "--json")
+    facts, log = end(cluster, submit(cluster, config.parent, *words))
+    assert facts == ("COMPLETED", "0:0"), log
+    assert json.loads(log[log.index("{") :])["loss"] > 0

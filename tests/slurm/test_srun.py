@@ -33,10 +33,10 @@ def test_tasks_of_a_bare_srun_know_where_to_meet(cluster: Cluster, tmp_path: Pat
 def test_deepspeed_starts_ranks_by_srun(cluster: Cluster, config: Path, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("n1 slots=1\nn2 slots=1\n")
     deepspeed = Path(cluster.environment["PLUMBLINE_PYTHON"]).with_name("deepspeed")
-    launcher = ["--launcher", "slurm", "--no_ssh_check", "--master_addr", "127.0.0.1", "--hostfile", "hosts"]
-    launcher += ["--launcher_args", "--nodes=2 --ntasks-per-node=1"]
+    launcher = ("--launcher", "slurm", "--no_ssh_check", "--master_addr", "127.0.0.1", "--hostfile", "hosts")
+    shape = ("--launcher_args", "--nodes=2 --ntasks-per-node=1")
     program = (REPOSITORY / "launcher" / "pretrain.py", "--config", config, "train.steps=2", "run.name=by_deepspeed")
-    printed = cluster.run(deepspeed, *launcher, *program, cwd=tmp_path)
+    printed = cluster.run(deepspeed, *launcher, *shape, *program, cwd=tmp_path)
     assert "2 rank(s)" in printed
     result = json.loads((tmp_path / "runs" / "by_deepspeed" / "result.json").read_text())
     assert result["step"] == 2
