@@ -8,8 +8,8 @@
 A cooldown from a checkpoint of another run is schedule.branch (docs/schedules.md).
 The same command again resumes from the newest whole checkpoint, or says that the run is complete.
 Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (gradient, loss or weights
-not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died), checkpoint written: start the same
-command again; 86 nothing moved for train.hang_minutes.
+not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died, a time limit of Slurm that is near),
+checkpoint written if a step was made: start the same command again; 86 nothing moved for train.hang_minutes.
 """
 
 import argparse
@@ -35,6 +35,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    STOP.end_at_once()  # until `train` is about to make its first step
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
 
 
@@ -52,6 +53,7 @@ from plumbline.launcher.runtime.run.lock import RunLockedError, run_lock
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.cli import BROKEN, UNUSABLE
 from plumbline.launcher.runtime.system.collectives import from_main
+from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
@@ -79,6 +81,7 @@ def main() -> int:
             startup.stop()
             return 0
         check_start(config, plan, world)
+        watch_time_limit(STOP, world.is_main)
     except (ValueError, OSError) as error:
         return fail(error, UNUSABLE)
     try:
@@ -90,8 +93,7 @@ def main() -> int:
         return fail(error, BROKEN)
     startup.stop()
     folder = config.run.folder
-    reason = "because its launcher is gone" if STOP.is_orphaned else "on request"
-    TRAINING.info(f"{folder} is complete" if complete else f"stopped {reason}; the same command resumes {folder}")
+    TRAINING.info(f"{folder} is complete" if complete else f"stopped {STOP.reason}; the same command resumes {folder}")
     return 0 if complete else REQUEUE
 
 
@@ -147,7 +149,8 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
 
 
 def fail(error: Exception, code: int) -> int:
-    """Log one clear error and return the exit code."""
+    """Log one clear error and return the exit code, which a launcher that ends this rank does not change."""
+    STOP.defer()
     if os.environ.get("RANK", "0") != "0":
         # Most errors strike every rank alike. Rank 0 reports them, and its exit makes the launcher end the others; only
         # a rank that fails alone lives long enough to report.

@@ -6,7 +6,7 @@ agree on what was written in a thread of their own, over a process group that no
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
@@ -28,6 +28,8 @@ class Saved:
     step: int
     error: CheckpointError | None
     """Why it was not written; None: it was."""
+    seconds: float = field(default=0.0, compare=False)
+    """How long it was being written."""
 
 
 class CheckpointWriter:
@@ -100,8 +102,7 @@ class CheckpointWriter:
             if not must:
                 LOG.warning(f"step {step}: {error}. Training goes on, the next save tries again")
             return
-        self._last = Saved(step, None)
+        seconds = time.monotonic() - begun
+        self._last = Saved(step, None, seconds)
         behind = "" if waited is None else f", behind training, which waited {waited:.2f} s"
-        TRAINING.info(
-            f"saved {folder}: {snapshot.bytes / 2**20:.1f} MiB a rank in {time.monotonic() - begun:.2f} s{behind}"
-        )
+        TRAINING.info(f"saved {folder}: {snapshot.bytes / 2**20:.1f} MiB a rank in {seconds:.2f} s{behind}")

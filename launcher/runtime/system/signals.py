@@ -2,17 +2,22 @@
 
 The handler only raises a flag. Ranks hear of a signal at different moments, so the loop agrees on a step with an
 all-reduce of the flag, saves there, and exits with REQUEUE, which the sbatch script answers by requeueing the job.
+Before the first step there is nothing to save: until then the process ends at once, whatever it is at.
 
 `deepspeed` is two processes, and the outer one passes no signal on; a launcher that is killed outright passes none
 either. So each rank also looks, whenever it is asked, whether its launchers are still there.
 """
 
 import os
+import select
 import signal
 from pathlib import Path
+from threading import Lock, Thread
 from types import FrameType
 
 import psutil
+
+from plumbline.launcher.runtime.system.log import LOG
 
 REQUEUE = 85  # exit code: "stopped on request, checkpoint written, start me again"
 LAUNCHERS = {
@@ -23,6 +28,8 @@ LAUNCHERS = {
     "torch.distributed.run",
     "torch.distributed.launch",
 }
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+LOOK_SECONDS = 1.0  # between looks at the launchers of a process that starts
 SET_BY_LAUNCHERS = ("CROSS_SIZE", "TORCHELASTIC_RUN_ID")  # by deepspeed and torchrun in the environment of each rank
 
 
@@ -31,9 +38,51 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT):
+        self.step_seconds = 0.0
+        """How long steps take at present; the loop says so."""
+        self.save_seconds = 0.0
+        """How long the longest save took."""
+        self._why: str | None = None
+        self._deferred = False
+        self._lock = Lock()
+        for number in SIGNALS:
             signal.signal(number, self._receive)
         self._launchers = _launchers()
+
+    @property
+    def takes(self) -> float:
+        """Return the seconds that a stop may take: a step, the save that is under way, and another."""
+        return self.step_seconds + 2 * self.save_seconds
+
+    def ask(self, why: str) -> None:
+        """Ask for a stop from within this process, from any thread; `why` goes on with "stopped"."""
+        self._why = why
+
+    def end_at_once(self) -> None:
+        """End the process with REQUEUE at a signal, or when a launcher dies, from now until `defer`.
+
+        Handlers of Python run between two instructions of the main thread, which may be waiting for other ranks in C++
+        for half an hour. So a thread of its own reads the signals, which the interpreter writes down as they come.
+        """
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        Thread(target=self._end_at_request, args=(reader,), daemon=True).start()
+
+    def defer(self) -> None:
+        """Leave it to whoever asks this object to end: from here on there is something to save."""
+        with self._lock:
+            self._deferred = True
+
+    def _end_at_request(self, reader: int) -> None:
+        while not self._deferred:
+            heard = select.select([reader], [], [], LOOK_SECONDS)[0]
+            numbers = os.read(reader, 64) if heard else b""
+            if set(numbers) & set(SIGNALS) or self.signal is not None or self.is_orphaned:
+                with self._lock:  # or `defer` could return, and training begin, while this process ends
+                    if not self._deferred:
+                        LOG.info(f"stopped {self.reason} before the first step, with nothing to save; start it again")
+                        os._exit(REQUEUE)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and self.signal == signal.SIGINT:
@@ -41,8 +90,13 @@ class StopRequest:
         self.signal = number
 
     def __bool__(self) -> bool:
-        """Return whether a signal arrived, or a launcher of this process died."""
-        return self.signal is not None or self.is_orphaned
+        """Return whether a signal arrived, this process asked itself, or a launcher of it died."""
+        return self.signal is not None or self._why is not None or self.is_orphaned
+
+    @property
+    def reason(self) -> str:
+        """Return why to stop, as it goes on with "stopped"."""
+        return "because its launcher is gone" if self.is_orphaned else self._why or "on request"
 
     @property
     def is_orphaned(self) -> bool:

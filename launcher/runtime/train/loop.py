@@ -24,6 +24,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, StepResult
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
+from plumbline.launcher.runtime.run import save_time
 from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.metrics import MetricsLog
@@ -68,6 +69,7 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bo
     trainer = Trainer(config, inputs, world, stop, weights)
     if found is not None:
         trainer.resume(found)
+    stop.defer()  # from here on a stop has something to save
     try:
         complete = trainer.run()
     except TrainingError:  # of all ranks: what was saved before is worth having
@@ -185,6 +187,7 @@ class Trainer:
             **meter.read(self.state.step),
             **self._reports(result),
         }
+        self.stop.step_seconds = meter.step_seconds
         if not result.applied:
             record["skipped"] = True
         if self.log is not None:
@@ -263,6 +266,9 @@ class Trainer:
             return
         if saved.error is None:
             self.saved_step, self.failed_saves = saved.step, 0
+            self.stop.save_seconds = max(self.stop.save_seconds, saved.seconds)
+            if self.world.is_main:
+                save_time.record(self.config.run.folder, saved.step, saved.seconds)
             return
         self.failed_saves += 1
         limit = self.config.checkpoint.max_failures

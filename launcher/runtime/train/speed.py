@@ -27,6 +27,8 @@ class SpeedMeter:
         self.tokens_before = config.data.batch_plan.tokens_before
         self.flops_per_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
         self._peak_is_wrong = False
+        self.step_seconds = 0.0
+        """Mean over the steps of the last reading."""
         self.restart(step)
 
     def restart(self, step: int) -> None:
@@ -36,7 +38,8 @@ class SpeedMeter:
     def read(self, step: int) -> dict[str, float | None]:
         """Return tokens_per_second and mfu since the last restart or reading; warn when the peak turns out wrong."""
         tokens = self.tokens_before(step) - self.tokens_before(self._step)
-        speed = tokens / (time.perf_counter() - self._time)
+        seconds = time.perf_counter() - self._time
+        speed, self.step_seconds = tokens / seconds, seconds / (step - self._step)
         self.restart(step)
         mfu = speed * self.flops_per_token / self.peak
         if mfu > 1 and not self._peak_is_wrong:

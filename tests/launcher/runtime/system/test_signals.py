@@ -1,5 +1,6 @@
 """Signals raise a flag and nothing else; the flag is agreed on by the ranks in tests/distributed/test_resume.py."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,12 +17,19 @@ from tests.conftest import REPOSITORY, environment
 NUMBERS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 
 
-@pytest.fixture
-def stop() -> Iterator[StopRequest]:
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Put back the handlers that a StopRequest replaces."""
     before = {number: signal.getsignal(number) for number in NUMBERS}
-    yield StopRequest()
+    yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def stop() -> Iterator[StopRequest]:
+    with handlers_kept():
+        yield StopRequest()
 
 
 def send(number: int) -> None:
@@ -47,6 +55,12 @@ def test_requests_may_repeat(stop: StopRequest) -> None:
     assert stop
 
 
+def test_a_process_asks_itself(stop: StopRequest) -> None:
+    stop.ask("ahead of the time limit")
+    assert stop
+    assert (stop.signal, stop.reason) == (None, "ahead of the time limit")
+
+
 def test_a_second_interrupt_means_now(stop: StopRequest) -> None:
     send(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
@@ -66,22 +80,60 @@ while not stop:
     time.sleep(0.01)
 print(stop.signal, stop.is_orphaned, flush=True)
 """
+STARTING = """
+import ctypes, sys, time
+from plumbline.launcher.runtime.system.signals import LOOK_SECONDS, StopRequest
+stop, lock = StopRequest(), ctypes.create_string_buffer(64)
+stop.end_at_once()
+if sys.argv[1] == "deferred":
+    stop.defer()
+print("here", flush=True)
+if sys.argv[1] == "deferred":
+    while not stop:
+        time.sleep(0.01)
+    time.sleep(2 * LOOK_SECONDS)
+else:
+    for _ in range(2):  # the second time it waits for ever, in C: no handler of Python's is run meanwhile
+        ctypes.CDLL(None).pthread_mutex_lock(lock)
+print(stop.signal, flush=True)
+"""
 STARTER = "import subprocess, sys; subprocess.run([sys.executable, *sys.argv[1:]])"
 
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_the_death_of_a_launcher_is_a_request(tmp_path: Path, killed: int) -> None:
     """Of either process of `deepspeed`; the rank, whose parent lives on when the outer one dies, must look further."""
-    words = [sys.executable]
-    for name in ("deepspeed", "deepspeed.launcher.launch", "wrapper", "rank"):
-        (tmp_path / name).write_text(RANK if name == "rank" else STARTER)
-        words.append(str(tmp_path / name))
-    with subprocess.Popen(words, cwd=REPOSITORY, env=environment(), stdout=subprocess.PIPE, text=True) as outer:
+    with launched(tmp_path, RANK) as outer:
         assert outer.stdout is not None
         assert outer.stdout.readline() == "False\n"
         launchers = [psutil.Process(outer.pid), *psutil.Process(outer.pid).children()]
         launchers[killed].send_signal(signal.SIGKILL)
         assert outer.stdout.readline() == "None True\n"
+
+
+def test_a_process_that_starts_ends_with_its_launcher(tmp_path: Path) -> None:
+    with launched(tmp_path, STARTING, "starts") as outer:
+        assert outer.stdout is not None
+        assert outer.stdout.readline() == "here\n"
+        rank = psutil.Process(outer.pid).children(recursive=True)[-1]
+        outer.kill()
+        try:
+            rank.wait(60)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rank.kill()
+
+
+@contextlib.contextmanager
+def launched(folder: Path, program: str, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    """Start a program as `deepspeed` does, by way of two launchers and a wrapper."""
+    words = [sys.executable]
+    for name in ("deepspeed", "deepspeed.launcher.launch", "wrapper", "rank"):
+        (folder / name).write_text(program if name == "rank" else STARTER)
+        words.append(str(folder / name))
+    words += arguments
+    with subprocess.Popen(words, cwd=REPOSITORY, env=environment(), stdout=subprocess.PIPE, text=True) as outer:
+        yield outer
 
 
 def test_the_death_of_a_shell_is_none(tmp_path: Path) -> None:
@@ -107,3 +159,31 @@ def test_a_launcher_that_died_at_once_is_missed(
     assert not stop
     monkeypatch.setenv(variable, "1")
     assert stop
+
+
+@pytest.mark.parametrize("numbers", [NUMBERS[:1], NUMBERS[1:2], (signal.SIGUSR1, signal.SIGTERM)])
+def test_a_process_that_starts_ends_at_once_even_in_c(tmp_path: Path, numbers: tuple[signal.Signals, ...]) -> None:
+    with starting(tmp_path, "starts") as process:
+        for number in numbers:
+            process.send_signal(number)
+        assert process.wait(60) == REQUEUE
+
+
+def test_a_process_that_has_something_to_save_does_not(tmp_path: Path) -> None:
+    with starting(tmp_path, "deferred") as process:
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout is not None
+        assert process.stdout.read() == f"{int(signal.SIGUSR1)}\n"
+    assert process.returncode == 0
+
+
+@contextlib.contextmanager
+def starting(folder: Path, how: str) -> "Iterator[subprocess.Popen[str]]":
+    """Start a process that ends at once at a signal, or has deferred that, and then waits in C."""
+    (folder / "rank").write_text(STARTING)
+    words = [sys.executable, str(folder / "rank"), how]
+    with subprocess.Popen(words, cwd=REPOSITORY, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        yield process
+        process.wait()

@@ -1,0 +1,108 @@
+"""When a run asks itself to stop: by what Slurm says, again and again, and by how long a stop takes."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from plumbline.launcher.runtime.system.deadline import END, NOTICE, read_notice, watch, watch_time_limit
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.signals import StopRequest
+from tests.launcher.runtime.system.test_signals import handlers_kept
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopRequest]:
+    monkeypatch.delenv(END, raising=False)
+    with handlers_kept():
+        yield StopRequest()
+
+
+def ends_in(seconds: float) -> float:
+    return time.time() + seconds
+
+
+def test_it_asks_once_less_time_is_left_than_the_notice(stop: StopRequest, capsys: pytest.CaptureFixture[str]) -> None:
+    watch(stop, 300, lambda: ends_in(252.5))
+    assert stop
+    assert stop.reason == "ahead of the time limit"
+    assert capsys.readouterr().err == "time limit in 4:12: saving\n"
+
+
+@pytest.mark.parametrize(("step", "save", "left"), [(20, 0, 18), (0, 10, 18), (10, 10, 28)])
+def test_a_stop_that_takes_longer_than_the_notice_is_asked_for_earlier(
+    stop: StopRequest, step: float, save: float, left: float
+) -> None:
+    """A step has to end, the save that is under way, and another."""
+    stop.step_seconds, stop.save_seconds = step, save
+    answers = iter([ends_in(left)])
+    watch(stop, 1, lambda: next(answers), 0.0)  # asked a second time, there is none
+    assert stop
+
+
+def watching(stop: StopRequest, *answers: float | None) -> threading.Event:
+    """Watch in a thread, which asks at every look; the event is set once all answers but the last were given twice."""
+    given, last = iter(answers), threading.Event()
+
+    def ask() -> float | None:
+        answer = next(given, answers[-1])
+        if answer == answers[-1]:
+            last.set()
+        return answer
+
+    threading.Thread(target=watch, args=(stop, 1, ask, 0.0), daemon=True).start()
+    return last
+
+
+def test_a_limit_that_is_lowered_is_noticed(stop: StopRequest) -> None:
+    lowered = watching(stop, ends_in(3600), ends_in(0.5))
+    assert not stop
+    assert lowered.wait(60)
+    deadline = time.monotonic() + 60
+    while not stop and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert stop
+
+
+def test_a_controller_that_does_not_answer_changes_nothing(stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it said last holds, and at first what Slurm said when the job began."""
+    monkeypatch.setenv(END, str(ends_in(3600)))
+    silent = watching(stop, ends_in(3600), None)
+    assert silent.wait(60)
+    assert not stop
+    monkeypatch.setenv(END, str(ends_in(0.5)))
+    watch(stop, 1, lambda: None)
+    assert stop
+
+
+def test_the_notice_is_a_number_of_seconds(stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NOTICE, raising=False)
+    assert read_notice() == 300
+    monkeypatch.setenv(NOTICE, "45")
+    assert read_notice() == 45
+    monkeypatch.setenv(NOTICE, "5 minutes")
+    for is_main in (True, False):  # or the other ranks would wait for the main one
+        with pytest.raises(ValueError, match="PLUMBLINE_NOTICE is 5 minutes: give the seconds before"):
+            watch_time_limit(stop, is_main)
+
+
+def test_the_main_rank_of_a_job_watches_alone(stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(END, "1")
+    monkeypatch.setenv("PATH", "/nowhere")  # no Slurm to ask
+    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    before = threading.active_count()
+    watch_time_limit(stop, is_main=True)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    watch_time_limit(stop, is_main=False)
+    assert threading.active_count() == before
+    LOG.disabled = True
+    try:
+        watch_time_limit(stop, is_main=True)
+        deadline = time.monotonic() + 60
+        while not stop and time.monotonic() < deadline:
+            time.sleep(0.01)
+    finally:
+        LOG.disabled = False
+    assert stop
