@@ -1,51 +1,64 @@
-"""Put a Slurm job back into the queue after an attempt that is worth another; slurm/pretrain.sbatch calls it.
+"""Put a Slurm job back into the queue after an attempt that is worth another; slurm/job.sh calls it.
 
     python launcher/requeue.py --config FILE                             print the step of the newest checkpoint
     python launcher/requeue.py --config FILE --code 137 --before 4000    inside a job: decide, say why, requeue
+    python launcher/requeue.py --plan FILE --share 0/16                  of a task of a sweep: print finished,steps
 
-`--code` is what srun returned, `--before` the step of the newest checkpoint when the attempt began. Exit codes: 0 the
-job is requeued; 1 it is not; 2 that could not be decided or done. Inside a job, start it with SIGTERM ignored.
+`--code` is what srun returned, `--before` what was printed when the attempt began. Exit codes: 0 the job is requeued; 1
+it is not; 2 that could not be decided or done. Inside a job, start it with SIGTERM ignored.
 """
 
 import argparse
-import os
 from pathlib import Path
 
-from plumbline.launcher.runtime.checkpoint.store import checkpoints, step_of
 from plumbline.launcher.runtime.config.written import read_run
+from plumbline.launcher.runtime.sweep.advance import newest_step, one_of_several, read_share
 from plumbline.launcher.runtime.system import cli, nodes
-from plumbline.launcher.runtime.system.attempts import FINAL, Attempt, decide, read_limit
+from plumbline.launcher.runtime.system.attempts import FINAL, TALLY, Attempt, Progress, decide, read_limit
 from plumbline.launcher.runtime.system.signals import REQUEUE
 
 NOT_REQUEUED = 1  # exit code
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
+    """Read the command line: options of its own, and those of the program that the job runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, required=True, help="YAML file of the run, as pretrain.py takes it")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--config", type=Path, help="YAML file of the run or sweep, as pretrain.py or sweep.py takes it"
+    )
+    source.add_argument("--plan", type=Path, help="plan of a sweep, as sweep.py takes it")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
+    parser.add_argument("--share", type=one_of_several, help="I/N: the job is a task of a sweep, with this share")
+    for option in ("--workers", "--seeds", "--rows"):  # of sweep.py; they decide nothing here
+        parser.add_argument(option, help=argparse.SUPPRESS)
     parser.add_argument("--code", type=cli.natural, help="exit code of srun")
-    parser.add_argument("--before", type=cli.natural, default=0, help="step of the newest checkpoint at the start")
+    parser.add_argument("--before", type=progress, default=(0,), help="what was saved at the start")
     return parser.parse_intermixed_args()
 
 
+def progress(text: str) -> Progress:
+    """Read what this program printed, for argparse."""
+    return tuple(int(number) for number in text.split(","))
+
+
 def main() -> int:
-    """Print the newest step, or decide about the attempt that ended."""
+    """Print what is saved, or decide about the attempt that ended."""
     arguments = parse_arguments()
     limit = read_limit()  # before the first attempt, too: a mistake in it is told while somebody looks
-    folder = read_run(arguments.config, arguments.overrides).folder
-    newest = next(map(step_of, checkpoints(folder / "checkpoints")), 0)
+    tally, saved = look(arguments)
     if arguments.code is None:
-        print(newest)
+        print(",".join(map(str, saved)))
         return 0
-    code, job_id = arguments.code, os.environ["SLURM_JOB_ID"]
+    code = arguments.code
+    job_id = nodes.own_job()
+    if job_id is None:
+        raise ValueError("--code: this is no Slurm job, so there is nothing to put back into the queue")
     job = nodes.read_job(job_id)
     if code not in FINAL and not nodes.may_go_on(job):
         say(f"exit code {code}, ended by Slurm or by a person: the job is {job.state} and left as it is")
         return NOT_REQUEUED
-    tally = folder / "slurm" / f"attempts-{job_id}.json"
-    decision = decide(Attempt(code, arguments.before, newest), tally, limit)
+    decision = decide(Attempt(code, arguments.before, saved), tally, limit)
     if not decision.requeue:
         say(f"{decision.reason}: not requeued")
         return NOT_REQUEUED
@@ -55,6 +68,15 @@ def main() -> int:
     say(f"{decision.reason}: back into the queue{without(lost, spared)}")
     nodes.requeue(job, spared)
     return 0
+
+
+def look(arguments: argparse.Namespace) -> tuple[Path, Progress]:
+    """Return the tally of the job's work, and how much of it is saved."""
+    if arguments.share is None:
+        folder = read_run(arguments.config, arguments.overrides).folder
+        return folder / "slurm" / f"{TALLY}.json", (newest_step(folder),)
+    share = read_share(arguments.config, arguments.plan, *arguments.share)
+    return share.folder / "slurm" / f"{TALLY}-{share.name}.json", share.saved()
 
 
 def say(decision: str) -> None:

@@ -20,7 +20,9 @@ import argparse
 from contextlib import closing
 from pathlib import Path
 
+from plumbline.launcher.runtime.sweep.advance import one_of_several
 from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.signals import REQUEUE, StopRequest
 
 STOP = StopRequest()  # ahead of the imports below, which take seconds; each worker's process passes here, too
@@ -71,15 +73,8 @@ def integers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
-def one_of_several(text: str) -> tuple[int, int]:
-    """Read I/N with 0 <= I < N, for argparse."""
-    first, _, step = text.partition("/")
-    if not (first.isdigit() and step.isdigit() and int(first) < int(step)):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N with 0 <= I < N, for example 0/4")
-    return int(first), int(step)
-
-
 if __name__ == "__main__":
+    STOP.end_at_once()  # until there is a run to save
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
 
 
@@ -120,7 +115,7 @@ def main() -> int:
         train(plan, arguments)
     show(plan.sweep, write_results(plan.sweep, plan.cells, plan.elsewhere), arguments.json, plan.sweep.folder)
     if STOP:
-        LOG.info(f"stopped on request; the same command goes on with {plan.sweep.folder}")
+        LOG.info(f"stopped {STOP.reason}; the same command goes on with {plan.sweep.folder}")
         return REQUEUE
     return FAILED if report_failed(share(plan, arguments)) else 0
 
@@ -139,6 +134,8 @@ def train(plan: Plan, arguments: argparse.Namespace) -> None:
     LOG.info(intention(plan, arguments))
     todo = plan.unfinished(share(plan, arguments))
     where = places(workers_for(todo, arguments), plan.sweep.folder / "workers.log")
+    STOP.defer()
+    watch_time_limit(STOP, is_main=True)
     with closing(Progress(todo)) as progress:
         run_all(todo, where, plan.sweep.how.run, plan.sweep.keep_checkpoints, STOP, progress.ended)
 

@@ -94,9 +94,10 @@ def test_the_tasks_of_the_step_count_not_those_of_the_job(bare: pytest.MonkeyPat
 
 
 def test_several_srun_tasks_need_an_address(bare: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    set_environment(bare, SLURM)
+    """Of which Slurm itself is asked: tests/slurm/test_launchers.py; here, as in a container, there is no scontrol."""
+    set_environment(bare, {**SLURM, "SLURM_STEP_NODELIST": "n[1-2]", "PATH": "/nowhere"})
     bare.delenv("MASTER_ADDR")
-    with pytest.raises(ValueError, match=r"MASTER_ADDR: not set.*slurm/pretrain.sbatch") as caught:
+    with pytest.raises(ValueError, match=r"MASTER_ADDR: not set.*scontrol.*slurm/pretrain.sbatch") as caught:
         read_world()
     LOG.error(caught.value)
     assert capsys.readouterr().err.startswith("error on rank 5: MASTER_ADDR: not set"), "as Slurm numbers it"

@@ -1,8 +1,6 @@
 """Let ranks meet before there is a process group, and name those that do not come."""
 
 import os
-import shutil
-import subprocess
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,6 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed has them without telling mypy
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, node_name
+from plumbline.launcher.runtime.system import nodes
 from plumbline.launcher.runtime.system.world import World
 
 CHECK = "arrival"
@@ -65,7 +64,7 @@ def nodes_of(store: Store, ranks: Sequence[int]) -> dict[int, str]:
 
 def findings_of_absence(missing: Sequence[int], arrived: dict[int, str], seconds: float) -> list[Finding]:
     """Name the ranks that did not arrive and, as far as Slurm tells, their nodes."""
-    empty = sorted(set(_nodes_of_job()) - set(arrived.values()))
+    empty = sorted(set(_nodes_of_step()) - set(arrived.values()))
     ranks = ", ".join(str(rank) for rank in missing)
     here = ", ".join(f"{rank} ({node})" for rank, node in sorted(arrived.items()))
     text = f"rank(s) {ranks} did not arrive within {seconds:g} s; arrived: {here}"
@@ -74,11 +73,10 @@ def findings_of_absence(missing: Sequence[int], arrived: dict[int, str], seconds
     return findings or [Finding("bad", EVERYWHERE, text, remedy, CHECK)]
 
 
-def _nodes_of_job() -> list[str]:
+def _nodes_of_step() -> tuple[str, ...]:
     """Return the nodes of this Slurm step; none without Slurm."""
-    names = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
-    if not names or shutil.which("scontrol") is None:
-        return []
-    command = ["scontrol", "show", "hostnames", names]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return done.stdout.split()
+    names = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST") or ""
+    try:
+        return nodes.names_in(names)
+    except (OSError, ValueError):  # in a container, say, or with a controller that does not answer
+        return ()

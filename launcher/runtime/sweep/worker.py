@@ -26,6 +26,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError, hold
+from plumbline.launcher.runtime.sweep.advance import DIVERGED
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.files import write_json, write_whole
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -35,7 +36,7 @@ from plumbline.launcher.runtime.train.guards.guard import TrainingError
 Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as train() of train/loop.py
 Outcome = Literal["finished", "diverged", "failed", "stopped", "elsewhere"]
 FINISHED: tuple[Outcome, ...] = ("finished", "diverged")  # never trained again
-DIVERGED, ERROR, LOG = "diverged.json", "error.txt", "log.txt"
+ERROR, LOG = "error.txt", "log.txt"
 TIMEOUT_MINUTES = 30.0  # of collectives, which in a world of one have nobody to wait for
 
 

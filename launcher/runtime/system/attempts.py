@@ -2,8 +2,9 @@
 
 An attempt is fruitless if it ended, however it did, without a newer checkpoint than it began with. Requested stops and
 preemptions save one, so a healthy run may be stopped as often as the cluster likes; one that crashes at the same place
-ends in somebody's hands. How many fruitless attempts there have been in a row is kept in a file for each job, which
-survives that Slurm kills the job's processes.
+ends in somebody's hands. How many fruitless attempts there have been in a row is kept in a file beside the work, which
+survives that Slurm kills the job's processes, and is the same for all jobs of a chain. Who submits a job has looked, so
+that the count begins anew.
 """
 
 import json
@@ -15,6 +16,8 @@ from plumbline.launcher.runtime.system.cli import BROKEN, UNUSABLE
 from plumbline.launcher.runtime.system.files import write_json
 
 VARIABLE = "PLUMBLINE_FRUITLESS_ATTEMPTS"
+TALLY = "attempts"
+"""What names of tallies begin with."""
 FINAL = {
     0: "complete",
     UNUSABLE: "configuration, data or run folder cannot be used",
@@ -23,16 +26,28 @@ FINAL = {
 """Exit codes after which another attempt would end alike, and what they say."""
 
 
+Progress = tuple[int, ...]
+"""How much of a job's work is saved, of two moments the later one greater: of a run (step of its newest checkpoint,);
+of a sweep (finished runs, sum of the steps of the newest checkpoints of the others)."""
+
+
+def describe(progress: Progress) -> str:
+    """Return in words how much is saved."""
+    if len(progress) == 1:
+        return f"step {progress[0]}"
+    return f"{progress[0]} finished runs and {progress[1]} steps of others"
+
+
 @dataclass(frozen=True)
 class Attempt:
     """Say how an attempt of a job ended."""
 
     code: int
     """What srun returned."""
-    before: int
-    """Step of the newest checkpoint when the attempt began, 0 without one."""
-    after: int
-    """Step of the newest checkpoint now."""
+    before: Progress
+    """What was saved when the attempt began."""
+    after: Progress
+    """What is saved now."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,7 @@ def decide(attempt: Attempt, tally: Path, limit: int) -> Decision:
 
     Args:
         attempt: how it ended.
-        tally: file of the job that counts fruitless attempts in a row.
+        tally: file that counts fruitless attempts at this work in a row.
         limit: how many of them end the job.
 
     Raises:
@@ -72,23 +87,27 @@ def decide(attempt: Attempt, tally: Path, limit: int) -> Decision:
         return Decision(False, f"exit code {attempt.code}, {FINAL[attempt.code]}")
     if attempt.after > attempt.before:
         tally.unlink(missing_ok=True)
-        progress = f"the newest checkpoint went from step {attempt.before} to {attempt.after}"
+        progress = f"what is saved went from {describe(attempt.before)} to {describe(attempt.after)}"
         return Decision(True, f"exit code {attempt.code}, {progress}")
     fruitless = 1 + _fruitless_before(attempt, tally)
     tally.parent.mkdir(parents=True, exist_ok=True)
-    write_json(tally, {"step": attempt.after, "fruitless": fruitless})
-    reason = (
-        f"exit code {attempt.code}, no checkpoint after step {attempt.after}, fruitless attempt {fruitless} of {limit}"
-    )
-    return Decision(fruitless < limit, f"{reason} in a row ({VARIABLE})")
+    write_json(tally, {"saved": attempt.after, "fruitless": fruitless})
+    reason = f"exit code {attempt.code}, nothing saved after {describe(attempt.after)}"
+    return Decision(fruitless < limit, f"{reason}, fruitless attempt {fruitless} of {limit} in a row ({VARIABLE})")
 
 
 def _fruitless_before(attempt: Attempt, tally: Path) -> int:
     """Return how many attempts in a row have ended where this one began.
 
-    An attempt that Slurm itself requeued is not in the tally; where it saved a checkpoint, the step tells.
+    An attempt that Slurm itself requeued is not in the tally; where it saved a checkpoint, what is saved tells.
     """
     if not tally.exists():
         return 0
     kept = json.loads(tally.read_text(encoding="utf-8"))
-    return int(kept["fruitless"]) if kept["step"] == attempt.before else 0
+    return int(kept["fruitless"]) if tuple(kept["saved"]) == attempt.before else 0
+
+
+def forget(folder: Path) -> None:
+    """Begin the counts of a folder anew, because a person submits a job: what it failed by before may be mended."""
+    for tally in folder.glob(f"{TALLY}*.json"):
+        tally.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Find the nodes of a job that do not answer, and keep them out of its next attempt.
+"""Name the nodes of a job, find those that do not answer, and keep them out of its next attempt.
 
 Slurm itself counts a node as up for SlurmdTimeout (300 s by default) after it was last heard of, while a job ends
 within `srun --wait` of the loss of a rank. So the nodes are asked, by a job step that does nothing.
@@ -25,6 +25,8 @@ class Job:
     """Say what the controller knows of a job."""
 
     id: str
+    """Of a task of an array ARRAY_TASK: its own number is the array's as well if it is the last of them."""
+    number: str
     state: str
     """RUNNING while the batch script is left to itself; COMPLETING while Slurm ends it, too."""
     why: str
@@ -38,15 +40,44 @@ class Job:
     """Words of --constraint, whatever stands between them."""
 
 
+def names_in(nodes: str) -> tuple[str, ...]:
+    """Return the names that a list of nodes of Slurm's stands for: n[1-2] is n1 and n2.
+
+    Raises:
+        OSError: there is no scontrol here.
+        ValueError: it is no such list.
+    """
+    return () if not _unless_null(nodes) else tuple(_scontrol("show", "hostnames", nodes).split())
+
+
+def first_address(nodes: str) -> str:
+    """Return where Slurm reaches the first of a list of nodes; their names need not resolve.
+
+    Raises:
+        OSError, ValueError: likewise, or the controller does not answer.
+    """
+    return _fields(_scontrol("--oneliner", "show", "node", names_in(nodes)[0]))["NodeAddr"]
+
+
+def own_job() -> str | None:
+    """Return the id of the job that this process is in, by which Slurm's commands know it alone; None outside of one.
+
+    The number of one task of an array is that of the array, which stands for all its tasks.
+    """
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    return os.environ.get("SLURM_JOB_ID") if array is None else f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}"
+
+
 def read_job(job_id: str) -> Job:
     """Return what the controller knows of a job. Raises ValueError with Slurm's words where it does not answer."""
     fields = _fields(_scontrol("--oneliner", "show", "job", job_id))
     return Job(
         job_id,
+        fields["JobId"],
         fields["JobState"],
         fields["Reason"],
-        _names(fields["NodeList"]),
-        _names(fields["ExcNodeList"]),
+        names_in(fields["NodeList"]),
+        names_in(fields["ExcNodeList"]),
         int(fields["NumNodes"].partition("-")[0]),
         frozenset(fields["Partition"].split(",")),
         frozenset(re.findall(r"[\w.]+", _unless_null(fields["Features"]))),
@@ -101,7 +132,7 @@ def _ask(job: Job) -> str:
     # What GPUs and memory the job's steps take is in variables; this one takes none, or would wait for theirs
     environment = {key: value for key, value in os.environ.items() if not re.match("SLURM_(GPU|MEM|TRES)", key)}
     shape = (f"--nodes={len(job.nodes)}", f"--ntasks={len(job.nodes)}", "--ntasks-per-node=1", "--cpus-per-task=1")
-    command = ("srun", f"--jobid={job.id}", "--overlap", "--mem=0", "--gres=none", *shape, "true")
+    command = ("srun", f"--jobid={job.number}", "--overlap", "--mem=0", "--gres=none", *shape, "true")
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=ASK_SECONDS, check=False
@@ -120,17 +151,12 @@ def _fields(line: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
 
-def _names(nodes: str) -> tuple[str, ...]:
-    """Return the names that a list of nodes of Slurm's stands for: n[1-2] is n1 and n2."""
-    return () if not _unless_null(nodes) else tuple(_scontrol("show", "hostnames", nodes).split())
-
-
 def _unless_null(value: str) -> str:
     return "" if value in NOBODY else value
 
 
 def _scontrol(*arguments: str) -> str:
-    """Return what scontrol prints. Raises ValueError with its words where it fails."""
+    """Return what scontrol prints. Raises ValueError with its words where it fails, OSError where it is not there."""
     done = subprocess.run(("scontrol", *arguments), capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"scontrol {' '.join(arguments)}: {done.stderr.strip()}")

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from plumbline.launcher.runtime.system.deadline import NOTICE
+
 REPOSITORY = Path(__file__).resolve().parents[3]
 START_SECONDS = 120
 """Least time of an attempt before its notice: half for a start, half since Slurm may give notice as much too early."""
@@ -82,7 +84,13 @@ def next_number(folder: Path) -> int:
 
 
 def write_script(
-    path: Path, about: str, options: Mapping[str, object], job: str, arguments: Sequence[str], count: int = 1
+    path: Path,
+    about: str,
+    options: Mapping[str, object],
+    job: str,
+    arguments: Sequence[str],
+    notice: int,
+    count: int = 1,
 ) -> None:
     """Write a script that submits the job script `job` of slurm/ from the current folder, and prints the job id.
 
@@ -92,12 +100,15 @@ def write_script(
         options: of sbatch; those that are None are left out.
         job: name of the job script.
         arguments: of the job script.
+        notice: seconds before the time limit at which the job saves, for `deadline.read_notice`.
         count: how many equal jobs are submitted.
     """
-    path.write_text(_render(about, options, job, arguments, count), encoding="utf-8")
+    path.write_text(_render(about, options, job, arguments, notice, count), encoding="utf-8")
 
 
-def _render(about: str, options: Mapping[str, object], job: str, arguments: Sequence[str], count: int) -> str:
+def _render(
+    about: str, options: Mapping[str, object], job: str, arguments: Sequence[str], notice: int, count: int
+) -> str:
     words = [f"--{option}={value}" for option, value in options.items() if value is not None]
     words += [str(REPOSITORY / "slurm" / job), *arguments]
     command = " \\\n    ".join(shlex.quote(word) for word in words)
@@ -108,6 +119,7 @@ def _render(about: str, options: Mapping[str, object], job: str, arguments: Sequ
 {about}
 cd {shlex.quote(str(Path.cwd()))} || exit
 export PLUMBLINE_ROOT={root}
+export {NOTICE}={notice}
 source {root}/slurm/cluster.env
 # Unless the site names another: the Python that checked the configuration trains it.
 export PLUMBLINE_PYTHON="${{PLUMBLINE_PYTHON:-{sys.executable}}}"

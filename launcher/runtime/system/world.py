@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from plumbline.launcher.runtime.system import nodes
+
 
 @dataclass(frozen=True)
 class World:
@@ -34,13 +36,23 @@ def _adopt_slurm_environment() -> None:
     env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
     env["WORLD_SIZE"] = env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])
     if int(env["WORLD_SIZE"]) > 1 and "MASTER_ADDR" not in env:
-        raise ValueError(
-            "MASTER_ADDR: not set, and several srun tasks need one address to meet at; submit slurm/pretrain.sbatch "
-            'or export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
-        )
+        env["MASTER_ADDR"] = _address_of_first_task()
     env.setdefault("MASTER_ADDR", "127.0.0.1")
     # One port for each job, so that jobs on one node do not meet; below the ports of outgoing connections
     env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 12768))
+
+
+def _address_of_first_task() -> str:
+    """Return the address of the node that the first task of this Slurm step is on."""
+    names = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
+    try:
+        return nodes.first_address(names)
+    except (OSError, ValueError, LookupError) as error:
+        raise ValueError(
+            "MASTER_ADDR: not set, and several srun tasks need one address to meet at, for which Slurm cannot be asked "
+            f"here ({error}); submit slurm/pretrain.sbatch, or in a job "
+            'export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
+        ) from error
 
 
 def free_port() -> int:

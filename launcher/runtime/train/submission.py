@@ -5,6 +5,7 @@ The run folder holds what was submitted: `slurm/config-N.yaml`, the configuratio
 not change it. The job itself is slurm/pretrain.sbatch.
 """
 
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -15,8 +16,11 @@ from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whol
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.run import save_time
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.attempts import forget
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, next_number, write_script
 from plumbline.launcher.runtime.system.world import World
 
@@ -42,6 +46,12 @@ def check(config: Config, request: Request) -> None:
     if newest is not None:
         saved = load_config(newest / "config.yaml", [])
         check_resume(saved, config, inputs.fingerprints, newest)
+    seconds = save_time.read(config.run.folder)
+    if seconds is not None and seconds > request.notice / 2:
+        LOG.warning(
+            f"the last save of {config.run.folder} took {seconds:.0f} s, more than half of the {request.notice} s of "
+            f"--notice, and a stop may wait for a save before its own; give --notice {ceil(3 * seconds)}"
+        )
 
 
 def write_submission(config: Config, request: Request, chain: int) -> Path:
@@ -54,6 +64,7 @@ def write_submission(config: Config, request: Request, chain: int) -> Path:
     number = next_number(folder)
     config_file = folder / f"config-{number}.yaml"
     save_config(config, config_file)
+    forget(folder)
     script = folder / f"submit-{number}.sh"
     options = {
         "job-name": config.run.name,
@@ -61,5 +72,5 @@ def write_submission(config: Config, request: Request, chain: int) -> Path:
         "dependency": "singleton",
         "output": folder / "job-%j.log",
     }
-    write_script(script, ABOUT, options, "pretrain.sbatch", [f"--config={config_file}"], chain)
+    write_script(script, ABOUT, options, "pretrain.sbatch", [f"--config={config_file}"], request.notice, chain)
     return script

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.attempts import VARIABLE, Attempt, Decision, decide, read_limit
+from plumbline.launcher.runtime.system.attempts import VARIABLE, Attempt, Decision, decide, forget, read_limit
 
 
 @pytest.fixture
 def tally(tmp_path: Path) -> Path:
-    return tmp_path / "run" / "slurm" / "attempts-7.json"
+    return tmp_path / "run" / "slurm" / "attempts.json"
 
 
 @pytest.mark.parametrize(("code", "words"), [(0, "complete"), (2, "cannot be used"), (3, "broke down")])
 def test_three_exit_codes_are_final_whatever_was_saved(tally: Path, code: int, words: str) -> None:
-    decision = decide(Attempt(code, 0, 10), tally, 2)
+    decision = decide(Attempt(code, (0,), (10,)), tally, 2)
     assert not decision.requeue
     assert decision.reason.startswith(f"exit code {code}, ")
     assert decision.reason.endswith(words)
@@ -24,33 +24,33 @@ def test_three_exit_codes_are_final_whatever_was_saved(tally: Path, code: int, w
 @pytest.mark.parametrize("code", [1, 85, 137, 143, 233])
 def test_every_other_is_worth_another_attempt_while_checkpoints_advance(tally: Path, code: int) -> None:
     for step in range(0, 100, 10):
-        reason = f"exit code {code}, the newest checkpoint went from step {step} to {step + 10}"
-        assert decide(Attempt(code, step, step + 10), tally, 1) == Decision(True, reason)
+        reason = f"exit code {code}, what is saved went from step {step} to step {step + 10}"
+        assert decide(Attempt(code, (step,), (step + 10,)), tally, 1) == Decision(True, reason)
 
 
 def test_fruitless_attempts_are_counted_in_a_row(tally: Path) -> None:
     def requeued(before: int, after: int) -> bool:
-        return decide(Attempt(1, before, after), tally, 3).requeue
+        return decide(Attempt(1, (before,), (after,)), tally, 3).requeue
 
     assert [requeued(5, 5), requeued(5, 5), requeued(5, 6)] == [True, True, True]
     assert [requeued(6, 6), requeued(6, 6), requeued(6, 6)] == [True, True, False]
 
 
 def test_an_attempt_that_slurm_ended_after_a_checkpoint_ends_the_row(tally: Path) -> None:
-    assert decide(Attempt(1, 5, 5), tally, 2).requeue
+    assert decide(Attempt(1, (5,), (5,)), tally, 2).requeue
     # Here an attempt went from 5 to 8 and was preempted: nobody was asked
-    assert decide(Attempt(1, 8, 8), tally, 2).requeue
-    assert not decide(Attempt(1, 8, 8), tally, 2).requeue
+    assert decide(Attempt(1, (8,), (8,)), tally, 2).requeue
+    assert not decide(Attempt(1, (8,), (8,)), tally, 2).requeue
 
 
 def test_a_checkpoint_that_went_away_is_no_progress(tally: Path) -> None:
-    assert "no checkpoint after step 5, fruitless attempt 1 of 2" in decide(Attempt(1, 9, 5), tally, 2).reason
+    assert "nothing saved after step 5, fruitless attempt 1 of 2" in decide(Attempt(1, (9,), (5,)), tally, 2).reason
 
 
 def test_what_cannot_be_counted_is_not_tried_for_ever(tally: Path) -> None:
     tally.parent.parent.write_text("a file where the run folder should be")
     with pytest.raises(OSError):  # noqa: PT011
-        decide(Attempt(1, 5, 5), tally, 2)
+        decide(Attempt(1, (5,), (5,)), tally, 2)
 
 
 def test_the_limit_is_two_unless_the_site_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,3 +62,25 @@ def test_the_limit_is_two_unless_the_site_says_otherwise(monkeypatch: pytest.Mon
         monkeypatch.setenv(VARIABLE, wrong)
         with pytest.raises(ValueError, match=f"{VARIABLE} is {wrong}: give the number of fruitless attempts"):
             read_limit()
+
+
+def test_of_a_sweep_a_finished_run_counts_more_than_any_checkpoint(tally: Path) -> None:
+    reason = (
+        "exit code 1, what is saved went from 2 finished runs and 900 steps of others to 3 finished runs and 0 steps"
+    )
+    assert decide(Attempt(1, (2, 900), (3, 0)), tally, 1) == Decision(True, f"{reason} of others")
+    assert not decide(Attempt(1, (3, 0), (3, 0)), tally, 1).requeue
+
+
+def test_the_count_is_the_same_for_all_jobs_of_a_chain(tally: Path) -> None:
+    ends = [decide(Attempt(1, (5,), (5,)), tally, 2) for _ in range(3)]
+    assert [decision.requeue for decision in ends] == [True, False, False], "the next job has one attempt"
+    assert "fruitless attempt 3 of 2 in a row" in ends[2].reason
+
+
+def test_a_person_who_submits_has_looked(tally: Path) -> None:
+    assert not decide(Attempt(1, (5,), (5,)), tally, 1).requeue
+    (tally.parent / "config-1.yaml").touch()
+    forget(tally.parent)
+    assert [path.name for path in tally.parent.iterdir()] == ["config-1.yaml"]
+    assert decide(Attempt(1, (5,), (5,)), tally, 2).requeue

@@ -64,7 +64,7 @@ def job(slurm: Path) -> nodes.Job:
 
 def test_a_job_is_read(job: nodes.Job) -> None:
     features, partitions = frozenset({"h100", "ib"}), frozenset({"big", "old"})
-    assert job == nodes.Job("7", "RUNNING", "None", ("n1", "n2", "n3"), ("n9",), 3, partitions, features)
+    assert job == nodes.Job("7", "7", "RUNNING", "None", ("n1", "n2", "n3"), ("n9",), 3, partitions, features)
 
 
 @pytest.mark.parametrize("state", ["DOWN", "DOWN*+DRAIN", "MIXED*", "ALLOCATED+NOT_RESPONDING", "FAIL"])
@@ -145,3 +145,15 @@ def test_a_job_that_slurm_does_not_requeue_is_an_error_in_its_words(slurm: Path,
     (slurm / "refused").touch()
     with pytest.raises(ValueError, match="scontrol requeue 7: Job is not allowed to"):
         nodes.requeue(job, [])
+
+
+def test_a_task_of_an_array_is_known_by_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of the last of its tasks is that of the array: to requeue it is to requeue them all."""
+    for name in ("SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert nodes.own_job() is None
+    monkeypatch.setenv("SLURM_JOB_ID", "30")
+    assert nodes.own_job() == "30"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "30")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    assert nodes.own_job() == "30_2"

@@ -20,7 +20,7 @@ def asked(script: Path) -> list[str]:
 def test_a_script_asks_for_what_is_known_and_leaves_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "submit-1.sh"
-    write_script(script, "# why", {"job-name": "a b", **ARRAY.options}, "sweep.sbatch", ["--plan=it's.json"])
+    write_script(script, "# why", {"job-name": "a b", **ARRAY.options}, "sweep.sbatch", ["--plan=it's.json"], 300)
     assert asked(script) == [
         "--job-name=a b",
         "--nodes=1",
@@ -37,20 +37,21 @@ def test_a_script_asks_for_what_is_known_and_leaves_the_rest(tmp_path: Path, mon
 def test_each_submission_has_its_number(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "slurm"
     assert next_number(folder) == 1
-    write_script(folder / "submit-1.sh", "# first", ARRAY.options, "sweep.sbatch", [])
+    write_script(folder / "submit-1.sh", "# first", ARRAY.options, "sweep.sbatch", [], 300)
     assert next_number(folder) == 2
 
 
 def test_what_is_asked_of_the_site_is_handed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     site = {"partition": "a,b", "exclude": "n[1-2]", "mail-user": "a@b"}
-    write_script(tmp_path / "submit.sh", "# why", Request(notice=60, site=site).options, "pretrain.sbatch", [])
+    write_script(tmp_path / "submit.sh", "# why", Request(notice=60, site=site).options, "pretrain.sbatch", [], 60)
     handed = {"--signal=USR1@60", "--partition=a,b", "--exclude=n[1-2]", "--mail-user=a@b", "--mail-type=END,FAIL"}
     assert handed <= set(asked(tmp_path / "submit.sh"))
+    assert "export PLUMBLINE_NOTICE=60\n" in (tmp_path / "submit.sh").read_text()  # for system/deadline.py
 
 
 def test_a_chain_submits_as_many_jobs_and_ends_at_a_refusal(tmp_path: Path) -> None:
-    write_script(tmp_path / "submit.sh", "# why", {}, "pretrain.sbatch", ["--config=a file"], count=3)
+    write_script(tmp_path / "submit.sh", "# why", {}, "pretrain.sbatch", ["--config=a file"], 300, count=3)
     assert asked(tmp_path / "submit.sh") == [str(REPOSITORY / "slurm" / "pretrain.sbatch"), "--config=a file"] * 3
     refusing = (tmp_path / "submit.sh").read_text().replace("sbatch --parsable", "echo asked; false")
     done = subprocess.run(["bash", "-c", refusing], capture_output=True, text=True, check=False)

@@ -1,0 +1,76 @@
+"""Tell how much of a task's share of a sweep is saved, without importing torch.
+
+The job script asks before and after each attempt, the second time perhaps within the seconds that Slurm leaves it.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from plumbline.launcher.runtime.checkpoint.store import checkpoints, step_of
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.yaml_files import read_yaml
+
+DIVERGED = "diverged.json"
+FINISHED = ("result.json", DIVERGED)
+"""Files of which a run that is never trained again has one."""
+
+
+def one_of_several(text: str) -> tuple[int, int]:
+    """Read I/N with 0 <= I < N, for argparse."""
+    first, _, step = text.partition("/")
+    if not (first.isdigit() and step.isdigit() and int(first) < int(step)):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected I/N with 0 <= I < N, for example 0/4")
+    return int(first), int(step)
+
+
+def newest_step(run: Path) -> int:
+    """Return the step of a run's newest checkpoint, 0 without one."""
+    return next(map(step_of, checkpoints(run / "checkpoints")), 0)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Hold the runs that one task of a sweep makes."""
+
+    folder: Path
+    """Of the sweep."""
+    name: str
+    runs: Callable[[], list[Path]]
+    """Returns their folders."""
+
+    def saved(self) -> tuple[int, int]:
+        """Return how many runs are finished, and the sum of the steps that the others have saved."""
+        runs = self.runs()
+        finished = [run for run in runs if any((run / name).is_file() for name in FINISHED)]
+        return len(finished), sum(newest_step(run) for run in runs if run not in finished)
+
+
+def read_share(config: Path | None, plan: Path | None, first: int, step: int) -> Share:
+    """Return every step-th run of a plan from the first on; of a sweep's file, which lists no runs, whatever it made.
+
+    Raises:
+        ConfigError: the file cannot be read as that.
+    """
+    name = f"{first}-of-{step}"
+    if plan is None:
+        assert config is not None, "one of the two is given"
+        folder = _folder(read_yaml(config), config)
+        return Share(folder, name, lambda: sorted((folder / "runs").glob("*")))
+    try:
+        document = json.loads(plan.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{plan}: cannot be read as the plan of a sweep: {error}") from error
+    folder = _folder(document["sweep"], plan)
+    runs = [folder / "runs" / signature for signature in document["runs"][first::step]]
+    return Share(folder, name, lambda: runs)
+
+
+def _folder(sweep: Any, file: Path) -> Path:
+    """Return the folder of a sweep as `SweepConfig.folder` does, of values that nobody has checked."""
+    if "name" not in sweep:
+        raise ConfigError(f"{file}: name: not given; a sweep has one")
+    return Path(str(sweep.get("root", "runs/sweeps")), str(sweep["name"]))

@@ -1,0 +1,67 @@
+"""How much of a task's share of a sweep is saved, as requeue.py asks before and after an attempt."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.sweep.advance import DIVERGED, FINISHED, read_share
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"sweep": {"name": "grid", "root": str(tmp_path)}, "runs": ["a", "b", "c", "d"]}))
+    return file
+
+
+def save(plan: Path, run: str, *steps: int) -> Path:
+    folder = plan.parent / "grid" / "runs" / run
+    for step in steps:
+        (folder / "checkpoints" / f"step_{step:08d}").mkdir(parents=True)
+    return folder
+
+
+def test_a_share_of_a_plan_counts_its_own_runs(plan: Path) -> None:
+    assert read_share(None, plan, 0, 2).saved() == (0, 0)
+    save(plan, "a", 5, 10)
+    save(plan, "c", 7)
+    save(plan, "b", 1000)
+    assert read_share(None, plan, 0, 2).saved() == (0, 17)
+    assert read_share(None, plan, 1, 2).saved() == (0, 1000)
+
+
+@pytest.mark.parametrize("name", [RESULT, DIVERGED])
+def test_a_finished_run_counts_without_its_checkpoints(plan: Path, name: str) -> None:
+    share = read_share(None, plan, 0, 2)
+    run = save(plan, "a", 900)
+    before = share.saved()
+    (run / "checkpoints" / "step_00000900").rmdir()
+    (run / name).touch()
+    assert share.saved() == (1, 0) > before
+    assert name in FINISHED
+
+
+def test_tasks_have_names_and_the_sweep_a_folder(plan: Path) -> None:
+    share = read_share(None, plan, 1, 2)
+    assert (share.name, share.folder) == ("1-of-2", plan.parent / "grid")
+
+
+def test_a_sweep_submitted_by_hand_counts_all_its_runs(plan: Path) -> None:
+    file = plan.with_name("sweep.yaml")
+    file.write_text(f"{{name: grid, root: {plan.parent}, base: x.yaml}}")
+    save(plan, "a", 5)
+    save(plan, "b", 6)
+    assert read_share(file, None, 1, 2).saved() == (0, 11)
+
+
+def test_what_is_no_sweep_is_said(plan: Path) -> None:
+    file = plan.with_name("sweep.yaml")
+    file.write_text("{root: x}")
+    with pytest.raises(ConfigError, match="name: not given"):
+        read_share(file, None, 0, 1)
+    plan.write_text("{")
+    with pytest.raises(ConfigError, match=r"plan\.json: cannot be read as the plan"):
+        read_share(None, plan, 0, 1)
