@@ -41,6 +41,8 @@ while "later" in ending and not os.path.exists(f"{folder}/now"):
     time.sleep(0.05)
 if "saved" in ending:
     os.makedirs(f"{folder}/runs/{settings['run.name']}/checkpoints/step_{int(attempt) + 1:08d}", exist_ok=True)
+if "said" in ending:
+    print(f"rank {rank} here", os.environ.get("IMAGE"))
 if "killed" in ending:
     os.kill(os.getpid(), signal.SIGKILL) if rank else sys.exit(0)
 sys.exit(85 if "stop" in ending else int(ending.split()[-1]))
@@ -63,7 +65,7 @@ class Probe:
             options: of sbatch.
             endings: how the attempts end, one after the other, with "/" between: an exit code; "stop": by 85, when
                 asked to; "hang": never; "killed": by SIGKILL of one rank; with "later" in front: once the file "now" is
-                there; with "saved": after a checkpoint.
+                there; with "saved": after a checkpoint; with "said": after a line on standard output.
             extra: further arguments of pretrain.py.
             variables: of the environment.
         """

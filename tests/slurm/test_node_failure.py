@@ -57,6 +57,6 @@ def test_jobs_go_on_without_a_dead_node_or_wait_for_it(three_nodes: Cluster, con
 
     assert start_state == ("COMPLETED", "0:0", "1"), start_log
     assert "restart 0: 2 ranks on n[1-2]" in start_log
-    assert decisions(start_log)[0].startswith("exit code 233, no checkpoint after step 0, fruitless attempt 1 of 2")
+    assert decisions(start_log)[0].startswith("exit code 233, nothing saved after step 0, fruitless attempt 1 of 2")
     assert decisions(start_log)[0].endswith("back into the queue, without n2")
     assert "restart 1: 2 ranks on n[1,3]" in start_log

@@ -43,7 +43,7 @@ def test_interrupted_jobs_end_with_the_losses_of_an_uninterrupted_one(cluster: C
     logs = [Path(job["StdOut"]).read_text() for job in jobs]
     complete, requeued, refused = (("COMPLETED", "0:0", "0"), ("COMPLETED", "0:0", "1"), ("FAILED", "2:0", "0"))
     assert facts == [complete, requeued, refused, requeued, complete], "\n".join(logs)
-    assert "exit code 137, the newest checkpoint went from step 0 to" in logs[3]
+    assert "exit code 137, what is saved went from step 0 to" in logs[3]
     assert "nothing to do" in logs[4]
     assert jobs[4]["StartTime"] >= jobs[0]["EndTime"]
     assert f"resuming after step {saved}" in logs[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,36 @@ def test_ranks_find_each_other_their_cores_and_their_gpus(probe: Probe, monkeypa
             del os.environ[name]
 
 
+def test_ranks_start_in_a_container_with_options_of_the_site(probe: Probe, tmp_path: Path) -> None:
+    """An image is whatever finds Python at another path than the node; requeue.py runs on the node."""
+    image = tmp_path / "image"
+    image.write_text('#!/bin/bash\n[[ $1 = run && $2 = /inside/python ]] && IMAGE=yes exec "$HOST" "${@:3}"\n')
+    image.chmod(0o755)
+    host = probe.cluster.environment["PLUMBLINE_PYTHON"]
+    variables = {
+        "PLUMBLINE_RUN": f"{image} run",
+        "PLUMBLINE_PYTHON": "/inside/python",
+        "PLUMBLINE_HOST_PYTHON": host,
+        "HOST": host,
+        "PLUMBLINE_SRUN_OPTIONS": f"--output={tmp_path}/rank-%t.log --open-mode=append",
+    }
+    facts, log = probe.end(probe.submit("--nodes=2", "--time=60", endings="saved said 1/said 0", variables=variables))
+    assert facts == ("COMPLETED", "0:0", "1"), log
+    assert (tmp_path / "rank-0.log").read_text() == "0: rank 0 here yes\n" * 2
+    assert "here" not in log
+
+
+def test_ranks_know_when_their_time_is_over(probe: Probe) -> None:
+    limited, unlimited = (probe.submit(f"--time={limit}", endings="0") for limit in ("60", "UNLIMITED"))
+    ends = []
+    for job_id in (limited, unlimited):
+        probe.end(job_id)
+        (rank,) = probe.found_by_ranks(job_id)
+        ends.append(rank["environment"]["SLURM_JOB_END_TIME"])
+    begun = datetime.fromisoformat(probe.cluster.job(limited)["StartTime"]).timestamp()
+    assert ends == [str(int(begun) + 3600), ""]
+
+
 def test_what_would_fail_again_is_not_requeued(probe: Probe) -> None:
     jobs = {code: probe.submit("--nodes=2", endings=f"saved {code}") for code in ("2", "3")}
     for code, words in (("2", "configuration, data or run folder cannot be used"), ("3", "training broke down")):
@@ -74,7 +105,7 @@ def test_asked_to_stop_a_job_requeues_itself(probe: Probe) -> None:
 def test_ranks_that_hang_into_the_time_limit_are_tried_again(probe: Probe) -> None:
     facts, log = probe.end(probe.submit("--nodes=2", "--time=1", endings="hang/0"))
     assert facts == ("COMPLETED", "0:0", "1"), log
-    words = "exit code 143, no checkpoint after step 0, fruitless attempt 1 of 2 in a row: back into the queue"
+    words = "exit code 143, nothing saved after step 0, fruitless attempt 1 of 2 in a row: back into the queue"
     assert decisions(log) == [words, "exit code 0, complete: not requeued"]
 
 
@@ -90,17 +121,17 @@ def test_a_job_is_requeued_as_long_as_its_checkpoints_advance(probe: Probe) -> N
     facts, log = probe.end(job_id)
     assert facts == ("COMPLETED", "0:0", "3"), log
     assert decisions(log) == [
-        "exit code 137, no checkpoint after step 0, fruitless attempt 1 of 2 in a row: back into the queue",
-        "exit code 1, the newest checkpoint went from step 0 to 2: back into the queue",
-        "exit code 1, no checkpoint after step 2, fruitless attempt 1 of 2 in a row: back into the queue",
+        "exit code 137, nothing saved after step 0, fruitless attempt 1 of 2 in a row: back into the queue",
+        "exit code 1, what is saved went from step 0 to step 2: back into the queue",
+        "exit code 1, nothing saved after step 2, fruitless attempt 1 of 2 in a row: back into the queue",
         "exit code 0, complete: not requeued",
     ]
     assert "meeting at 127.0.0.1" in log
     facts, log = probe.end(bounded)
     assert facts == ("FAILED", "1:0", "2"), log
     assert decisions(log)[1:] == [
-        "exit code 1, no checkpoint after step 1, fruitless attempt 1 of 2 in a row: back into the queue",
-        "exit code 1, no checkpoint after step 1, fruitless attempt 2 of 2 in a row: not requeued",
+        "exit code 1, nothing saved after step 1, fruitless attempt 1 of 2 in a row: back into the queue",
+        "exit code 1, nothing saved after step 1, fruitless attempt 2 of 2 in a row: not requeued",
     ]
     facts, log = probe.end(once)
     assert facts == ("FAILED", "1:0", "1"), log
@@ -118,7 +149,7 @@ def test_a_cancelled_job_stays_cancelled(probe: Probe) -> None:
 
 def test_mistakes_of_the_submitter_are_said_in_the_log(probe: Probe, tmp_path: Path) -> None:
     mistakes = {
-        "no launcher/pretrain.py in": {"PLUMBLINE_ROOT": str(tmp_path / "slurm")},
+        "no slurm/job.sh in": {"PLUMBLINE_ROOT": str(tmp_path / "slurm")},
         "cannot execute /nowhere/python": {"PLUMBLINE_PYTHON": "/nowhere/python"},
         "PLUMBLINE_FRUITLESS_ATTEMPTS is none: give": {"PLUMBLINE_FRUITLESS_ATTEMPTS": "none"},
     }

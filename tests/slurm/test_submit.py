@@ -14,6 +14,7 @@ import pytest
 
 from plumbline.launcher import submit
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.run import save_time
 from plumbline.launcher.runtime.system import cli
 
 if TYPE_CHECKING:
@@ -24,15 +25,15 @@ Submit = Callable[..., str]
 
 @pytest.fixture
 def run_submit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Submit:
-    """Run the command in this process; returns its output, or its errors where `fails`."""
+    """Run the command in this process; returns its output, its errors where `fails`, both where `streams`."""
 
-    def run(*arguments: str | Path, fails: bool = False) -> str:
+    def run(*arguments: str | Path, fails: bool = False, streams: bool = False) -> str:
         monkeypatch.setattr(sys, "argv", ["submit.py", *map(str, arguments)])
         with pytest.raises(SystemExit) as exit_code:
             cli.run(submit.main)
         printed = capsys.readouterr()
         assert exit_code.value.code == (2 if fails else 0), printed.err
-        return printed.err if fails else printed.out
+        return printed.err if fails else printed.err + printed.out if streams else printed.out
 
     return run
 
@@ -94,6 +95,29 @@ def test_a_time_limit_too_short_to_train_in_is_refused(run_submit: Submit, confi
     errors = run_submit(*command, fails=True)
     assert errors.startswith("error: --time 10:00 is less than 600 s of --notice")
     assert not (config.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(("seconds", "warned"), [(149, False), (151, True)])
+def test_a_notice_that_the_last_save_leaves_too_little_of_is_a_warning(
+    run_submit: Submit, config: Path, seconds: float, warned: bool
+) -> None:
+    run = config.parent / "runs" / "tiny"
+    run.mkdir(parents=True)
+    save_time.record(run, 1000, seconds)
+    command = ("--config", config, "--tasks-per-node", "1", "--dry-run")
+    printed = run_submit(*command, streams=True)
+    words = f"warning: the last save of {run} took {seconds} s, more than half of the 300 s of --notice"
+    assert (words in printed) == warned
+    assert ("give --notice 453" in printed) == warned
+    assert "--signal=USR1@300" in printed
+
+
+def test_who_submits_has_looked_at_what_failed(run_submit: Submit, config: Path) -> None:
+    tally = config.parent / "runs" / "tiny" / "slurm" / "attempts.json"
+    tally.parent.mkdir(parents=True)
+    tally.write_text('{"saved": [0], "fruitless": 2}')
+    run_submit("--config", config, "--tasks-per-node", "1", "--dry-run")
+    assert not tally.exists()
 
 
 def test_without_slurm_one_line_says_so(run_submit: Submit, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
