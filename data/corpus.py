@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import xxhash
 from pydantic import BaseModel, ValidationError
 
-from plumbline.data.indexed import IndexedTokens, file_facts, open_indexed
-from plumbline.data.streams import Window
+from plumbline.data.indexed import IndexedTokens, Int64s, file_facts, open_indexed
+from plumbline.data.streams import Rows, Window
 
 MANIFEST = "corpus.json"
 
@@ -147,6 +148,20 @@ class Split:
         tokens = self.indexed.tokens[start : start + length + 1]
         begins = self.indexed.document_starts(start, start + len(tokens) - 1) - start
         return Window(tokens[:-1], tokens[1:], begins)
+
+    def fill(self, rows: Rows, where: Int64s, numbers: Int64s) -> None:
+        """Write windows into rows of a batch."""
+        length = rows.length
+        starts = numbers * length
+        for row, start in zip(where.tolist(), starts.tolist(), strict=True):
+            tokens = self.indexed.read(start, start + length + 1)
+            filled = len(tokens) - 1
+            rows.inputs[row, :filled] = tokens[:-1]
+            rows.labels[row, :filled] = tokens[1:]
+            if filled < length:
+                rows.pad(row, filled)
+        window, begins = self.indexed.documents_within(starts, np.minimum(starts + length, self.num_tokens - 1))
+        rows.begins.append((where * length - starts)[window] + begins)
 
     def bits_per_byte(self, loss: float) -> float | None:
         """Return the loss in bits x the split's tokens per byte of source text; None when the bytes are unknown."""

@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from plumbline.data.boundaries import Boundaries
 
 Integers = npt.NDArray[np.integer[Any]]
 Int64s = npt.NDArray[np.int64]
@@ -50,6 +53,23 @@ class IndexedTokens:
     num_documents: int
     first_bytes: Int64s
     """[num_documents]: byte offset in `.bin` at which each document begins."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def read(self, start: int, stop: int) -> Integers:
+        """Return the tokens from `start` on, up to `stop` or to the end of the stream."""
+        return self.tokens[start:stop]
+
+    @cached_property
+    def _boundaries(self) -> Boundaries:
+        return Boundaries(self.first_bytes)
+
+    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Return `document_starts` of n stretches at once, end to end, and for each the stretch that it lies in."""
+        size = self.tokens.itemsize
+        stretch, found = self._boundaries.within(first * size, last * size)
+        return stretch, found // size
 
     def document_starts(self, start: int, stop: int) -> Int64s:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins.

@@ -2,8 +2,9 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus
-from plumbline.data.loader import TrainBatches, ValidationBatches, open_corpora, prefetch, validation_splits
+from plumbline.data.loader import TrainBatches, ValidationBatches, open_corpora, validation_splits
+from plumbline.data.prefetch import prefetch
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.windows import Batch
@@ -156,34 +158,52 @@ def test_iterate_resumes_where_it_is_told(make_pair: MakePair, make_config: Make
 
 
 def prefetch_threads() -> int:
-    return sum(thread.name == "prefetch" for thread in threading.enumerate())
+    return sum(thread.name.startswith("prefetch") for thread in threading.enumerate())
 
 
-def test_prefetch_reads_ahead_but_not_far() -> None:
-    produced: list[int] = []
-    third = threading.Event()
+@pytest.mark.parametrize("threads", [1, 3])
+def test_prefetch_reads_ahead_but_not_far(threads: int) -> None:
+    begun: list[int] = []
+    last = threads + 2
+    ahead = threading.Event()
 
-    def numbers() -> Iterator[int]:
-        for number in range(100):
-            produced.append(number)
-            if number == 3:
-                third.set()
-            yield number
+    def produce(number: int) -> int:
+        begun.append(number)
+        if len(begun) == last + 1:
+            ahead.set()
+        return number
 
-    with closing(prefetch(numbers(), depth=2)) as items:
+    with closing(prefetch((partial(produce, number) for number in range(100)), threads, depth=2)) as items:
         assert next(items) == 0
-        assert third.wait(60)  # one taken, two ready, one at the door
-        assert produced == [0, 1, 2, 3]
+        assert ahead.wait(60)  # one taken, two ready, and one for each thread
+        assert sorted(begun) == list(range(last + 1))
     assert prefetch_threads() == 0
-    assert len(produced) < 10
+    assert len(begun) < 10
+
+
+def test_several_threads_work_at_once_and_the_order_stays() -> None:
+    """Each task waits for the other, so one thread alone would never end; the second is ready first."""
+    both = threading.Barrier(2, timeout=60)
+    second = threading.Event()
+
+    def first_task() -> int:
+        both.wait()
+        assert second.wait(60)
+        return 0
+
+    def second_task() -> int:
+        both.wait()
+        second.set()
+        return 1
+
+    assert list(prefetch([first_task, second_task], threads=2)) == [0, 1]
 
 
 def test_prefetch_raises_in_its_place() -> None:
-    def numbers() -> Iterator[int]:
-        yield 1
+    def fail() -> int:
         raise ValueError("shard 7 is unreadable")
 
-    items = prefetch(numbers())
+    items = prefetch([lambda: 1, fail, lambda: 3])
     assert next(items) == 1
     with pytest.raises(ValueError, match="shard 7"):
         next(items)
