@@ -26,16 +26,16 @@ class Boundaries:
 
         Args:
             first: [n].
-            last: [n].
+            last: [n], greater than `first`.
 
         Returns:
             For each offset, the stretch that it lies in (ascending) and the offset.
         """
-        begin = self._below(first + 1)
-        counts = np.maximum(self._below(last) - begin, 0)
+        below = self._below(np.concatenate([first + 1, last]))
+        begin, counts = below[: len(first)], below[len(first) :] - below[: len(first)]
         stretch = np.repeat(np.arange(len(counts)), counts)
-        within = np.arange(len(stretch)) - (np.cumsum(counts) - counts)[stretch]
-        return stretch, self._offsets[begin[stretch] + within]
+        found = np.arange(len(stretch)) + (begin - np.cumsum(counts) + counts)[stretch]
+        return stretch, self._offsets[found]
 
     def _below(self, bounds: Int64s) -> Int64s:
         """Return how many offsets are smaller than each bound."""

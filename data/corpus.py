@@ -153,13 +153,16 @@ class Split:
         """Write windows into rows of a batch."""
         length = rows.length
         starts = numbers * length
-        for row, start in zip(where.tolist(), starts.tolist(), strict=True):
-            tokens = self.indexed.read(start, start + length + 1)
-            filled = len(tokens) - 1
-            rows.inputs[row, :filled] = tokens[:-1]
-            rows.labels[row, :filled] = tokens[1:]
-            if filled < length:
-                rows.pad(row, filled)
+        tokens = np.empty((len(numbers), length + 1), self.indexed.dtype)  # as on disk: widened for all rows at once
+        short = []
+        for row, start in enumerate(starts.tolist()):
+            read = self.indexed.read(start, start + length + 1)
+            tokens[row, : len(read)] = read
+            if len(read) <= length:
+                short.append((int(where[row]), len(read) - 1))
+        rows.inputs[where], rows.labels[where] = tokens[:, :-1], tokens[:, 1:]
+        for row, filled in short:
+            rows.pad(row, filled)
         window, begins = self.indexed.documents_within(starts, np.minimum(starts + length, self.num_tokens - 1))
         rows.begins.append((where * length - starts)[window] + begins)
 

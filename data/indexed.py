@@ -57,6 +57,11 @@ class IndexedTokens:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    @property
+    def dtype(self) -> np.dtype[np.integer[Any]]:
+        """Return the type of a token on disk."""
+        return self.tokens.dtype
+
     def read(self, start: int, stop: int) -> Integers:
         """Return the tokens from `start` on, up to `stop` or to the end of the stream."""
         return self.tokens[start:stop]

@@ -44,7 +44,7 @@ def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, samp
         length: Tokens per row (T).
     """
     rows = Rows(len(source), length)
-    for number in np.unique(source).tolist():
+    for number in set(source.tolist()):
         where = np.flatnonzero(source == number)
         if number >= 0:
             streams[number].fill(rows, where, window[where])
@@ -62,10 +62,12 @@ def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, samp
 
 def _documents(rows: Rows) -> tuple[Int32s, Int32s]:
     """Return document ids and positions, [b, T] each: every token has those of the run that it lies in."""
+    shape, size = rows.inputs.shape, rows.inputs.size
     first = np.arange(len(rows.inputs)) * rows.length  # a row begins with a run, of document 0
-    begins = np.unique(np.concatenate([first, *rows.begins]))
-    lengths = np.diff(begins, append=rows.inputs.size)
+    begins = np.sort(np.concatenate([first, *rows.begins, [size]]))
+    begins = begins[np.flatnonzero(begins[1:] != begins[:-1])]  # once each: an empty document begins where the next does
+    lengths = np.diff(begins, append=size)
     ids = np.arange(len(begins)) - np.searchsorted(begins, first)[begins // rows.length]
-    positions = np.arange(rows.inputs.size, dtype=np.int32) - np.repeat(begins.astype(np.int32), lengths)
-    documents = np.repeat(ids.astype(np.int32), lengths)
-    return documents.reshape(rows.inputs.shape), positions.reshape(rows.inputs.shape)
+    documents, positions = np.repeat(ids.astype(np.int32), lengths), np.repeat(begins.astype(np.int32), lengths)
+    np.subtract(np.arange(size, dtype=np.int32), positions, out=positions)
+    return documents.reshape(shape), positions.reshape(shape)
