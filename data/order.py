@@ -94,7 +94,7 @@ def _feistel(value: UInt64s, half_bits: UInt64s, rounds: UInt64s) -> UInt64s:
 
 def _scramble(value: UInt64s) -> UInt64s:
     """Apply the splitmix64 finalizer: every output bit depends on every input bit."""
-    scrambled = value ^ (value >> np.uint64(30))
+    scrambled: UInt64s = value ^ (value >> np.uint64(30))
     scrambled *= np.uint64(0xBF58476D1CE4E5B9)
     scrambled ^= scrambled >> np.uint64(27)
     scrambled *= np.uint64(0x94D049BB133111EB)

@@ -65,7 +65,9 @@ def _documents(rows: Rows) -> tuple[Int32s, Int32s]:
     shape, size = rows.inputs.shape, rows.inputs.size
     first = np.arange(len(rows.inputs)) * rows.length  # a row begins with a run, of document 0
     begins = np.sort(np.concatenate([first, *rows.begins, [size]]))
-    begins = begins[np.flatnonzero(begins[1:] != begins[:-1])]  # once each: an empty document begins where the next does
+    begins = begins[
+        np.flatnonzero(begins[1:] != begins[:-1])
+    ]  # once each: an empty document begins where the next does
     lengths = np.diff(begins, append=size)
     ids = np.arange(len(begins)) - np.searchsorted(begins, first)[begins // rows.length]
     documents, positions = np.repeat(ids.astype(np.int32), lengths), np.repeat(begins.astype(np.int32), lengths)
