@@ -14,7 +14,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.parse import parse_config
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.duration import Duration
 
@@ -341,6 +341,17 @@ def test_missing_sections_are_named(tmp_path: Path) -> None:
     path.write_text("run: {name: x}\n")
     missing = {line.split(":")[0].strip() for line in problems(path)[1:]}
     assert missing == {"model", "parameterization", "data", "optimizer", "train"}
+
+
+def test_documents_that_are_packed_do_not_see_each_other_unless_asked(tiny_config: Path) -> None:
+    packed = ["data.packing=best_fit"]
+    assert not load_config(tiny_config, []).model.document_mask
+    config = load_config(tiny_config, packed)
+    assert config.model.document_mask
+    assert not any("data.packing" in caution for caution in cautions(config, plan_run(config)))
+    unmasked = load_config(tiny_config, [*packed, "model.document_mask=false"])
+    assert not unmasked.model.document_mask
+    assert any("documents of a sample" in caution for caution in cautions(unmasked, plan_run(unmasked)))
 
 
 def test_vocabulary_and_context_come_from_the_data(tiny_config: Path, corpus: Path) -> None:
