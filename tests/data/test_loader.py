@@ -8,18 +8,21 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from plumbline.data.boundaries import KEPT, Boundaries
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.loader import TrainBatches, ValidationBatches, open_corpora, validation_splits
 from plumbline.data.prefetch import prefetch
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
-from plumbline.data.windows import Batch
+from plumbline.data.streams import Window
+from plumbline.data.windows import Batch, gather
 
 MakePair = Callable[..., Corpus]
 MakeConfig = Callable[..., DataConfig]
@@ -67,6 +70,51 @@ def test_a_batch_is_its_windows(make_pair: MakePair, make_config: MakeConfig) ->
                 assert batch["positions"][row, place] == position
                 position += 1
     assert len(seen) == 8
+
+
+def row_by_row(windows: list[Window | None], length: int) -> dict[str, list[list[int]]]:
+    """Make a batch as slowly as it is defined."""
+    batch: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "document_ids": [], "positions": []}
+    for window in windows:
+        inputs, labels = (window.inputs.tolist(), window.labels.tolist()) if window is not None else ([], [])
+        begins = set(window.begins.tolist()) if window is not None else set()
+        documents = [sum(begin <= place for begin in begins) for place in range(length)]
+        batch["input_ids"].append(inputs + [0] * (length - len(inputs)))
+        batch["labels"].append(labels + [-100] * (length - len(labels)))
+        batch["document_ids"].append(documents)
+        batch["positions"].append([place - max([0, *(b for b in begins if b <= place)]) for place in range(length)])
+    return batch
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(lambda one: sum(one) > 1), min_size=2),
+    length=st.integers(1, 12),
+    data=st.data(),
+)
+def test_a_batch_of_several_streams_is_what_they_read_one_by_one(
+    make_pair: MakePair, lengths: list[list[int]], length: int, data: st.DataObject
+) -> None:
+    """Windows at the end of a stream are short, documents may be empty, and a row may be padding."""
+    streams = [make_pair(each, f"s{number}").splits["train"] for number, each in enumerate(lengths[:3])]
+    source = data.draw(st.lists(st.integers(-1, len(streams) - 1), min_size=1, max_size=9))
+    window = [data.draw(st.integers(0, max(0, streams[at].evaluation_windows(length) - 1))) for at in source]
+    batch = gather(streams, np.array(source), np.array(window), np.arange(len(source)), length)
+    read = [None if at < 0 else streams[at].read(number, length) for at, number in zip(source, window, strict=True)]
+    for key, rows in row_by_row(read, length).items():
+        assert tensors(batch)[key].tolist() == rows, key
+
+
+def test_documents_are_found_among_more_than_are_kept_in_memory() -> None:
+    """Five times as many as are kept, some of them empty, looked for in random stretches."""
+    draw = np.random.default_rng(0)
+    starts = np.sort(draw.integers(0, 400_000, 5 * KEPT))
+    first = draw.integers(0, 399_000, 300)
+    last = first + draw.integers(1, 1000, 300)
+    stretch, found = Boundaries(starts).within(first, last)
+    expected = [starts[(starts > a) & (starts < b)] for a, b in zip(first, last, strict=True)]
+    assert found.tolist() == np.concatenate(expected).tolist()
+    assert stretch.tolist() == np.repeat(np.arange(300), [len(each) for each in expected]).tolist()
 
 
 def test_every_token_but_the_first_is_a_target_once_an_epoch(make_pair: MakePair, make_config: MakeConfig) -> None:
