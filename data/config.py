@@ -8,9 +8,23 @@ from pydantic import BaseModel, Field
 from pydantic import model_validator as validator
 
 from plumbline.data.batch_plan import BatchPlan, BatchStage
+from plumbline.data.mixture import step_changes
 from plumbline.data.remote.cache import CacheConfig
 from plumbline.data.remote.fetch import check_url, is_url
 from plumbline.data.tasks.kinds import AnyTaskConfig
+
+
+class WeightChange(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Give a source another weight from some point of training on."""
+
+    tokens: int = Field(ge=1)
+    """Tokens of training, over all sources, after which the weight changes."""
+
+    weight: float = Field(ge=0, allow_inf_nan=False)
+    """The weight then; 0 ends the source."""
+
+    over: int = Field(default=0, ge=0)
+    """Tokens over which the weight goes there in a straight line. 0: at once."""
 
 
 class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -24,8 +38,16 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     task: AnyTaskConfig | None = Field(default=None, discriminator="name")
     """A task, for example {name: retrieval, pairs: 16}; see data/tasks/README.md. Give this or path."""
 
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Share of the samples, relative to the other sources; the sum need not be 1."""
+    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Share of the samples, relative to the other sources; the sum need not be 1. 0 only where `weight_changes` says
+    when the source joins."""
+
+    weight_changes: list[WeightChange] = []
+    """Other weights later on, each after the one before: a cooldown or a continued run on another mixture."""
+
+    max_epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """How often the source is read at most; its weight then goes to the others, in proportion to theirs. None: without
+    end, but a run that would read a corpus more than 40 times is refused."""
 
     name: str | None = None
     """Label in metrics (eval/NAME/loss); the last part of `path`, or the task's name, when not given."""
@@ -37,7 +59,22 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
             raise ValueError(f"path = {self.path}, task = {task}: give exactly one of the two")
         for url in filter(is_url, self.paths):
             check_url(url)
+        if not self.weight and not any(change.weight for change in self.weight_changes):
+            raise ValueError("weight = 0: never read; give a weight above 0, or leave the source out")
+        for number, (change, following) in enumerate(pairwise(self.weight_changes)):
+            if following.tokens < max(change.tokens + change.over, change.tokens + 1):
+                raise ValueError(
+                    f"weight_changes[{number + 1}].tokens = {following.tokens}: begins before the change at "
+                    f"{change.tokens} tokens is over; list changes in order, each after the one before"
+                )
         return self
+
+    def changes(self, length: int) -> tuple[tuple[int, float], ...]:
+        """Return from which sample of `length` tokens on the weight is another, and which."""
+        written = [
+            (-(-change.tokens // length), -(-change.over // length), change.weight) for change in self.weight_changes
+        ]
+        return step_changes(self.weight, written)
 
     @property
     def paths(self) -> list[str]:
@@ -76,11 +113,17 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """At most so many sequences per rank and forward pass; where these do not cut the batch evenly, the next smaller
     number that does. Lower it when memory runs out: the training result does not change."""
 
+    packing: Literal["concat", "best_fit"] = "concat"
+    """How documents fill samples of training. concat: end to end, cut every `sequence_length` tokens; nothing is
+    padded. best_fit: whole, where they fit, several to a sample (arXiv 2404.10830); model.document_mask is then on
+    unless it is given. Held-out text is read end to end either way."""
+
     cache: CacheConfig = Field(default=CacheConfig(), json_schema_extra={"shapes": "nothing"})
     """Where the parts of corpora at a URL are kept on this machine, and how much of them."""
 
-    packing: Literal["concat"] = "concat"
-    """How documents fill samples. concat: end to end, cut every `sequence_length` tokens; nothing is padded."""
+    reader_threads: int = Field(default=1, ge=1, json_schema_extra={"shapes": "nothing"})
+    """Threads that read ahead, on each rank. One reads millions of tokens per second from a local disk; more hide the
+    latency of a slow one."""
 
     @validator(mode="after")
     def _check(self) -> "DataConfig":

@@ -12,18 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import xxhash
 from pydantic import BaseModel, ValidationError
 
 from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
-from plumbline.data.indexed import HEADER, FileFacts, token_dtype
+from plumbline.data.indexed import HEADER, FileFacts, Int64s, token_dtype
 from plumbline.data.pairs import NoPairError, find_pairs, open_pairs
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.folder import RemoteFolder
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import Shards, Tokens, pieces_of
-from plumbline.data.streams import Window
+from plumbline.data.streams import Rows, Window
 
 MANIFEST = "corpus.json"
 CorpusPath = str | Path | Sequence[str]
@@ -192,6 +193,24 @@ class Split:
     def pieces(self, number: int, length: int) -> list[Piece]:
         """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""
         return pieces_of(self.indexed, number * length, number * length + length + 1)
+
+    def fill(self, rows: Rows, where: Int64s, numbers: Int64s) -> None:
+        """Write windows into rows of a batch."""
+        length = rows.length
+        starts = numbers * length
+        windows = [self.indexed.read(start, start + length + 1) for start in starts.tolist()]
+        # As on disk, where a token has the same type in all shards but rarely: widened for all rows at once
+        tokens = np.empty((len(numbers), length + 1), np.result_type(*{read.dtype for read in windows}))
+        short = []
+        for row, read in enumerate(windows):
+            tokens[row, : len(read)] = read
+            if len(read) <= length:
+                short.append((int(where[row]), len(read) - 1))
+        rows.inputs[where], rows.labels[where] = tokens[:, :-1], tokens[:, 1:]
+        for row, filled in short:
+            rows.pad(row, filled)
+        window, begins = self.indexed.documents_within(starts, np.minimum(starts + length, self.num_tokens - 1))
+        rows.begins.append((where * length - starts)[window] + begins)
 
     def bits_per_byte(self, loss: float) -> float | None:
         """Return the loss in bits x the split's tokens per byte of source text; None when the bytes are unknown."""

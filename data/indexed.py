@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -19,6 +20,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from plumbline.data.boundaries import Boundaries
 
 Integers = npt.NDArray[np.integer[Any]]
 Int64s = npt.NDArray[np.int64]
@@ -71,6 +74,16 @@ class IndexedTokens:
     def document_starts(self, start: int, stop: int) -> Int64s:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
         return starts_between(self.first_bytes, start, stop, self.tokens.itemsize)
+
+    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Return `document_starts` of n stretches at once, end to end, and for each the stretch that it lies in."""
+        size = self.tokens.itemsize
+        stretch, found = self._boundaries.within(first * size, last * size)
+        return stretch, found // size
+
+    @cached_property
+    def _boundaries(self) -> Boundaries:
+        return Boundaries(self.first_bytes)
 
 
 def starts_between(first_bytes: Int64s, start: int, stop: int, itemsize: int) -> Int64s:

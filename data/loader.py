@@ -1,15 +1,12 @@
 """Load the batches of training steps and of evaluations as this rank's tensors.
 
-`BatchPlan` says which global samples a step trains on, `TrainOrder` finds them, `gather` reads them, and one background
-thread stays a step or two ahead. The only state is the step: a run resumes anywhere at no cost, on any world size.
+`BatchPlan` says which global samples a step trains on, `TrainOrder` finds them, `gather` reads them, and background
+threads stay a step or two ahead. The only state is the step: a run resumes anywhere at no cost, on any world size.
 """
 
 import contextlib
-import queue
-import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,21 +14,23 @@ import torch
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Split, open_corpus
 from plumbline.data.indexed import Int64s
-from plumbline.data.order import Location, OrderedSource, TrainOrder
+from plumbline.data.mixture import CYCLE, OrderedSource
+from plumbline.data.order import Location, TrainOrder
+from plumbline.data.packed import PackedSplit, open_packed
+from plumbline.data.prefetch import DEPTH, prefetch
 from plumbline.data.remote.ahead import MEMORY, Ahead
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.piece import Piece
 from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskSource
-from plumbline.data.windows import Batch, gather
+from plumbline.data.windows import BYTES_PER_TOKEN, Batch, gather
 
-Item = TypeVar("Item")
 CALIBRATION_ROWS = 8
-DEPTH = 2
-"""Steps whose batches are read ahead."""
-TOKEN_BYTES = 24
-"""Bytes of a token in a batch: two numbers of 8 bytes, two of 4."""
+LOCATED = 4096  # samples that are located together: many cost little more than one
+MAX_EPOCHS = 40
+"""A corpus is read no more often unless its `max_epochs` says so: beyond, repeated text is worth nothing (arXiv
+2305.16264, where 4 epochs are as good as new text)."""
 
 
 class TrainBatches:
@@ -58,19 +57,8 @@ class TrainBatches:
         self.accumulation_steps = config.accumulation_steps(world_size)
         self.corpora = open_corpora(config.train, config.cache)
         _check_same_tokenizer(self.corpora.items())
-        self.order = TrainOrder(
-            [
-                OrderedSource(
-                    name,
-                    corpus.fingerprint,
-                    corpus.splits["train"].training_windows(config.sequence_length),
-                    source.weight,
-                )
-                for (name, corpus), source in zip(self.corpora.items(), config.train, strict=True)
-            ],
-            seed,
-        )
-        self._splits = [corpus.splits["train"] for corpus in self.corpora.values()]
+        self._streams = [_training_stream(corpus, config) for corpus in self.corpora.values()]
+        self.order = TrainOrder(list(self._ordered_sources()), seed)
         self._rank = rank
         self._world_size = world_size
 
@@ -86,23 +74,36 @@ class TrainBatches:
         contains does not depend on the world size W, nor on the micro-batch size m.
         """
         samples, located = self._locate(step)
-        return [
-            gather(
-                [(self._splits[source], int(window)) for source, window in zip(sources, windows, strict=True)],
-                numbers.tolist(),
-                self.config.sequence_length,
-            )
-            for sources, windows, numbers in zip(located.source, located.window, samples, strict=True)
-        ]
+        return self._gather(samples, located.source, located.window)
 
-    def _locate(self, step: int) -> tuple[Int64s, Location]:
-        """Return the samples [accumulation_steps, micro_batch] of this rank in a step, and where they lie."""
-        size = self.micro_batch
-        accumulation_steps = self.plan.batch_size_at(step) // (size * self._world_size)
-        passes = np.arange(accumulation_steps) * self._world_size + self._rank
-        first = self.plan.samples_before(step) + passes * size
-        samples = first[:, None] + np.arange(size)
-        return samples, self.order.locate(samples)
+    def iterate(self, start_step: int, stop_step: int) -> Generator[list[Batch], None, None]:
+        """Yield `micro_batches` of each step in [start_step, stop_step), read ahead in background threads.
+
+        Reading to the end or closing (`with contextlib.closing(...)`) stops the threads.
+        """
+        if not self.is_remote:
+            yield from prefetch(self._tasks(start_step, stop_step), self.config.reader_threads)
+            return
+        with contextlib.closing(Ahead(Cache(self.config.cache), self.pieces, stop_step)) as ahead:
+            # One thread, for steps come in order; downloads have threads of their own
+            yield from prefetch(partial(self._fetched, step, ahead) for step in range(start_step, stop_step))
+
+    def _tasks(self, start_step: int, stop_step: int) -> Iterator[Callable[[], list[Batch]]]:
+        """Yield what makes the batches of each step; samples of several steps are located together."""
+        ahead = max(1, LOCATED * self._world_size // self.plan.batch_size)
+        for first in range(start_step, stop_step, ahead):
+            samples = [self._samples(step) for step in range(first, min(first + ahead, stop_step))]
+            located = self.order.locate(np.concatenate([each.reshape(-1) for each in samples]))
+            begin = 0
+            for each in samples:
+                mine = slice(begin, begin + each.size)
+                parts = (part[mine].reshape(each.shape) for part in (located.source, located.window))
+                yield partial(self._gather, each, *parts)
+                begin += each.size
+
+    def _fetched(self, step: int, ahead: Ahead) -> list[Batch]:
+        ahead.reach(step)
+        return self.micro_batches(step)
 
     def pieces(self, step: int) -> list[Piece]:
         """Return what this rank has to fetch to read step `step`, in order; nothing of local corpora and tasks."""
@@ -110,41 +111,93 @@ class TrainBatches:
         return [
             piece
             for source, window in zip(located.source.flat, located.window.flat, strict=True)
-            if isinstance(split := self._splits[source], Split)
-            for piece in split.pieces(int(window), self.config.sequence_length)
+            if isinstance(stream := self._streams[source], Split | PackedSplit)
+            for piece in stream.pieces(int(window), self.config.sequence_length)
         ]
 
-    def iterate(self, start_step: int, stop_step: int) -> Generator[list[Batch], None, None]:
-        """Yield `micro_batches` of each step in [start_step, stop_step), read ahead in a background thread.
+    def _locate(self, step: int) -> tuple[Int64s, Location]:
+        """Return the samples [accumulation_steps, micro_batch] of this rank in a step, and where they lie."""
+        samples = self._samples(step)
+        return samples, self.order.locate(samples)
 
-        Reading to the end or closing (`with contextlib.closing(...)`) stops the thread.
-        """
-        if not self.is_remote:
-            yield from prefetch(self.micro_batches(step) for step in range(start_step, stop_step))
-            return
-        with contextlib.closing(Ahead(Cache(self.config.cache), self.pieces, stop_step)) as ahead:
-            yield from prefetch(self._fetched(step, ahead) for step in range(start_step, stop_step))
+    def _samples(self, step: int) -> Int64s:
+        """Return the numbers of this rank's samples of a step, [accumulation_steps, micro_batch]."""
+        size = self.micro_batch
+        accumulation_steps = self.plan.batch_size_at(step) // (size * self._world_size)
+        passes = np.arange(accumulation_steps) * self._world_size + self._rank
+        first = self.plan.samples_before(step) + passes * size
+        return first[:, None] + np.arange(size)
 
-    def _fetched(self, step: int, ahead: Ahead) -> list[Batch]:
-        ahead.reach(step)
-        return self.micro_batches(step)
-
-    def describe_memory(self) -> str:
-        """Return in one line what reading takes of host memory, and of the disk for corpora at a URL."""
-        tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
-        batches = (DEPTH + 2) * tokens * TOKEN_BYTES  # and one that is read, and one that is trained on
-        line = f"at most {batches / 1e6:,.1f} MB of host memory per rank for batches"
-        if self.is_remote:
-            cache = self.config.cache
-            line += (
-                f", {MEMORY / 1e6:,.1f} MB for downloads into {cache.folder} (at most {cache.max_bytes / 1e9:,.3g} GB)"
-            )
-        return line
+    def _gather(self, samples: Int64s, sources: Int64s, windows: Int64s) -> list[Batch]:
+        return [
+            gather(self._streams, *rows, self.config.sequence_length)
+            for rows in zip(sources, windows, samples, strict=True)
+        ]
 
     def epochs(self, steps: int) -> dict[str, float]:
         """Return how many times `steps` steps read each training corpus, by name."""
         samples = self.order.samples_per_source(self.plan.samples_before(steps))
         return {source.name: samples[source.name] / source.num_windows for source in self.order.sources}
+
+    def check_epochs(self, steps: int) -> None:
+        """Refuse to read a corpus, of which the configuration sets no limit, more often than makes sense.
+
+        Raises:
+            ValueError: names the corpus and the epochs, or the tokens after which no source is left.
+        """
+        for (name, epochs), source in zip(self.epochs(steps).items(), self.config.train, strict=True):
+            if source.task is None and source.max_epochs is None and epochs > MAX_EPOCHS:
+                raise ValueError(
+                    f"data.train: {steps:,} steps read {name} {epochs:.1f} times; beyond {MAX_EPOCHS} repetitions text "
+                    "teaches nothing new (arXiv 2305.16264): train for less, lower its weight, or set max_epochs of "
+                    "this source, after which the others take over"
+                )
+        end = self.order.mixture.end
+        if self.plan.samples_before(steps) > end:
+            raise ValueError(
+                f"data.train: no source is left after {end * self.config.sequence_length:,} tokens, before the end of "
+                f"{steps:,} steps: raise max_epochs of one, or the last weight, or train for less"
+            )
+
+    def notes(self, steps: int) -> Iterator[str]:
+        """Yield what is worth knowing of the data of `steps` steps, a line each: mixture, packing, memory."""
+        length, total = self.config.sequence_length, self.plan.samples_before(steps)
+        segments = [segment for segment in self.order.mixture.segments if segment.first_sample < total]
+        shown = segments if len(segments) <= 4 else [*segments[:2], *segments[-2:]]
+        for segment in shown if len(segments) > 1 else []:
+            shares = ", ".join(
+                f"{source.name} {count / CYCLE:.2%}"
+                for source, count in zip(self.order.sources, segment.per_cycle, strict=True)
+                if count
+            )
+            yield f"mixture  from {segment.first_sample * length:,} tokens: {shares}"
+        if len(shown) < len(segments):
+            yield f"mixture  changes {len(segments) - 1:,} times in all"
+        for name, stream in zip(self.corpora, self._streams, strict=True):
+            if isinstance(stream, PackedSplit):
+                yield f"packing  {name}: {stream.facts}"
+        yield f"reading  {self._describe_memory()}"
+
+    def _describe_memory(self) -> str:
+        """Return in one line what reading takes of host memory, and of the disk for corpora at a URL."""
+        threads = 1 if self.is_remote else self.config.reader_threads
+        rows = self.plan.batch_size // self._world_size
+        batches = DEPTH + threads + 1  # ready, in the works, and the one that is trained on
+        size = rows * self.config.sequence_length * BYTES_PER_TOKEN * batches
+        line = f"by {threads} thread(s), at most {size / 1e6:,.1f} MB of host memory per rank for batches"
+        if not self.is_remote:
+            return line
+        cache = self.config.cache
+        room = f"{cache.folder} (at most {cache.max_bytes / 1e9:,.3g} GB)"
+        return f"{line}, {MEMORY / 1e6:,.1f} MB for downloads into {room}"
+
+    def _ordered_sources(self) -> Iterator[OrderedSource]:
+        length = self.config.sequence_length
+        named = zip(self.corpora.items(), self._streams, self.config.train, strict=True)
+        for (name, corpus), stream, source in named:
+            windows = stream.training_windows(length)
+            limit = None if source.max_epochs is None else max(1, int(source.max_epochs * windows))
+            yield OrderedSource(name, corpus.fingerprint, windows, source.weight, source.changes(length), limit)
 
 
 class ValidationBatches:
@@ -200,10 +253,30 @@ class ValidationBatches:
         """Yield the same batches at every call."""
         for step in range(len(self)):
             first = (step * self._world_size + self._rank) * self._rows
-            numbers = self._windows[first : first + self._rows].tolist()
-            padding = self._rows - len(numbers)
-            windows = [(self._split, number) for number in numbers]
-            yield gather([*windows, *[None] * padding], numbers + [-1] * padding, self._length)
+            numbers = np.full(self._rows, -1)
+            mine = self._windows[first : first + self._rows]
+            numbers[: len(mine)] = mine
+            yield gather([self._split], np.minimum(numbers, 0), numbers, numbers, self._length)
+
+
+def same_past(old: DataConfig, new: DataConfig, step: int) -> bool:
+    """Return whether two mixtures have drawn the same samples up to step `step`, whatever they do from there on.
+
+    They may differ in weights and limits that count later, in sources that join later and in where the corpora lie.
+    """
+    samples = new.batch_plan.samples_before(step)
+    try:
+        histories = [TrainBatches(config, seed=0).order.mixture.history(samples) for config in (old, new)]
+    except ValueError:  # a corpus of then is gone
+        return False
+    return histories[0] == histories[1]
+
+
+def _training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
+    split = corpus.splits["train"]
+    if config.packing == "best_fit" and isinstance(split, Split):
+        return open_packed(split, corpus.fingerprint, config.sequence_length)
+    return split
 
 
 def open_corpora(sources: Sequence[SourceConfig], cache: CacheConfig | None = None) -> dict[str, SampleSource]:
@@ -252,47 +325,6 @@ def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
     return {name: corpus.splits["validation"] for name, corpus in corpora.items() if "validation" in corpus.splits}
 
 
-def prefetch(items: Iterable[Item], depth: int = DEPTH) -> Generator[Item, None, None]:
-    """Yield `items` in order while one background thread computes up to `depth` of them ahead.
-
-    An exception in the thread is raised here, in its place in the order. Closing the generator stops the thread.
-    """
-    ready: queue.Queue[Item | _End] = queue.Queue(maxsize=depth)
-    closed = threading.Event()
-
-    def produce() -> None:
-        error: BaseException | None = None
-        try:
-            for item in items:
-                ready.put(item)
-                if closed.is_set():
-                    return
-        except BaseException as caught:
-            error = caught
-        ready.put(_End(error))
-
-    thread = threading.Thread(target=produce, name="prefetch", daemon=True)
-    thread.start()
-    try:
-        while not isinstance(item := ready.get(), _End):
-            yield item
-        if item.error is not None:
-            raise item.error
-    finally:
-        closed.set()
-        while thread.is_alive():  # it may be waiting for room: make some
-            with contextlib.suppress(queue.Empty):
-                ready.get(timeout=0.01)
-        thread.join()
-
-
-@dataclass(frozen=True)
-class _End:
-    """Mark the end of the queue, and hold why it ended."""
-
-    error: BaseException | None
-
-
 def _check_same_tokenizer(corpora: Iterable[tuple[str, SampleSource]]) -> None:
     known = [(name, corpus) for name, corpus in corpora if corpus.tokenizer_sha256 is not None]
     for name, corpus in known:
@@ -318,7 +350,7 @@ def calibration_batches(source: SampleSource, length: int, sequences: int) -> It
     """Yield token ids [B, T] of windows spread evenly over the training split, up to `CALIBRATION_ROWS` in a batch."""
     split = source.splits["train"]
     available = split.training_windows(length)
-    numbers = [i * available // min(sequences, available) for i in range(min(sequences, available))]
+    numbers = np.arange(min(sequences, available)) * available // min(sequences, available)
     for first in range(0, len(numbers), CALIBRATION_ROWS):
         chosen = numbers[first : first + CALIBRATION_ROWS]
-        yield gather([(split, number) for number in chosen], chosen, length)["input_ids"]
+        yield gather([split], np.zeros_like(chosen), chosen, chosen, length)["input_ids"]

@@ -1,6 +1,6 @@
 """Find which window of which corpus is sample number g, by a pure function: there is no order to store or skip.
 
-    g -> slot of a fixed cycle -> (source, ordinal in that source) -> (epoch, place) -> window, by a keyed shuffle
+    g -> (source, ordinal in that source), by mixture.py -> (epoch, place) -> window, by a keyed shuffle
 
 Every step is arithmetic on g: sample 10^12 costs the same as sample 0, any rank can compute any sample, and world
 size, micro-batch size and interruptions do not appear.
@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from plumbline.data.indexed import Int64s
+from plumbline.data.mixture import Mixture, OrderedSource
 
 UInt64s = npt.NDArray[np.uint64]
-
-CYCLE = 10_000
-"""Samples after which the mixture repeats: weights are kept to a hundredth of a percent, exactly, in every cycle."""
 
 ROUNDS = 8
 """Feistel rounds. Four suffice for a good shuffle of many items; tiny halves (2 or 3 bits) mix less per round."""
@@ -44,7 +42,7 @@ def subkey(key: int | UInt64s, number: int | Int64s) -> UInt64s:
         return _scramble(np.asarray(key, np.uint64) + steps)
 
 
-def permute(index: npt.ArrayLike, size: int, key: int | UInt64s) -> Int64s:
+def permute(index: npt.ArrayLike, size: npt.ArrayLike, key: int | UInt64s) -> Int64s:
     """Send each index to its place in the permutation of [0, size) that `key` selects.
 
     A Feistel network is a bijection on the 2h-bit numbers whatever its round function. Where it lands outside
@@ -53,7 +51,7 @@ def permute(index: npt.ArrayLike, size: int, key: int | UInt64s) -> Int64s:
 
     Args:
         index: Integers in [0, size), of any shape.
-        size: From 1 to 2^62.
+        size: From 1 to 2^62; one for all, or an array with one for each index.
         key: 64 bits, see `derive_key`; one for all, or an array with one for each index.
 
     Returns:
@@ -65,68 +63,66 @@ def permute(index: npt.ArrayLike, size: int, key: int | UInt64s) -> Int64s:
     return _walk(index, size, key, _feistel)
 
 
-def unpermute(place: npt.ArrayLike, size: int, key: int | UInt64s) -> Int64s:
+def unpermute(place: npt.ArrayLike, size: npt.ArrayLike, key: int | UInt64s) -> Int64s:
     """Return the index that `permute` sends to each place: its inverse, which walks the same cycles backwards."""
     return _walk(place, size, key, _feistel_back)
 
 
-def _walk(index: npt.ArrayLike, size: int, key: int | UInt64s, network: Callable[..., UInt64s]) -> Int64s:
+def _walk(index: npt.ArrayLike, size: npt.ArrayLike, key: int | UInt64s, network: Callable[..., UInt64s]) -> Int64s:
     """Apply a network once, and again to each value that is outside [0, size)."""
     places = np.asarray(index, np.int64)
-    if not 1 <= size <= LARGEST:
-        raise ValueError(f"permute: size {size} is not from 1 to 2^62")
-    if places.size and (places.min() < 0 or places.max() >= size):
-        raise ValueError(f"permute: index from {places.min()} to {places.max()} is outside [0, {size})")
-    half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
+    sizes = np.broadcast_to(np.asarray(size, np.int64), places.shape).reshape(-1)
+    if sizes.size and (sizes.min() < 1 or sizes.max() > LARGEST):
+        raise ValueError(f"permute: size from {sizes.min()} to {sizes.max()} is not from 1 to 2^62")
+    if places.size and (places.min() < 0 or np.any(places.reshape(-1) >= sizes)):
+        raise ValueError(f"permute: index from {places.min()} to {places.max()} is outside [0, size)")
+    half_bits = np.maximum(1, (_bit_length(sizes - 1) + 1) // 2).astype(np.uint64)
 
     value = places.astype(np.uint64).reshape(-1)
     keys = np.broadcast_to(np.asarray(key, np.uint64), places.shape).reshape(-1)
+    rounds = np.stack([subkey(keys, number) for number in range(ROUNDS)])
     walking = np.arange(value.size)
     while walking.size:
-        value[walking] = network(value[walking], half_bits, keys[walking])
-        walking = walking[value[walking] >= size]
+        value[walking] = network(value[walking], half_bits[walking], rounds[:, walking])
+        walking = walking[value[walking] >= sizes[walking].astype(np.uint64)]
     return value.astype(np.int64).reshape(places.shape)
 
 
-def _feistel(value: UInt64s, half_bits: int, key: UInt64s) -> UInt64s:
+def _bit_length(number: Int64s) -> Int64s:
+    """Return the length of each number in binary, exactly: a half of it at a time fits a float."""
+    high = number >> 31
+    halves = np.where(high > 0, high, number).astype(np.float64)
+    return np.frexp(halves)[1].astype(np.int64) + 31 * (high > 0)
+
+
+def _feistel(value: UInt64s, half_bits: UInt64s, rounds: UInt64s) -> UInt64s:
     """Run one pass of the network over 2 x half_bits bits: swap the halves, and hide one behind a hash of the other."""
-    bits = np.uint64(half_bits)
-    mask = np.uint64((1 << half_bits) - 1)
-    left, right = value >> bits, value & mask
-    for number in range(ROUNDS):
-        left, right = right, left ^ (_scramble(right ^ subkey(key, number)) & mask)
-    joined: UInt64s = (left << bits) | right
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = value >> half_bits, value & mask
+    for key in rounds:
+        left, right = right, left ^ (_scramble(right ^ key) & mask)
+    joined: UInt64s = (left << half_bits) | right
     return joined
 
 
-def _feistel_back(value: UInt64s, half_bits: int, key: UInt64s) -> UInt64s:
+def _feistel_back(value: UInt64s, half_bits: UInt64s, rounds: UInt64s) -> UInt64s:
     """Undo one pass of the network, round by round."""
-    bits = np.uint64(half_bits)
-    mask = np.uint64((1 << half_bits) - 1)
-    left, right = value >> bits, value & mask
-    for number in reversed(range(ROUNDS)):
-        left, right = right ^ (_scramble(left ^ subkey(key, number)) & mask), left
-    joined: UInt64s = (left << bits) | right
+    mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = value >> half_bits, value & mask
+    for key in rounds[::-1]:
+        left, right = right ^ (_scramble(left ^ key) & mask), left
+    joined: UInt64s = (left << half_bits) | right
     return joined
 
 
 def _scramble(value: UInt64s) -> UInt64s:
     """Apply the splitmix64 finalizer: every output bit depends on every input bit."""
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    scrambled: UInt64s = value ^ (value >> np.uint64(31))
+    scrambled: UInt64s = value ^ (value >> np.uint64(30))
+    scrambled *= np.uint64(0xBF58476D1CE4E5B9)
+    scrambled ^= scrambled >> np.uint64(27)
+    scrambled *= np.uint64(0x94D049BB133111EB)
+    scrambled ^= scrambled >> np.uint64(31)
     return scrambled
-
-
-@dataclass(frozen=True)
-class OrderedSource:
-    """State what the order needs to know of one corpus."""
-
-    name: str
-    fingerprint: str
-    num_windows: int
-    """Samples in one epoch."""
-    weight: float
 
 
 @dataclass(frozen=True)
@@ -139,16 +135,15 @@ class Location:
 
 
 class TrainOrder:
-    """Order training samples, without end, over a weighted mixture of corpora."""
+    """Order training samples over a weighted mixture of corpora: without end, unless all sources have one."""
 
     def __init__(self, sources: Sequence[OrderedSource], seed: int) -> None:
-        """Lay out one cycle of the mixture.
+        """Lay out the mixture.
 
         Raises:
             ValueError: a weight too small for one sample per cycle, or the same corpus twice.
         """
         self.sources = tuple(sources)
-        self.seed = seed
         fingerprints = [source.fingerprint for source in sources]
         for position, source in enumerate(sources):
             if (first := fingerprints.index(source.fingerprint)) < position:
@@ -156,37 +151,23 @@ class TrainOrder:
                     f"data.train: {sources[first].name} and {source.name} hold the same tokens and would be read in "
                     "the same order; list the corpus once, with the sum of the weights"
                 )
+        self.mixture = Mixture(sources)
         self._num_windows = np.array([source.num_windows for source in sources], np.int64)
-        self._per_cycle = _apportion([source.weight for source in sources], CYCLE)
-        for source, count in zip(sources, self._per_cycle, strict=True):
-            if count == 0:
-                raise ValueError(
-                    f"data.train: weight {source.weight} of {source.name} is less than one sample in {CYCLE}; "
-                    "raise it or leave the corpus out"
-                )
-        # Slot j of n for a source wants to be at (j + 1/2) / n of the cycle; sorting the wishes of all sources spreads
-        # each one evenly, so that short stretches (a batch) hold the mixture's proportions too.
-        source_of = np.repeat(np.arange(len(sources)), self._per_cycle)
-        rank_of = np.concatenate([np.arange(count) for count in self._per_cycle])
-        slots = np.argsort((rank_of + 0.5) / self._per_cycle[source_of], kind="stable")
-        self._source_of_slot: Int64s = source_of[slots]
-        self._rank_of_slot: Int64s = rank_of[slots]
+        self._keys = np.array([derive_key("samples", seed, each) for each in fingerprints], np.uint64)
 
     def locate(self, samples: npt.ArrayLike) -> Location:
-        """Find samples by their number (0, 1, 2, ... without end) in constant time and memory per sample.
+        """Find samples by their number (0, 1, 2, ...) in constant time and memory per sample.
 
         Args:
             samples: Integers of any shape.
+
+        Raises:
+            ValueError: a sample lies beyond the end of the mixture.
         """
-        cycle, slot = np.divmod(np.asarray(samples, np.int64), CYCLE)
-        source = self._source_of_slot[slot]
-        ordinal = cycle * self._per_cycle[source] + self._rank_of_slot[slot]
-        epoch, place = np.divmod(ordinal, self._num_windows[source])
-        window = np.empty_like(place)
-        for number, its in enumerate(self.sources):
-            chosen = source == number
-            window[chosen] = permute(place[chosen], its.num_windows, self._keys(its, epoch[chosen]))
-        return Location(source, epoch, window)
+        source, ordinal = self.mixture.draw(samples)
+        num_windows = self._num_windows[source]
+        epoch, place = np.divmod(ordinal, num_windows)
+        return Location(source, epoch, permute(place, num_windows, subkey(self._keys[source], epoch)))
 
     def samples_of(self, source: int, window: int, stop: int) -> Iterator[int]:
         """Yield, in order, the samples before `stop` that read a window of a source: one in each epoch, see `locate`.
@@ -196,33 +177,17 @@ class TrainOrder:
             window: its number.
             stop: sample before which to end; epochs are computed a block at a time, however many there are.
         """
-        its = self.sources[source]
-        slots = np.flatnonzero(self._source_of_slot == source)  # in the order of their ranks
+        windows = self.sources[source].num_windows
         epochs = np.arange(EPOCHS)
         while True:
-            places = unpermute(np.full(EPOCHS, window), its.num_windows, self._keys(its, epochs))
-            cycle, rank = np.divmod(epochs * its.num_windows + places, len(slots))
-            for sample in (cycle * CYCLE + slots[rank]).tolist():
+            places = unpermute(np.full(EPOCHS, window), windows, subkey(self._keys[source], epochs))
+            for sample in self.mixture.samples_of(source, epochs * windows + places).tolist():
                 if sample >= stop:
                     return
                 yield sample
             epochs += EPOCHS
 
-    def _keys(self, its: OrderedSource, epochs: Int64s) -> UInt64s:
-        """Return what shuffles a source in each of some epochs."""
-        return subkey(derive_key("samples", self.seed, its.fingerprint), epochs)
-
     def samples_per_source(self, samples: int) -> dict[str, int]:
         """Return how many of the first `samples` samples come from each corpus."""
-        cycles, rest = divmod(samples, CYCLE)
-        counts = cycles * self._per_cycle + np.bincount(self._source_of_slot[:rest], minlength=len(self.sources))
+        counts = self.mixture.drawn_before(samples)
         return {source.name: int(count) for source, count in zip(self.sources, counts, strict=True)}
-
-
-def _apportion(weights: Sequence[float], seats: int) -> Int64s:
-    """Return whole numbers [len(weights)] in proportion to the weights that add up to `seats`, by largest remainder."""
-    exact = np.array(weights, np.float64) / np.sum(weights) * seats
-    counts: Int64s = np.floor(exact).astype(np.int64)
-    leftover = np.argsort(counts - exact, kind="stable")[: seats - int(counts.sum())]
-    counts[leftover] += 1
-    return counts

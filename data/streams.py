@@ -11,6 +11,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from plumbline.data.boundaries import Int64s
+
 IGNORED = -100
 """The label that PyTorch's cross-entropy leaves out."""
 
@@ -24,6 +26,39 @@ class Window(NamedTuple):
     """[n]: already shifted; -100 where nothing is to be predicted."""
     begins: npt.NDArray[np.integer]
     """Places in the row, beyond the first, at which a document begins."""
+
+
+class Rows:
+    """Hold the rows of a batch while streams write windows into them.
+
+    Attributes:
+        inputs: int64 [rows, length].
+        labels: int64 [rows, length].
+        begins: arrays of places, counted through all rows, at which documents begin within a row.
+    """
+
+    def __init__(self, rows: int, length: int) -> None:
+        self.inputs = np.empty((rows, length), np.int64)
+        self.labels = np.empty((rows, length), np.int64)
+        self.begins: list[Int64s] = []
+
+    @property
+    def length(self) -> int:
+        """Return the tokens of one row."""
+        return self.inputs.shape[1]
+
+    def put(self, row: int, window: Window) -> None:
+        """Write one window into a row, and pad the rest."""
+        filled = len(window.inputs)
+        self.inputs[row, :filled] = window.inputs
+        self.labels[row, :filled] = window.labels
+        self.begins.append(row * self.length + np.asarray(window.begins, np.int64))
+        self.pad(row, filled)
+
+    def pad(self, row: int, start: int = 0) -> None:
+        """Make padding of a row from `start` on."""
+        self.inputs[row, start:] = 0  # any valid id pads: nothing is ever computed from it
+        self.labels[row, start:] = IGNORED
 
 
 class WindowStream(Protocol):
@@ -48,6 +83,9 @@ class WindowStream(Protocol):
 
     def read(self, number: int, length: int) -> Window:
         """Read window `number`, of at most `length` tokens."""
+
+    def fill(self, rows: Rows, where: Int64s, numbers: Int64s) -> None:
+        """Write windows into rows of a batch, as many as there are `numbers`: what `read` returns, faster."""
 
     def bits_per_byte(self, loss: float) -> float | None:
         """Return a loss in nats per token as bits per byte of source text; None where there is no text."""

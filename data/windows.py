@@ -4,9 +4,17 @@ from collections.abc import Sequence
 from typing import TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from plumbline.data.streams import IGNORED, WindowStream
+from plumbline.data.indexed import Int64s
+from plumbline.data.streams import IGNORED, Rows, WindowStream
+
+Int32s = npt.NDArray[np.int32]
+
+
+BYTES_PER_TOKEN = 24
+"""Of a batch: inputs and labels take 8 each, documents and positions 4."""
 
 
 class Batch(TypedDict):
@@ -25,35 +33,43 @@ class Batch(TypedDict):
     only pads the batch."""
 
 
-def gather(windows: Sequence[tuple[WindowStream, int] | None], sample_index: Sequence[int], length: int) -> Batch:
+def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, sample_index: Int64s, length: int) -> Batch:
     """Read windows into one batch.
 
-    One slice per row, in a loop: as fast as one fancy index over all tokens at T = 256, twice as fast at 4096, and it
-    needs no index array that is four times the size of the tokens.
-
     Args:
-        windows: For each row, a stream and the number of a window in it; None for a row of padding.
-        sample_index: For each row, the number to carry along.
+        streams: What to read.
+        source: [b], for each row, which of the streams it is from; -1 for a row of padding.
+        window: [b], the number of the window in it.
+        sample_index: [b], the number to carry along.
         length: Tokens per row (T).
     """
-    rows = len(windows)
-    inputs = np.zeros((rows, length), np.int64)  # any valid id pads: nothing is ever computed from it
-    labels = np.full((rows, length), IGNORED, np.int64)
-    begins = np.zeros((rows, length), np.int32)  # 1 where a document begins inside the row
-    for row, window in enumerate(windows):
-        if window is None:
-            continue
-        stream, number = window
-        sample = stream.read(number, length)
-        inputs[row, : len(sample.inputs)] = sample.inputs
-        labels[row, : len(sample.labels)] = sample.labels
-        begins[row, sample.begins] = 1
-    place = np.arange(length, dtype=np.int32)
-    last_begin = np.maximum.accumulate(begins * place, axis=1)
+    rows = Rows(len(source), length)
+    for number in set(source.tolist()):
+        where = np.flatnonzero(source == number)
+        if number >= 0:
+            streams[number].fill(rows, where, window[where])
+        else:
+            rows.inputs[where], rows.labels[where] = 0, IGNORED
+    documents, positions = _documents(rows)
     return Batch(
-        input_ids=torch.from_numpy(inputs),
-        labels=torch.from_numpy(labels),
-        document_ids=torch.from_numpy(np.cumsum(begins, axis=1, dtype=np.int32)),
-        positions=torch.from_numpy(place - last_begin),
-        sample_index=torch.tensor(sample_index, dtype=torch.int64),
+        input_ids=torch.from_numpy(rows.inputs),
+        labels=torch.from_numpy(rows.labels),
+        document_ids=torch.from_numpy(documents),
+        positions=torch.from_numpy(positions),
+        sample_index=torch.from_numpy(np.array(sample_index, np.int64)),
     )
+
+
+def _documents(rows: Rows) -> tuple[Int32s, Int32s]:
+    """Return document ids and positions, [b, T] each: every token has those of the run that it lies in."""
+    shape, size = rows.inputs.shape, rows.inputs.size
+    first = np.arange(len(rows.inputs)) * rows.length  # a row begins with a run, of document 0
+    begins = np.sort(np.concatenate([first, *rows.begins, [size]]))
+    begins = begins[
+        np.flatnonzero(begins[1:] != begins[:-1])
+    ]  # once each: an empty document begins where the next does
+    lengths = np.diff(begins, append=size)
+    ids = np.arange(len(begins)) - np.searchsorted(begins, first)[begins // rows.length]
+    documents, positions = np.repeat(ids.astype(np.int32), lengths), np.repeat(begins.astype(np.int32), lengths)
+    np.subtract(np.arange(size, dtype=np.int32), positions, out=positions)
+    return documents.reshape(shape), positions.reshape(shape)

@@ -146,7 +146,7 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
     )
     epochs = ", ".join(f"{name} {share:.2f} epochs" for name, share in inputs.train.epochs(total).items())
     yield f"data     {plan.total_tokens:,} tokens in {total:,} steps: {epochs}"
-    yield f"reading  {inputs.train.describe_memory()}"
+    yield from inputs.train.notes(total)
     yield f"length   {plan.proportions}"
     yield (
         f"batch    {data.global_batch_size} x {data.sequence_length} tokens = {world.size} rank(s) x "

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from plumbline.data.streams import Window
+from plumbline.data.indexed import Int64s
+from plumbline.data.streams import Rows, Window
 from plumbline.data.tasks.task import Example, SplitName, TaskConfig
 from plumbline.data.tokenizers import tokenizer_sha256
 
@@ -47,6 +48,11 @@ class TaskStream:
         """Read example `number`."""
         tokens, labels = self._example(number)
         return Window(tokens, labels, begins=np.arange(len(tokens), min(len(tokens) + 1, length)))
+
+    def fill(self, rows: Rows, where: Int64s, numbers: Int64s) -> None:
+        """Write examples into rows of a batch."""
+        for row, number in zip(where.tolist(), numbers.tolist(), strict=True):
+            rows.put(row, self.read(number, rows.length))
 
     def _example(self, number: int) -> Example:
         if number in self._kept:

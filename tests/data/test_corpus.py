@@ -78,7 +78,7 @@ def test_one_flipped_bit_is_found_when_verifying(corpus: Path, name: str) -> Non
         (("splits", "train", "tokens"), 5, r"train\.idx: \d+ tokens, corpus\.json expects 5"),
         (("splits", "validation", "documents"), 5, r"validation\.idx: \d+ documents, corpus\.json expects 5"),
         (("vocab_size",), "many", r"corpus\.json: vocab_size: .*valid integer"),
-        (("format_version",), 2, r"corpus\.json: format_version: "),
+        (("format_version",), 3, r"corpus\.json: format_version: "),
     ],
 )
 def test_a_manifest_that_disagrees_is_refused(corpus: Path, path: tuple[str, ...], value: object, message: str) -> None:

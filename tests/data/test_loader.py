@@ -2,22 +2,27 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from plumbline.data.boundaries import KEPT, Boundaries
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus
-from plumbline.data.loader import TrainBatches, ValidationBatches, open_corpora, prefetch, validation_splits
+from plumbline.data.loader import TrainBatches, ValidationBatches, open_corpora, validation_splits
+from plumbline.data.prefetch import prefetch
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
-from plumbline.data.windows import Batch
+from plumbline.data.streams import Window
+from plumbline.data.windows import Batch, gather
 
 MakePair = Callable[..., Corpus]
 MakeConfig = Callable[..., DataConfig]
@@ -65,6 +70,51 @@ def test_a_batch_is_its_windows(make_pair: MakePair, make_config: MakeConfig) ->
                 assert batch["positions"][row, place] == position
                 position += 1
     assert len(seen) == 8
+
+
+def row_by_row(windows: list[Window | None], length: int) -> dict[str, list[list[int]]]:
+    """Make a batch as slowly as it is defined."""
+    batch: dict[str, list[list[int]]] = {"input_ids": [], "labels": [], "document_ids": [], "positions": []}
+    for window in windows:
+        inputs, labels = (window.inputs.tolist(), window.labels.tolist()) if window is not None else ([], [])
+        begins = set(window.begins.tolist()) if window is not None else set()
+        documents = [sum(begin <= place for begin in begins) for place in range(length)]
+        batch["input_ids"].append(inputs + [0] * (length - len(inputs)))
+        batch["labels"].append(labels + [-100] * (length - len(labels)))
+        batch["document_ids"].append(documents)
+        batch["positions"].append([place - max([0, *(b for b in begins if b <= place)]) for place in range(length)])
+    return batch
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    lengths=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(lambda one: sum(one) > 1), min_size=2),
+    length=st.integers(1, 12),
+    data=st.data(),
+)
+def test_a_batch_of_several_streams_is_what_they_read_one_by_one(
+    make_pair: MakePair, lengths: list[list[int]], length: int, data: st.DataObject
+) -> None:
+    """Windows at the end of a stream are short, documents may be empty, and a row may be padding."""
+    streams = [make_pair(each, f"s{number}").splits["train"] for number, each in enumerate(lengths[:3])]
+    source = data.draw(st.lists(st.integers(-1, len(streams) - 1), min_size=1, max_size=9))
+    window = [data.draw(st.integers(0, max(0, streams[at].evaluation_windows(length) - 1))) for at in source]
+    batch = gather(streams, np.array(source), np.array(window), np.arange(len(source)), length)
+    read = [None if at < 0 else streams[at].read(number, length) for at, number in zip(source, window, strict=True)]
+    for key, rows in row_by_row(read, length).items():
+        assert tensors(batch)[key].tolist() == rows, key
+
+
+def test_documents_are_found_among_more_than_are_kept_in_memory() -> None:
+    """Five times as many as are kept, some of them empty, looked for in random stretches."""
+    draw = np.random.default_rng(0)
+    starts = np.sort(draw.integers(0, 400_000, 5 * KEPT))
+    first = draw.integers(0, 399_000, 300)
+    last = first + draw.integers(1, 1000, 300)
+    stretch, found = Boundaries(starts).within(first, last)
+    expected = [starts[(starts > a) & (starts < b)] for a, b in zip(first, last, strict=True)]
+    assert found.tolist() == np.concatenate(expected).tolist()
+    assert stretch.tolist() == np.repeat(np.arange(300), [len(each) for each in expected]).tolist()
 
 
 def test_every_token_but_the_first_is_a_target_once_an_epoch(make_pair: MakePair, make_config: MakeConfig) -> None:
@@ -156,34 +206,52 @@ def test_iterate_resumes_where_it_is_told(make_pair: MakePair, make_config: Make
 
 
 def prefetch_threads() -> int:
-    return sum(thread.name == "prefetch" for thread in threading.enumerate())
+    return sum(thread.name.startswith("prefetch") for thread in threading.enumerate())
 
 
-def test_prefetch_reads_ahead_but_not_far() -> None:
-    produced: list[int] = []
-    third = threading.Event()
+@pytest.mark.parametrize("threads", [1, 3])
+def test_prefetch_reads_ahead_but_not_far(threads: int) -> None:
+    begun: list[int] = []
+    last = threads + 2
+    ahead = threading.Event()
 
-    def numbers() -> Iterator[int]:
-        for number in range(100):
-            produced.append(number)
-            if number == 3:
-                third.set()
-            yield number
+    def produce(number: int) -> int:
+        begun.append(number)
+        if len(begun) == last + 1:
+            ahead.set()
+        return number
 
-    with closing(prefetch(numbers(), depth=2)) as items:
+    with closing(prefetch((partial(produce, number) for number in range(100)), threads, depth=2)) as items:
         assert next(items) == 0
-        assert third.wait(60)  # one taken, two ready, one at the door
-        assert produced == [0, 1, 2, 3]
+        assert ahead.wait(60)  # one taken, two ready, and one for each thread
+        assert sorted(begun) == list(range(last + 1))
     assert prefetch_threads() == 0
-    assert len(produced) < 10
+    assert len(begun) < 10
+
+
+def test_several_threads_work_at_once_and_the_order_stays() -> None:
+    """Each task waits for the other, so one thread alone would never end; the second is ready first."""
+    both = threading.Barrier(2, timeout=60)
+    second = threading.Event()
+
+    def first_task() -> int:
+        both.wait()
+        assert second.wait(60)
+        return 0
+
+    def second_task() -> int:
+        both.wait()
+        second.set()
+        return 1
+
+    assert list(prefetch([first_task, second_task], threads=2)) == [0, 1]
 
 
 def test_prefetch_raises_in_its_place() -> None:
-    def numbers() -> Iterator[int]:
-        yield 1
+    def fail() -> int:
         raise ValueError("shard 7 is unreadable")
 
-    items = prefetch(numbers())
+    items = prefetch([lambda: 1, fail, lambda: 3])
     assert next(items) == 1
     with pytest.raises(ValueError, match="shard 7"):
         next(items)

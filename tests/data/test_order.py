@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plumbline.data.order import CYCLE, LARGEST, OrderedSource, TrainOrder, derive_key, permute, subkey, unpermute
+from plumbline.data.mixture import CYCLE, OrderedSource
+from plumbline.data.order import LARGEST, TrainOrder, derive_key, permute, subkey, unpermute
 
 KEYS = st.integers(0, 2**64 - 1)
 

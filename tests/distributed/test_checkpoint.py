@@ -15,9 +15,11 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
+from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.launcher.runtime.checkpoint import commit, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
@@ -26,7 +28,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.models.open import load_model
-from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 from plumbline.launcher.runtime.system.world import World
 from tests.distributed.conftest import save, state_after, whole_weights
@@ -297,10 +299,34 @@ def test_a_resume_that_contradicts_the_run_is_refused(
     assert "another run.name" in str(caught.value)
 
 
+@pytest.fixture
+def byte_pair(tmp_path: Path) -> Path:
+    """Return a second corpus, a bare Megatron-LM pair."""
+    with IndexedWriter(tmp_path / "more", token_dtype(257)) as writer:
+        writer.add_documents(np.arange(4000) % 251, [40] * 100)
+    return tmp_path / "more"
+
+
 def test_another_corpus_is_refused(root: Path, config: Config, inputs: Inputs, world: World) -> None:
     folder = root / "step_00000003"
     with pytest.raises(CheckpointError, match=r"corpora: .*'email': '(?!0123)\w+'.* -> .*'email': '0123'"):
         resume.check_resume(config, config, {"email": "0123"}, folder)
+
+
+def test_the_mixture_may_change_from_the_checkpoint_on(
+    root: Path, tiny_config: Path, corpus: Path, byte_pair: Path, config: Config, inputs: Inputs, world: World
+) -> None:
+    """The checkpoint is that of step 3, after 3 x 8 x 32 = 768 tokens."""
+    folder = root / "step_00000003"
+
+    def joined(tokens: int) -> Config:
+        joins = f"{{path: {byte_pair}, weight: 0.0, weight_changes: [{{tokens: {tokens}, weight: 1.0}}]}}"
+        return load_config(tiny_config, [f"data.train=[{{path: {corpus}}}, {joins}]"])
+
+    after, before = joined(768), joined(767 - 32)
+    resume.check_resume(config, after, open_inputs(after, world).fingerprints, folder)
+    with pytest.raises(CheckpointError, match=r"data\.train: "):
+        resume.check_resume(config, before, open_inputs(before, world).fingerprints, folder)
 
 
 def test_what_does_not_shape_the_run_may_change(

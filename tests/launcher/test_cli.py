@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,6 +176,23 @@ def test_submit_refuses_a_run_that_the_job_could_not_go_on_with(
     with pytest.raises(ValueError, match=words):
         submission.check(load_config(trained / "config.yaml", overrides), request)
     submission.check(load_config(trained / "config.yaml", ["train.steps=30", "optimizer.lr=0.5"]), Request(1, 1))
+
+
+def test_a_run_tells_its_packing_and_refuses_to_repeat_text_too_often(
+    run_pretrain: Pretrain, tiny_config: Path, tmp_path: Path
+) -> None:
+    """375 thousand tokens; the first step of 256 comes, then of 20 million."""
+    env = {"PLUMBLINE_CACHE": str(tmp_path)}
+    packed = ["data.packing=best_fit", "train.steps=1", "train.eval_batches=1"]
+    outcome = run_pretrain(tiny_config, "packed", packed, launcher="python", env=env)
+    assert outcome.code == 0, outcome.stderr
+    assert re.search(
+        r"packing  email: [\d,]+ windows, \d\.\d\d% padding, \d+ of 19 documents are longer", outcome.stdout
+    )
+    assert math.isfinite(outcome.run.records[0]["loss"])
+    error = the_error(run_pretrain(tiny_config, "often", ["train.tokens=20_000_000"], launcher="python"))
+    assert "steps read email 5" in error
+    assert "set max_epochs of this source" in error
 
 
 def test_a_truncated_shard_is_refused(run_pretrain: Pretrain, tiny_config: Path, corpus: Path, tmp_path: Path) -> None:

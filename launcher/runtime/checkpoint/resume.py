@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from plumbline.data.loader import same_past
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import (
@@ -85,6 +86,8 @@ def check_resume(
 ) -> None:
     """Refuse a resume that contradicts what a run keeps until it ends: keys (config/identity.py) and text.
 
+    The mixture of the data may change from the checkpoint on; what was drawn before it may not.
+
     Args:
         old: the configuration in the checkpoint.
         new: the configuration that wants to resume.
@@ -95,15 +98,18 @@ def check_resume(
     Raises:
         CheckpointError: names each difference.
     """
-    lines = [f"  {line}" for line in differences(old, new, RESUMED)]
     manifest = read_manifest(folder)
+    if old.data.train != new.data.train and same_past(old.data, new.data, manifest["step"]):
+        old = old.model_copy(update={"data": old.data.model_copy(update={"train": new.data.train})})
+    lines = [f"  {line}" for line in differences(old, new, RESUMED)]
     total_steps = plan_run(new).total_steps
     if manifest["step"] > total_steps:
         raise CheckpointError(
             f"{folder} is at step {manifest['step']}, beyond the {total_steps} that train.steps (or train.tokens) "
             "asks for: raise it, or give this run another run.name"
         )
-    if manifest["corpora"] != corpora:  # the same path may hold another text by now
-        lines.append(f"  corpora: {manifest['corpora']!r} -> {corpora!r}")
+    known = {name: corpora.get(name) for name in manifest["corpora"]}
+    if manifest["corpora"] != known:  # the same path may hold another text by now
+        lines.append(f"  corpora: {manifest['corpora']!r} -> {known!r}")
     if lines:
         raise CheckpointError(f"{folder} was written by a different run; {remedy}:\n" + "\n".join(lines))

@@ -55,8 +55,7 @@ def plan_run(config: Config) -> RunPlan:
         ConfigError: names every setting that does not fit the model, the batch or the length of the run.
     """
     batches, branch = config.data.batch_plan, config.schedule.branch
-    planned_steps = config.train.length.end_step(batches)
-    total_steps = planned_steps if branch is None else branch.last_step(batches)
+    planned_steps, total_steps = config.train.length.end_step(batches), last_step(config)
     problems: list[str] = []
     with _collected(problems):
         check_precision(config.precision, config.model)
@@ -78,6 +77,12 @@ def plan_run(config: Config) -> RunPlan:
         proportions=_proportions(config, settings, batches, planned_steps),
         rows=tuple(rows),
     )
+
+
+def last_step(config: Config) -> int:
+    """Return the step that a run ends with; a branch ends with its cooldown."""
+    batches, branch = config.data.batch_plan, config.schedule.branch
+    return config.train.length.end_step(batches) if branch is None else branch.last_step(batches)
 
 
 def _proportions(config: Config, settings: OptimizerSettings, batches: BatchPlan, steps: int) -> Proportions:
@@ -107,6 +112,11 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
         yield (
             f"optimizer.weight_decay = {decay:g} has no effect: horizon.tau = {config.horizon.tau:g} sets the decay; "
             "change horizon.tau, or set horizon.tau=null horizon.tau_exponent=0"
+        )
+    if config.data.packing == "best_fit" and not config.model.document_mask:
+        yield (
+            "data.packing = best_fit with model.document_mask = false: the documents of a sample, which have nothing "
+            "to do with each other, see each other; leave document_mask out to mask them"
         )
     if any(source.task is None for source in config.data.train):
         yield from plan.proportions.cautions()

@@ -57,14 +57,21 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     @validator(mode="before")
     @classmethod
     def _fill_in_context(cls, values: Any) -> Any:
-        """Make the model's context as long as the sequences, where the model section leaves it open."""
+        """Give the model what follows from the data, where its section leaves that open.
+
+        Its context is as long as the sequences, and documents that are packed by best fit do not see each other.
+        """
         if not isinstance(values, dict):
             return values
         model, data = values.get("model"), values.get("data")
-        if not isinstance(model, dict) or model.get("max_position_embeddings") is not None:
+        if not isinstance(model, dict) or not isinstance(data, dict):
             return values
-        length = data.get("sequence_length") if isinstance(data, dict) else None
-        return values if length is None else {**values, "model": {**model, "max_position_embeddings": length}}
+        filled = {}
+        if model.get("max_position_embeddings") is None and data.get("sequence_length") is not None:
+            filled["max_position_embeddings"] = data["sequence_length"]
+        if "document_mask" not in model and data.get("packing") == "best_fit":
+            filled["document_mask"] = True
+        return {**values, "model": {**model, **filled}} if filled else values
 
     @validator(mode="after")
     def _check(self) -> "Config":

@@ -141,8 +141,13 @@ class SeenRun:
         Sources whose tokens are no text are passed over with a warning.
 
         Raises:
-            ValueError: no source is text, or there is nothing to look for.
+            ValueError: no source is text, there is nothing to look for, or documents are packed by best fit.
         """
+        if self.config.data.packing != "concat":
+            raise ValueError(
+                f"--find {text!r}: {self.folder} packs documents (data.packing = {self.config.data.packing}), and "
+                "samples are found for concat alone; --step shows what a step holds"
+            )
         texts = {name: corpus for name, corpus in self.batches.corpora.items() if corpus.tokenizer_path is not None}
         if left := [name for name in self.batches.corpora if name not in texts]:
             LOG.warning(f"--find looks for no text in {', '.join(left)}, which has no tokenizer")

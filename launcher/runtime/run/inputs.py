@@ -7,6 +7,7 @@ from plumbline.data.loader import TrainBatches, ValidationBatches, validation_sp
 from plumbline.data.streams import WindowStream
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
+from plumbline.launcher.runtime.config.plan import last_step
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
@@ -29,10 +30,12 @@ def open_inputs(config: Config, world: World) -> Inputs:
     """Open the corpora and check them against the model and the world.
 
     Raises:
-        ValueError: missing, damaged or too small corpus, vocabulary that does not fit, batch that does not divide.
+        ValueError: missing, damaged or too small corpus, vocabulary that does not fit, batch that does not divide, too
+            many repetitions of a corpus.
     """
     data = config.data
     train = TrainBatches(data, config.run.seed, world.rank, world.size)
+    train.check_epochs(last_step(config))
     for name, corpus in train.corpora.items():
         if corpus.vocab_size is not None and corpus.vocab_size > config.model.vocab_size:
             raise ConfigError(

@@ -12,9 +12,8 @@ from pydantic import BaseModel
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
-from plumbline.launcher.runtime.config.load import load_config, save_config
-from plumbline.launcher.runtime.config.parse import parse_config
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.duration import Duration
 
@@ -384,6 +383,17 @@ def test_missing_sections_are_named(tmp_path: Path) -> None:
     assert missing == {"model", "parameterization", "data", "optimizer", "train"}
 
 
+def test_documents_that_are_packed_do_not_see_each_other_unless_asked(tiny_config: Path) -> None:
+    packed = ["data.packing=best_fit"]
+    assert not load_config(tiny_config, []).model.document_mask
+    config = load_config(tiny_config, packed)
+    assert config.model.document_mask
+    assert not any("data.packing" in caution for caution in cautions(config, plan_run(config)))
+    unmasked = load_config(tiny_config, [*packed, "model.document_mask=false"])
+    assert not unmasked.model.document_mask
+    assert any("documents of a sample" in caution for caution in cautions(unmasked, plan_run(unmasked)))
+
+
 def test_vocabulary_and_context_come_from_the_data(tiny_config: Path, corpus: Path) -> None:
     config = load_config(tiny_config, [])
     assert config.model.vocab_size == json.loads((corpus / "corpus.json").read_text())["vocab_size"] == 257
@@ -404,42 +414,6 @@ def test_steps_follow_from_tokens(file: Path) -> None:
     for tokens, steps in ((1, 1), (per_step, 1), (per_step + 1, 2), (10 * per_step, 10)):
         config = load_config(file, [f"train.tokens={tokens}"])
         assert (plan_run(config).total_steps, config.data.batch_plan.tokens_per_step) == (steps, per_step)
-
-
-AWKWARD = [
-    "1e3",
-    "null",
-    "true",
-    "0x10",
-    "a: b",
-    "# no",
-    "'\"",
-    "naïve ☃",
-    "two\nlines\t",
-    "${HOME}",
-    "x \\${y}",
-    " ",
-    "",
-]
-
-
-def test_a_saved_configuration_loads_to_an_equal_one(file: Path, tmp_path: Path) -> None:
-    values = {**SMALL, "train": {"steps": 7, "sample_prompts": AWKWARD}, "optimizer": {"lr": 1e-3 / 3, "eps": 1e-30}}
-    config = parse_config({**values, "model": load_config(file, []).model.model_dump()}, source="here")
-    save_config(config, tmp_path / "saved.yaml")
-    loaded = load_config(tmp_path / "saved.yaml", [])
-    assert loaded.train.sample_prompts == AWKWARD
-    assert loaded == config
-    assert differences(loaded, config) == []
-
-
-def test_a_saved_configuration_is_complete(tiny_config: Path, tmp_path: Path) -> None:
-    save_config(load_config(tiny_config, []), tmp_path / "saved.yaml")
-    saved = yaml.safe_load((tmp_path / "saved.yaml").read_text())
-    assert set(saved) == set(Config.model_fields)
-    for name, field in Config.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            assert set(saved[name]) == set(field.annotation.model_fields), name
 
 
 def test_differences_name_each_leaf(file: Path) -> None:

@@ -1,0 +1,65 @@
+"""Find where documents begin, in many stretches of a token stream at once.
+
+The offsets lie in an index file, memory-mapped and not aligned to 8 bytes, so numpy's own search would copy all of
+them. Every n-th is kept in memory instead, which leaves n to look at; there, all stretches are searched together.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+KEPT = 2**14
+"""About so many offsets stay in memory, 8 bytes each."""
+
+
+def each_within(starts: Callable[[int, int], Int64s], first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+    """Return what `Boundaries.within` does, of a stream that is asked for one stretch at a time.
+
+    Args:
+        starts: returns the offsets strictly between two.
+        first: [n].
+        last: [n].
+    """
+    found = [starts(begin, end) for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
+    stretch = np.repeat(np.arange(len(found)), [len(offsets) for offsets in found])
+    return stretch, np.concatenate(found) if found else np.empty(0, np.int64)
+
+
+class Boundaries:
+    """Search the ascending offsets at which documents begin."""
+
+    def __init__(self, offsets: Int64s) -> None:
+        self._offsets = offsets
+        self._stride = max(1, len(offsets) // KEPT)
+        self._kept = np.ascontiguousarray(offsets[:: self._stride])
+
+    def within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the offsets that lie strictly between `first` and `last`, of each of n stretches, end to end.
+
+        Args:
+            first: [n].
+            last: [n], greater than `first`.
+
+        Returns:
+            For each offset, the stretch that it lies in (ascending) and the offset.
+        """
+        below = self._below(np.concatenate([first + 1, last]))
+        begin, counts = below[: len(first)], below[len(first) :] - below[: len(first)]
+        stretch = np.repeat(np.arange(len(counts)), counts)
+        found = np.arange(len(stretch)) + (begin - np.cumsum(counts) + counts)[stretch]
+        return stretch, self._offsets[found]
+
+    def _below(self, bounds: Int64s) -> Int64s:
+        """Return how many offsets are smaller than each bound."""
+        block = np.searchsorted(self._kept, bounds) - 1  # the last kept offset that is smaller; -1: none is
+        low = np.where(block < 0, 0, block * self._stride + 1)  # everything before `low` is smaller ...
+        high = np.minimum((block + 1) * self._stride, len(self._offsets))  # ... and nothing from `high` on
+        while (open_ := low < high).any():
+            middle = np.where(open_, (low + high) // 2, 0)
+            smaller = self._offsets[middle] < bounds
+            low = np.where(open_ & smaller, middle + 1, low)
+            high = np.where(open_ & ~smaller, middle, high)
+        return low

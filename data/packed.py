@@ -1,0 +1,200 @@
+"""Keep the packed windows of a corpus in files, made once by whichever process comes first, and read samples by them.
+
+They lie in `$PLUMBLINE_CACHE` (default: ~/.cache/plumbline), for a corpus may be read-only. The folder
+`packing/FINGERPRINT-LENGTH` has where each piece begins (int64) and its inputs (int32), window after window, and the
+first piece of each window (int64): 12 bytes a piece and 8 a window. All are memory-mapped, so any window is read at
+once.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from plumbline.data.corpus import Split
+from plumbline.data.indexed import Int64s
+from plumbline.data.packing import packed_blocks
+from plumbline.data.remote.piece import Piece
+from plumbline.data.shards import pieces_of
+from plumbline.data.streams import Rows, Window
+from plumbline.data.workspace import FolderKind, new_folder
+
+LOG = logging.getLogger(__name__)
+FACTS = "packing.json"
+FILES: dict[str, np.dtype[Any]] = {"starts": np.dtype("<i8"), "lengths": np.dtype("<i4"), "windows": np.dtype("<i8")}
+KIND = FolderKind("a folder of packed windows", marks=(FACTS,), others=tuple(FILES))
+VERSION = 1  # of the files, and of which window holds what
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Say what packing came to."""
+
+    version: int
+    length: int
+    """Tokens of one window."""
+    tokens: int
+    """Tokens of the stream."""
+    windows: int
+    pieces: int
+    documents: int
+    """Documents with anything to predict."""
+    cut: int
+    """Documents that are longer than a window."""
+
+    @property
+    def padding(self) -> float:
+        """Return the share of padding in the windows."""
+        return 1 - (self.tokens - 1) / (self.windows * self.length)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.windows:,} windows, {self.padding:.2%} padding, {self.cut:,} of {self.documents:,} documents are "
+            "longer than a window and cut"
+        )
+
+
+@dataclass(frozen=True)
+class PackedSplit:
+    """Read a training split in windows that are packed by best fit, of one length."""
+
+    split: Split
+    facts: Facts
+    starts: Int64s
+    """[pieces]: the token that each piece begins with, window after window."""
+    lengths: npt.NDArray[np.int32]
+    """[pieces]: inputs of each piece."""
+    windows: Int64s
+    """[windows + 1]: the first piece of each window, and the number of pieces."""
+    has_answers = False
+
+    @property
+    def name(self) -> str:
+        """Return the name of the split."""
+        return self.split.name
+
+    def training_windows(self, length: int) -> int:
+        """Return the number of windows."""
+        assert length == self.facts.length
+        return self.facts.windows
+
+    def evaluation_windows(self, length: int) -> int:
+        """Return the same number as `training_windows`: nothing is left out."""
+        return self.training_windows(length)
+
+    def read(self, number: int, length: int) -> Window:
+        """Read window `number`."""
+        rows = Rows(1, length)
+        self.fill(rows, np.zeros(1, np.int64), np.array([number]))
+        return Window(rows.inputs[0], rows.labels[0], np.concatenate(rows.begins))
+
+    def fill(self, rows: Rows, where: Int64s, numbers: Int64s) -> None:
+        """Write windows into rows of a batch; padding is a document of its own."""
+        length = rows.length
+        first = self.windows[numbers]
+        pieces = self.windows[numbers + 1] - first
+        row = np.repeat(np.arange(len(numbers)), pieces)
+        piece = np.arange(len(row)) + (first - np.cumsum(pieces) + pieces)[row]
+        sizes = self.lengths[piece].astype(np.int64)
+        ends = np.cumsum(sizes)
+        filled = np.bincount(row, sizes, len(numbers)).astype(np.int64)
+        place = ends - sizes + (where * length - np.cumsum(filled) + filled)[row]  # counted through all rows
+        inputs, labels = rows.inputs.reshape(-1), rows.labels.reshape(-1)
+        for at, start, size in zip(place.tolist(), self.starts[piece].tolist(), sizes.tolist(), strict=True):
+            tokens = self.split.indexed.read(start, start + size + 1)
+            inputs[at : at + size] = tokens[:-1]
+            labels[at : at + size] = tokens[1:]
+        padded = np.flatnonzero(filled < length)
+        for number in padded.tolist():
+            rows.pad(int(where[number]), int(filled[number]))
+        rows.begins += [place[place % length > 0], where[padded] * length + filled[padded]]
+
+    def pieces(self, number: int, length: int) -> list[Piece]:
+        """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""
+        assert length == self.facts.length
+        mine = slice(int(self.windows[number]), int(self.windows[number + 1]))
+        return [
+            piece
+            for start, size in zip(self.starts[mine].tolist(), self.lengths[mine].tolist(), strict=True)
+            for piece in pieces_of(self.split.indexed, start, start + size + 1)
+        ]
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """Return a loss in nats per token as bits per byte of source text; None where the bytes are unknown."""
+        return self.split.bits_per_byte(loss)
+
+
+def open_packed(split: Split, fingerprint: str, length: int) -> PackedSplit:
+    """Open the packed windows of a corpus's training split, or make them first, once for all processes of a node.
+
+    Raises:
+        ValueError: the split has nothing to predict, or the windows cannot be written.
+    """
+    if split.num_tokens < 2:
+        raise ValueError(f"{split.indexed}: {split.num_tokens} tokens leave nothing to predict")
+    folder = cache_folder() / "packing" / f"{fingerprint}-{length}"
+    try:
+        with _locked(folder.with_suffix(".lock")):
+            facts = _read_facts(folder)
+            if facts is None:
+                facts = _make(split, length, folder)
+    except OSError as error:
+        raise ValueError(f"{folder}: {error}; set PLUMBLINE_CACHE to a folder that can be written to") from error
+    return PackedSplit(split, facts, **{name: _map(folder / name) for name in FILES})
+
+
+def cache_folder() -> Path:
+    """Return the folder for what can be computed again."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbline"
+    return Path(os.environ.get("PLUMBLINE_CACHE") or default)
+
+
+def _make(split: Split, length: int, folder: Path) -> Facts:
+    LOG.info(f"packing {split.num_tokens:,} tokens of {split.indexed} into windows of {length}")
+    windows = pieces = documents = cut = 0
+    with new_folder(folder, KIND) as partial, contextlib.ExitStack() as files:
+        write = {name: files.enter_context((partial / name).open("wb")) for name in FILES}
+        for block in packed_blocks(split.indexed, length):
+            first = pieces + np.cumsum(block.counts) - block.counts
+            for name, values in (("starts", block.starts), ("lengths", block.lengths), ("windows", first)):
+                write[name].write(values.astype(FILES[name]).tobytes())
+            windows, pieces = windows + len(block.counts), pieces + len(block.starts)
+            documents, cut = documents + block.documents, cut + block.cut
+        write["windows"].write(np.array([pieces], FILES["windows"]).tobytes())
+        files.close()
+        facts = Facts(VERSION, length, split.num_tokens, windows, pieces, documents, cut)
+        (partial / FACTS).write_text(json.dumps(asdict(facts), indent=2) + "\n", encoding="utf-8")
+    return facts
+
+
+def _read_facts(folder: Path) -> Facts | None:
+    """Return the facts of a folder whose files are as large as they say; None where there is none such."""
+    try:
+        facts = Facts(**json.loads((folder / FACTS).read_text(encoding="utf-8")))
+        counts = {"starts": facts.pieces, "lengths": facts.pieces, "windows": facts.windows + 1}
+        whole = all((folder / name).stat().st_size == counts[name] * dtype.itemsize for name, dtype in FILES.items())
+    except (OSError, ValueError, TypeError):
+        return None
+    return facts if whole and facts.version == VERSION else None
+
+
+def _map(path: Path) -> npt.NDArray[Any]:
+    return np.asarray(np.memmap(path, dtype=FILES[path.name], mode="r"))
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock that ends with the process; where the file system has none, two may do the same work."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,141 @@
+"""Pack documents into windows without cutting any that fits: "best-fit decreasing" (Fewer Truncations, 2404.10830).
+
+A document of n tokens is n inputs, each of which predicts the token after it in the stream; its last token, which ends
+it, predicts the first token of the next document, as under `concat`. Documents longer than a window are cut into whole
+windows and a rest. Longest first, each of these pieces goes into the fullest window that has room for it. So an epoch
+trains on the same pairs of a token and its successor as the stream has, each exactly once, whatever the packing.
+
+Packing is a pure function of the documents' lengths and the window. It takes the documents in blocks, so that memory
+stays bounded at any size of corpus.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from plumbline.data.indexed import Int64s
+
+BLOCK = 2**28
+"""Tokens of one block; a document belongs to the block that it ends in."""
+
+
+class Documents(Protocol):
+    """Know where the documents of a stream of tokens begin."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+
+    def document_starts(self, start: int, stop: int) -> Int64s:
+        """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Hold the windows of one block, piece after piece."""
+
+    starts: Int64s
+    """[pieces]: the token of the stream that each piece begins with, window after window."""
+    lengths: Int64s
+    """[pieces]: inputs of each piece."""
+    counts: Int64s
+    """[windows]: pieces of each window."""
+    documents: int
+    """Documents with anything to predict."""
+    cut: int
+    """Documents that are longer than a window."""
+
+
+def packed_blocks(stream: Documents, length: int, block: int = BLOCK) -> Iterator[Block]:
+    """Yield the windows of `length` tokens that hold a whole stream, block by block."""
+    total = len(stream)
+    pending = 0  # where the document begins that has not ended yet
+    for first in range(0, total, block):
+        starts = stream.document_starts(first, min(first + block + 1, total))
+        bounds = np.concatenate([[pending], starts])
+        if first + block >= total:
+            bounds = np.append(bounds, total - 1)  # the last token of all has nothing to predict
+        if len(bounds) > 1:
+            yield pack(bounds[:-1], np.diff(bounds), length)
+        pending = int(bounds[-1])
+
+
+def pack(starts: Int64s, lengths: Int64s, length: int) -> Block:
+    """Pack documents [n], given by where they begin and their numbers of inputs, into windows of `length` tokens."""
+    pieces = -(-lengths // length)
+    document = np.repeat(np.arange(len(lengths)), pieces)
+    before = (np.arange(len(document)) - (np.cumsum(pieces) - pieces)[document]) * length
+    sizes = np.minimum(length, lengths[document] - before)
+    window = best_fit_decreasing(sizes, length)
+    order = np.argsort(window, kind="stable")
+    return Block(
+        starts=(starts[document] + before)[order],
+        lengths=sizes[order],
+        counts=np.bincount(window),
+        documents=int(np.count_nonzero(pieces)),
+        cut=int(np.count_nonzero(pieces > 1)),
+    )
+
+
+def best_fit_decreasing(sizes: Int64s, capacity: int) -> Int64s:
+    """Return the bin of each item [n]: longest first, each into the fullest bin that has room, or into a new one.
+
+    Bins that have as much room as each other are taken in turn, and items of one size in their order. Such items are
+    dealt with together: a bin with room r takes floor(r / size) of them before the next fullest is looked at. So the
+    time grows with the items, and with sizes times rooms at most, not with items times bins.
+
+    Args:
+        sizes: From 1 to `capacity`.
+        capacity: Of each bin.
+    """
+    order = np.argsort(-sizes, kind="stable")
+    bins = np.empty(len(sizes), np.int64)
+    rooms = _Rooms(capacity)
+    ends = np.flatnonzero(np.diff(sizes[order], append=0)) + 1
+    for begin, end in zip([0, *ends.tolist()], ends.tolist(), strict=False):
+        size = int(sizes[order[begin]])
+        while begin < end:
+            room, found = rooms.take(size, end - begin)
+            each = room // size
+            chosen = np.repeat(found, each)[: end - begin]
+            bins[order[begin : begin + len(chosen)]] = chosen
+            begin += len(chosen)
+            rest = each * len(found) - len(chosen)  # what the last of these bins could have taken as well
+            rooms.give(room - each * size, found[: len(found) - (rest > 0)])
+            if rest:
+                rooms.give(room - (each - rest) * size, found[-1:])
+    return bins
+
+
+class _Rooms:
+    """Keep bins by the room that is left in them."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._bins: dict[int, list[Int64s]] = {}
+        self._known = 0  # bit r: there are bins with room r
+        self._opened = 0
+
+    def take(self, size: int, items: int) -> tuple[int, Int64s]:
+        """Take out the fullest bins with room for `size`, no more than `items` items need; new ones where none is."""
+        fitting = self._known >> size
+        if not fitting:
+            count = -(-items // (self._capacity // size))
+            self._opened += count
+            return self._capacity, np.arange(self._opened - count, self._opened)
+        room = size + (fitting & -fitting).bit_length() - 1
+        bins = self._bins[room]
+        count = -(-items // (room // size))
+        found, bins[0] = bins[0][:count], bins[0][count:]
+        if not len(bins[0]):
+            del bins[0]
+        if not bins:
+            self._known &= ~(1 << room)
+        return room, found
+
+    def give(self, room: int, bins: Int64s) -> None:
+        """Keep bins in which some room is left."""
+        if room and len(bins):
+            self._bins.setdefault(room, []).append(bins)
+            self._known |= 1 << room

@@ -1,0 +1,206 @@
+"""Time the loader against nanoGPT's random crops, and against other loaders where they are installed.
+
+    python tests/benchmarks/loader_speed.py [--tokens 20000000] [--sequence-length 1024] [--batch 64] [--rounds 7]
+
+All make batches of one shape from the same random tokens on the local disk. In each round each loader takes its turn,
+right after nanoGPT's `get_batch`; what is printed is the median of its speed over that of `get_batch` beside it. Peers
+shuffle and, like nanoGPT, give tokens alone; ours have documents, positions and numbers as well. Peers have one reader,
+as ours do (no worker processes); a line says which are not installed.
+"""
+
+import argparse
+import importlib.util
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from plumbline.data.config import DataConfig
+from plumbline.data.indexed import IndexedWriter, token_dtype
+from plumbline.data.loader import TrainBatches
+
+BATCHES = 100  # of one turn
+Batches = Iterator[Any]
+
+
+class Case:
+    """Hold the tokens that all loaders read, and the shape of a batch."""
+
+    def __init__(self, folder: Path, tokens: int, length: int, rows: int) -> None:
+        self.folder, self.length, self.rows = folder, length, rows
+        draw = np.random.default_rng(0)
+        self.tokens = draw.integers(0, 50_000, tokens).astype(np.uint16)
+        self.corpora = [folder / name for name in ("a", "b", "c")]
+        for path, share in zip(self.corpora, np.split(self.tokens, [tokens // 2, tokens * 3 // 4]), strict=True):
+            lengths = np.clip(draw.lognormal(6, 1.2, len(share) // 400).astype(int), 1, None)  # of documents
+            ends = np.cumsum(lengths)
+            lengths = np.append(lengths[ends < len(share)], len(share) - ends[ends < len(share)][-1])
+            with IndexedWriter(path, token_dtype(50_000)) as writer:
+                writer.add_documents(share, lengths.tolist())
+
+    @property
+    def windows(self) -> np.ndarray[Any, Any]:
+        """Return the tokens in rows of length + 1, for loaders that want rows."""
+        width = self.length + 1
+        return self.tokens[: len(self.tokens) // width * width].reshape(-1, width)
+
+    def ours(self, packing: str = "concat", sources: int = 1, start: int = 0) -> Batches:
+        """Read as training does, in a background thread."""
+        config = {
+            "train": [{"path": str(path), "weight": 1.0 + at} for at, path in enumerate(self.corpora[:sources])],
+            "sequence_length": self.length,
+            "global_batch_size": self.rows,
+            "micro_batch_size": self.rows,
+            "packing": packing,
+        }
+        return TrainBatches(DataConfig.model_validate(config), seed=0).iterate(start, start + 10**9)
+
+    def nanogpt(self) -> Batches:
+        """Crop at random, as nanoGPT's train.py does."""
+        while True:
+            data = np.memmap(f"{self.corpora[0]}.bin", dtype=np.uint16, mode="r")
+            starts = torch.randint(len(data) - self.length, (self.rows,))
+            x = torch.stack([torch.from_numpy(data[i : i + self.length].astype(np.int64)) for i in starts])
+            y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + self.length].astype(np.int64)) for i in starts])
+            yield x, y
+
+    def datasets(self) -> Batches:
+        """Read a shuffled Arrow table from its file."""
+        datasets = import_module("datasets")
+        datasets.disable_progress_bars()
+        path = self.folder / "arrow"
+        if not path.exists():
+            kind = datasets.List(datasets.Value("uint16"), length=self.length + 1)
+            rows = datasets.Dataset.from_dict({"tokens": list(self.windows)}, datasets.Features({"tokens": kind}))
+            rows.save_to_disk(str(path))
+        while True:
+            for batch in datasets.load_from_disk(str(path)).shuffle(seed=0).with_format("numpy").iter(self.rows):
+                yield torch.from_numpy(batch["tokens"].astype(np.int64))
+
+    def grain(self) -> Batches:
+        """Shuffle and batch rows of a memory-mapped array."""
+        grain = import_module("grain")
+        np.save(self.folder / "rows.npy", self.windows)
+        rows = np.load(self.folder / "rows.npy", mmap_mode="r")
+        for batch in iter(grain.MapDataset.source(rows).shuffle(seed=0).repeat().batch(self.rows).to_iter_dataset()):
+            yield torch.from_numpy(batch.astype(np.int64))
+
+    def litdata(self) -> Batches:
+        """Stream shuffled blocks of tokens from local chunks."""
+        litdata, path = import_module("litdata"), self.folder / "litdata"
+        loader = litdata.streaming.item_loader.TokensLoader(block_size=self.length + 1)
+        if not path.exists():
+            writer = litdata.streaming.BinaryWriter(str(path), chunk_size=2**23, item_loader=loader)
+            for number, row in enumerate(np.array_split(self.tokens, 1000)):
+                writer.add_item(number, torch.from_numpy(row.astype(np.int32)))
+            writer.done()
+            writer.merge()
+        data = litdata.StreamingDataset(str(path), item_loader=loader, shuffle=True)
+        while True:
+            for batch in litdata.StreamingDataLoader(data, batch_size=self.rows, num_workers=0):
+                yield batch.long()
+
+    def streaming(self) -> Batches:
+        """Read shuffled samples from local MDS shards."""
+        streaming = import_module("streaming")
+        path = self.folder / "mds"
+        if not path.exists():
+            with streaming.MDSWriter(out=str(path), columns={"tokens": f"ndarray:uint16:{self.length + 1}"}) as writer:
+                for row in self.windows:
+                    writer.write({"tokens": row})
+        data = streaming.StreamingDataset(local=str(path), shuffle=True, batch_size=self.rows)
+        while True:
+            for batch in torch.utils.data.DataLoader(data, batch_size=self.rows):
+                yield batch["tokens"].long()
+
+
+def seconds(batches: Batches, count: int) -> float:
+    """Return how long the next `count` batches take."""
+    begun = time.perf_counter()
+    for _ in range(count):
+        next(batches)
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    """Print each loader's speed over nanoGPT's, and what starting, resuming and memory cost ours."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=20_000_000)
+    parser.add_argument("--sequence-length", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=64, help="rows of a batch")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        case = Case(Path(folder), arguments.tokens, arguments.sequence_length, arguments.batch)
+        loaders: dict[str, Callable[[], Batches]] = {
+            "concat, one corpus": case.ours,
+            "concat, three corpora": lambda: case.ours(sources=3),
+            "best_fit, one corpus": lambda: case.ours("best_fit"),
+            "best_fit, three corpora": lambda: case.ours("best_fit", sources=3),
+        }
+        for peer in ("datasets", "grain", "litdata", "streaming"):
+            if importlib.util.find_spec(peer) is None:
+                print(f"{peer}: not installed")
+            else:
+                loaders[peer] = getattr(case, peer)
+        next(loaders["best_fit, three corpora"]())  # pack first: it is done once for a corpus
+        compare(case, loaders, arguments.rounds)
+        starts(case)
+
+
+def compare(case: Case, loaders: dict[str, Callable[[], Batches]], rounds: int) -> None:
+    """Let all loaders take turns."""
+    baseline, open_ = case.nanogpt(), {}
+    for name, make in loaders.items():
+        try:
+            open_[name] = make()
+            next(open_[name])
+        except Exception as error:  # a peer whose interface has changed since
+            print(f"{name}: {type(error).__name__}: {error}")
+            del open_[name]
+    ratios: dict[str, list[float]] = {name: [] for name in open_}
+    speeds: dict[str, list[float]] = {name: [] for name in ("nanoGPT's get_batch", *open_)}
+    tokens = BATCHES * case.rows * case.length
+    for _ in range(rounds):
+        for name, batches in open_.items():
+            beside, own = seconds(baseline, BATCHES), seconds(batches, BATCHES)
+            ratios[name].append(beside / own)
+            speeds[name].append(tokens / own)
+            speeds["nanoGPT's get_batch"].append(tokens / beside)
+    print(f"batches of {case.rows} x {case.length} tokens; median of {rounds} rounds")
+    for name, measured in speeds.items():
+        ratio = (
+            f"{median(ratios[name]):6.2f} x ({min(ratios[name]):.2f} to {max(ratios[name]):.2f})"
+            if name in ratios
+            else ""
+        )
+        print(f"{name:25} {median(measured) / 1e6:8.1f} million tokens/s  {ratio}")
+
+
+def starts(case: Case) -> None:
+    """Print what the first batch costs from an open on, at the start and far into a run, and memory."""
+    for name, start in (("first batch", 0), ("resume at step 10^9", 10**9)):
+        times = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            batches = case.ours(sources=3, start=start)
+            next(batches)
+            times.append(time.perf_counter() - begun)
+            batches.close()  # type: ignore[attr-defined]
+        print(f"{name}: {1000 * median(times):.1f} ms from opening three corpora")
+    before = psutil.Process().memory_full_info().uss
+    batches = case.ours(sources=3)
+    seconds(batches, BATCHES)
+    grown = psutil.Process().memory_full_info().uss - before
+    print(f"memory of its own: {grown / 2**20:.1f} MiB after {BATCHES} batches")
+
+
+if __name__ == "__main__":
+    main()
