@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.config.parse import parse_config
 from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.duration import Duration
