@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plumbline.data.corpus import Split
-from plumbline.data.finding import next_document
+from plumbline.data.finding import next_document, tokens_of
 from plumbline.data.indexed import Int64s
 
 BLOCK = 2**22
@@ -47,7 +47,7 @@ def count(split: Split) -> Counts:
     counted = 0
     for number in chosen:
         first, stop = number * BLOCK, min((number + 1) * BLOCK, split.num_tokens)
-        by_token = _sum(by_token, np.bincount(split.indexed.tokens[first:stop]))
+        by_token = _sum(by_token, np.bincount(tokens_of(split, first, stop)))
         begins = split.indexed.document_starts(first - 1, stop)
         if begins.size:
             lengths = np.diff(begins, append=next_document(split, stop - 1))

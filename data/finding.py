@@ -1,7 +1,7 @@
 """Find the documents and examples of a training split that contain a text, and the windows that hold them.
 
 Text is looked for in pieces of the tokens, whatever documents they are of, so memory does not grow with the corpus.
-Which samples read a window is `TrainOrder.samples_of`.
+Which samples read a window is in inverse.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plumbline.data.corpus import Split
-from plumbline.data.indexed import Int64s
+from plumbline.data.indexed import Int64s, Integers
 from plumbline.data.streams import IGNORED, SampleSource
 from plumbline.data.tasks.source import TaskStream
 from plumbline.data.tokenizers import Decoder
@@ -102,6 +102,11 @@ def next_document(split: Split, token: int) -> int:
     return int(begins[0]) if begins.size else split.num_tokens
 
 
+def tokens_of(split: Split, first: int, stop: int) -> Integers:
+    """Return the tokens [first, stop) of a split, of which there are fewer at its end."""
+    return split.indexed.tokens[first:stop]
+
+
 def _begins(split: Split, after: int, before: int) -> Int64s:
     """Return the tokens between two, neither among them, at which a document begins."""
     return split.indexed.document_starts(max(-1, after), min(before, split.num_tokens))
@@ -118,7 +123,7 @@ def _in_bytes(split: Split, text: str, _decoder: Decoder, start: int) -> tuple[i
     size = len(text.encode())
     pattern = np.frombuffer(text.encode(), np.uint8).astype("<u2").tobytes()
     for first in range(start, split.num_tokens, BLOCK):
-        data = split.indexed.tokens[first : first + BLOCK + size - 1].astype("<u2", copy=False).tobytes()
+        data = tokens_of(split, first, first + BLOCK + size - 1).astype("<u2", copy=False).tobytes()
         place = data.find(pattern)
         while place % 2 == 1 and place > 0:  # between two tokens
             place = data.find(pattern, place + 1)
@@ -134,7 +139,7 @@ def _in_pieces(split: Split, text: str, decoder: Decoder, start: int) -> tuple[i
     while start < split.num_tokens:
         begins = range(start, min(split.num_tokens, start + pieces * PIECE), PIECE)
         lows = [max(0, begin - MARGIN) for begin in begins]
-        tokens = split.indexed.tokens[lows[0] : begins[-1] + PIECE + behind]
+        tokens = tokens_of(split, lows[0], begins[-1] + PIECE + behind)
         ids = [
             tokens[low - lows[0] : begin + PIECE + behind - lows[0]].tolist()
             for begin, low in zip(begins, lows, strict=True)

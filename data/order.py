@@ -6,7 +6,7 @@ Every step is arithmetic on g: sample 10^12 costs the same as sample 0, any rank
 size, micro-batch size and interruptions do not appear.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -24,9 +24,6 @@ ROUNDS = 8
 """Feistel rounds. Four suffice for a good shuffle of many items; tiny halves (2 or 3 bits) mix less per round."""
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the odd number nearest 2^64 / golden ratio: the step of splitmix64
-
-EPOCHS = 256
-"""Epochs that are searched for a window at a time."""
 
 LARGEST = 2**62
 """Greatest size `permute` takes."""
@@ -62,16 +59,6 @@ def permute(index: npt.ArrayLike, size: int, key: int | UInt64s) -> Int64s:
     Raises:
         ValueError: `size` or an index is out of range.
     """
-    return _walk(index, size, key, _feistel)
-
-
-def unpermute(place: npt.ArrayLike, size: int, key: int | UInt64s) -> Int64s:
-    """Return the index that `permute` sends to each place: its inverse, which walks the same cycles backwards."""
-    return _walk(place, size, key, _feistel_back)
-
-
-def _walk(index: npt.ArrayLike, size: int, key: int | UInt64s, network: Callable[..., UInt64s]) -> Int64s:
-    """Apply a network once, and again to each value that is outside [0, size)."""
     places = np.asarray(index, np.int64)
     if not 1 <= size <= LARGEST:
         raise ValueError(f"permute: size {size} is not from 1 to 2^62")
@@ -83,7 +70,7 @@ def _walk(index: npt.ArrayLike, size: int, key: int | UInt64s, network: Callable
     keys = np.broadcast_to(np.asarray(key, np.uint64), places.shape).reshape(-1)
     walking = np.arange(value.size)
     while walking.size:
-        value[walking] = network(value[walking], half_bits, keys[walking])
+        value[walking] = _feistel(value[walking], half_bits, keys[walking])
         walking = walking[value[walking] >= size]
     return value.astype(np.int64).reshape(places.shape)
 
@@ -95,17 +82,6 @@ def _feistel(value: UInt64s, half_bits: int, key: UInt64s) -> UInt64s:
     left, right = value >> bits, value & mask
     for number in range(ROUNDS):
         left, right = right, left ^ (_scramble(right ^ subkey(key, number)) & mask)
-    joined: UInt64s = (left << bits) | right
-    return joined
-
-
-def _feistel_back(value: UInt64s, half_bits: int, key: UInt64s) -> UInt64s:
-    """Undo one pass of the network, round by round."""
-    bits = np.uint64(half_bits)
-    mask = np.uint64((1 << half_bits) - 1)
-    left, right = value >> bits, value & mask
-    for number in reversed(range(ROUNDS)):
-        left, right = right ^ (_scramble(left ^ subkey(key, number)) & mask), left
     joined: UInt64s = (left << bits) | right
     return joined
 
@@ -185,32 +161,9 @@ class TrainOrder:
         window = np.empty_like(place)
         for number, its in enumerate(self.sources):
             chosen = source == number
-            window[chosen] = permute(place[chosen], its.num_windows, self._keys(its, epoch[chosen]))
+            keys = subkey(derive_key("samples", self.seed, its.fingerprint), epoch[chosen])
+            window[chosen] = permute(place[chosen], its.num_windows, keys)
         return Location(source, epoch, window)
-
-    def samples_of(self, source: int, window: int, stop: int) -> Iterator[int]:
-        """Yield, in order, the samples before `stop` that read a window of a source: one in each epoch, see `locate`.
-
-        Args:
-            source: its place among the sources.
-            window: its number.
-            stop: sample before which to end; epochs are computed a block at a time, however many there are.
-        """
-        its = self.sources[source]
-        slots = np.flatnonzero(self._source_of_slot == source)  # in the order of their ranks
-        epochs = np.arange(EPOCHS)
-        while True:
-            places = unpermute(np.full(EPOCHS, window), its.num_windows, self._keys(its, epochs))
-            cycle, rank = np.divmod(epochs * its.num_windows + places, len(slots))
-            for sample in (cycle * CYCLE + slots[rank]).tolist():
-                if sample >= stop:
-                    return
-                yield sample
-            epochs += EPOCHS
-
-    def _keys(self, its: OrderedSource, epochs: Int64s) -> UInt64s:
-        """Return what shuffles a source in each of some epochs."""
-        return subkey(derive_key("samples", self.seed, its.fingerprint), epochs)
 
     def samples_per_source(self, samples: int) -> dict[str, int]:
         """Return how many of the first `samples` samples come from each corpus."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plumbline.data.order import CYCLE, LARGEST, OrderedSource, TrainOrder, derive_key, permute, subkey, unpermute
+from plumbline.data.order import CYCLE, LARGEST, OrderedSource, TrainOrder, derive_key, permute, subkey
 
 KEYS = st.integers(0, 2**64 - 1)
 
@@ -32,19 +32,6 @@ def test_permute_treats_every_index_alone(size: int, key: int, data: st.DataObje
     together = permute(np.array(index).reshape(1, -1), size, key)
     assert together.shape == (1, len(index))
     assert together[0].tolist() == [int(permute(one, size, key)) for one in index]
-
-
-@given(size=st.integers(1, LARGEST), key=KEYS, start=st.integers(0, LARGEST))
-def test_unpermute_is_the_inverse(size: int, key: int, start: int) -> None:
-    index = (start + np.arange(200)) % size
-    assert unpermute(permute(index, size, key), size, key).tolist() == index.tolist()
-    assert permute(unpermute(index, size, key), size, key).tolist() == index.tolist()
-
-
-@given(size=st.integers(1, 40), key=KEYS)
-def test_unpermute_is_the_inverse_on_all_of_a_small_size(size: int, key: int) -> None:
-    everything = np.arange(size)
-    assert unpermute(permute(everything, size, key), size, key).tolist() == everything.tolist()
 
 
 def test_permute_looks_shuffled() -> None:
@@ -127,32 +114,6 @@ def test_order_changes_with_seed_epoch_and_corpus_only() -> None:
     assert np.array_equal(first, renamed.locate(np.arange(2000)).window)
     changed = TrainOrder([OrderedSource("s0", "other tokens", 1000, 1.0)], 0)
     assert not np.array_equal(first, changed.locate(np.arange(2000)).window)
-
-
-@given(
-    windows=st.lists(st.integers(1, 300), min_size=1, max_size=4),
-    weights=st.lists(st.floats(0.5, 10), min_size=4, max_size=4),
-    seed=st.integers(0, 9),
-    stop=st.integers(0, 25_000),
-)
-def test_samples_of_a_window_are_those_that_locate_finds(
-    windows: list[int], weights: list[float], seed: int, stop: int
-) -> None:
-    order = order_of(windows, weights[: len(windows)], seed)
-    located = order.locate(np.arange(stop))
-    for source, size in enumerate(windows):
-        for window in {0, size // 2, size - 1}:
-            expected = np.flatnonzero((located.source == source) & (located.window == window))
-            assert list(order.samples_of(source, window, stop)) == expected.tolist()
-
-
-def test_samples_of_a_window_are_found_far_out_without_the_way_there() -> None:
-    order = order_of([10**12, 50], [3.0, 1.0])
-    found = list(order.samples_of(0, 10**11, 4 * 10**12))
-    assert len(found) == 3, "three of every four samples are of this source: three epochs"
-    located = order.locate(found)
-    assert (located.source.tolist(), located.window.tolist()) == ([0] * 3, [10**11] * 3)
-    assert located.epoch.tolist() == [0, 1, 2]
 
 
 def test_order_is_the_one_that_was_published() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.finding import Found, find
+from plumbline.data.inverse import samples_of
 from plumbline.data.loader import TrainBatches
 from plumbline.data.tokenizers import Decoder
 from plumbline.data.windows import Batch
@@ -168,11 +169,11 @@ class SeenRun:
         return [read for reads in both for read in sorted(islice(reads, most), key=lambda it: it.sample)]
 
     def _reads(self, source: str, windows: range | list[int], holds_text: bool) -> Iterator[Read]:
-        order, plan = self.batches.order, self.plan.batches
+        order, seed, plan = self.batches.order, self.config.run.seed, self.plan.batches
         place = [its.name for its in order.sources].index(source)
         stop = plan.samples_before(self.plan.total_steps)
         for window in windows:
-            for epoch, sample in enumerate(order.samples_of(place, window, stop)):
+            for epoch, sample in enumerate(samples_of(order, seed, place, window, stop)):
                 yield Read(plan.step_of(sample) + 1, sample, epoch, window, holds_text)
 
     def overview(self) -> dict[str, Any]:
