@@ -1,9 +1,9 @@
 """Make torch repeat every step to the last bit (run.deterministic), as far as its kernels can.
 
 `torch.use_deterministic_algorithms` chooses other kernels, or raises where there are none, and does more than its name
-says, by the sources of torch 2.13: scaled_dot_product_attention passes cuDNN by, whose backward pass is not repeatable
-(`check_cudnn_deterministic`), and flash and memory-efficient attention add up their gradients in one order; Inductor
-measures nothing on the device to choose kernels by (`torch._inductor.config.deterministic`).
+says, by its sources and documentation: scaled_dot_product_attention passes cuDNN by, whose backward pass cannot be
+repeated (`check_cudnn_deterministic`), and flash and memory-efficient attention add up their gradients in one order;
+Inductor measures nothing on the device to choose kernels by (`torch._inductor.config.deterministic`).
 """
 
 import os
