@@ -114,7 +114,9 @@ def test_the_newer_of_both_tiers_counts_and_the_rest_goes(
     assert resume.find(root, world, nearby) == part
     (nearby.folder / ".step_00000003.0123abcd.staging").mkdir()
     (nearby.folder.with_name("rank_00007")).mkdir()
+    (nearby.folder.parents[1] / f".{nearby.folder.parent.name}.0123abcd.staging").mkdir()
     nearby.tidy(part)
+    assert [path.name for path in nearby.folder.parents[1].iterdir()] == [nearby.folder.parent.name]
     assert [path.name for path in nearby.folder.parent.iterdir() if path.is_dir()] == [nearby.folder.name]
     assert [path.name for path in nearby.folder.iterdir() if path.is_dir()] == [part.name]
     nearby.tidy(root / "step_00000001")

@@ -125,7 +125,12 @@ class LocalCheckpoints:
         return found
 
     def tidy(self, kept: Path | None) -> None:
-        """Delete what training does not go on from: it would lie beside another course of the run."""
+        """Delete what training does not go on from: it would lie beside another course of the run.
+
+        Nobody may be saving: ranks meet between this and the first save.
+        """
+        for leftover in self._home.parent.glob(f".{self._home.name}.*.staging"):
+            shutil.rmtree(leftover, ignore_errors=True)
         if not self._is_ours():
             return
         remove_leftovers(self.folder)
