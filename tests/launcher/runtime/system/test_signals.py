@@ -186,5 +186,8 @@ def starting(folder: Path, how: str) -> "Iterator[subprocess.Popen[str]]":
     with subprocess.Popen(words, cwd=REPOSITORY, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
-        yield process
-        process.wait()
+        try:
+            yield process
+            process.wait(60)
+        finally:
+            process.kill()
