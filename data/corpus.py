@@ -261,14 +261,13 @@ def open_corpus(path: CorpusPath, cache: CacheConfig | None = None) -> Corpus:
         folder = folder_at(path, cache)
         if folder.has(MANIFEST):
             return _open_folder(folder)
-    shared = Cache(cache or CacheConfig())
     try:
         prefixes = find_pairs([str(path)] if isinstance(path, str | Path) else path)
     except NoPairError as error:
         if isinstance(path, str | Path) and not is_url(path):
             raise ValueError(_no_corpus(Path(path))) from error
         raise
-    tokens, facts = open_pairs(prefixes, shared)
+    tokens, facts = open_pairs(prefixes, Cache(cache or CacheConfig()))
     if len(prefixes) == 1:
         name, fingerprint = prefixes[0].rpartition("/")[2], _fingerprint({"idx": facts[0]})
         return Corpus(name, _as_path(prefixes[0]), fingerprint, {"train": Split("train", tokens, None)})
@@ -312,8 +311,9 @@ def _open_folder(folder: CorpusFolder) -> Corpus:
             ("documents", split.num_documents, counts.documents),
         ):
             if actual != expected:
+                where = split.indexed if counts.shards else folder / f"{name}.idx"
                 raise ValueError(
-                    f"{folder / (name + '.idx')}: {actual} {quantity}, {MANIFEST} expects {expected}; "
+                    f"{where}: {actual} {quantity}, {MANIFEST} expects {expected}; "
                     "prepare the corpus again with --overwrite"
                 )
         splits[name] = split

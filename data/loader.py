@@ -5,6 +5,8 @@ threads stay a step or two ahead. The only state is the step: a run resumes anyw
 """
 
 import contextlib
+import contextlib
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -257,6 +259,13 @@ class ValidationBatches:
             mine = self._windows[first : first + self._rows]
             numbers[: len(mine)] = mine
             yield gather([self._split], np.minimum(numbers, 0), numbers, numbers, self._length)
+
+
+def _fetched(ahead: Ahead, lock: threading.Lock, step: int, task: Callable[[], list[Batch]]) -> list[Batch]:
+    """Make the batches of a step from corpora at a URL, and have the next steps' pieces fetched."""
+    with lock:
+        ahead.reach(step)
+    return task()
 
 
 def same_past(old: DataConfig, new: DataConfig, step: int) -> bool:

@@ -24,6 +24,8 @@ from plumbline.data.indexed import Int64s
 from plumbline.data.packing import packed_blocks
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import pieces_of
+from plumbline.data.remote.piece import Piece
+from plumbline.data.shards import pieces_of
 from plumbline.data.streams import Rows, Window
 from plumbline.data.workspace import FolderKind, new_folder
 
@@ -126,6 +128,12 @@ class PackedSplit:
             for start, size in zip(self.starts[mine].tolist(), self.lengths[mine].tolist(), strict=True)
             for piece in pieces_of(self.split.indexed, start, start + size + 1)
         ]
+
+    def pieces(self, number: int, length: int) -> list[Piece]:
+        """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""
+        its = slice(int(self.windows[number]), int(self.windows[number + 1]))
+        spans = zip(self.starts[its].tolist(), self.lengths[its].tolist(), strict=True)
+        return [piece for start, size in spans for piece in pieces_of(self.split.indexed, start, start + size + 1)]
 
     def bits_per_byte(self, loss: float) -> float | None:
         """Return a loss in nats per token as bits per byte of source text; None where the bytes are unknown."""

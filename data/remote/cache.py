@@ -17,6 +17,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -54,10 +55,21 @@ class Cache:
     """Hold pieces of remote files on disk."""
 
     def __init__(self, config: CacheConfig) -> None:
-        self.folder = config.folder.absolute()
         self.max_bytes = config.max_bytes
-        self._pieces = self.folder / "pieces"
-        self._plans = self.folder / "plans"
+        self._config = config
+
+    @cached_property
+    def folder(self) -> Path:
+        """Return the folder; nobody asks for it, nor for a home directory, where all corpora are local."""
+        return self._config.folder.absolute()
+
+    @property
+    def _pieces(self) -> Path:
+        return self.folder / "pieces"
+
+    @property
+    def _plans(self) -> Path:
+        return self.folder / "plans"
 
     def open(self, piece: Piece) -> BinaryIO:
         """Open a piece to be read, from its first byte; it is fetched if it is not there.

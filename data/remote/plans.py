@@ -45,7 +45,8 @@ def needs_of_all(folder: Path) -> dict[str, int]:
     """Return key -> steps until the first of all live processes needs the piece."""
     soonest: dict[str, int] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8") as file:
+        # "r+": NFS locks only what is open for writing
+        with contextlib.suppress(FileNotFoundError), path.open("r+", encoding="utf-8") as file:
             if not is_held(file.fileno()):
                 path.unlink(missing_ok=True)
                 continue
