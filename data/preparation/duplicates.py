@@ -41,9 +41,7 @@ def check_mode(mode: str | None) -> None:
         try:
             _empty_signature()
         except ImportError as error:
-            raise ValueError(
-                "--deduplicate near: needs the package datasketch; pip install -e '.[dedup]'"
-            ) from error
+            raise ValueError("--deduplicate near: needs the package datasketch; pip install -e '.[dedup]'") from error
 
 
 def key_count(mode: str | None) -> int:
