@@ -13,11 +13,10 @@ from typing import Any
 
 from plumbline.data.corpus import MANIFEST, Manifest, SplitRecord, TokenizerRecord, open_corpus, read_manifest
 from plumbline.data.heldout import is_near
-from plumbline.data.preparation.encoding import CHANGED
+from plumbline.data.preparation.encoding import CHANGED, SPLITS
 from plumbline.data.preparation.filling import Filled, fill
 from plumbline.data.preparation.manifest import (
     CORPUS,
-    SPLITS,
     check_same,
     finish,
     finished,

@@ -21,7 +21,15 @@ import numpy.typing as npt
 from plumbline.data.heldout import HeldOut, Sample, UInt64s, choose
 from plumbline.data.indexed import Int64s
 from plumbline.data.preparation.duplicates import first_ones, key_count
-from plumbline.data.preparation.encoding import CHANGED, EncodingJob, Texts, encode_long_part, encode_texts, encode_unit
+from plumbline.data.preparation.encoding import (
+    CHANGED,
+    SPLITS,
+    EncodingJob,
+    Texts,
+    encode_long_part,
+    encode_texts,
+    encode_unit,
+)
 from plumbline.data.preparation.manifest import WORK
 from plumbline.data.preparation.pieces import Piece, Plan
 from plumbline.data.preparation.request import Request
@@ -246,7 +254,7 @@ class _Encoding:
             done = self._workers.in_order(self._calls(folder))
             flat = (piece for task in done for piece in task)
             for shard, of_shard in groupby(flat, key=lambda piece: piece.shard):
-                names = {split: name_pair(split, shard) for split in ("train", "validation")}
+                names = {split: name_pair(split, shard) for split in SPLITS}
                 write_shard(folder, work, self._encoder, names, pieces(of_shard))
                 shutil.rmtree(work.piece(shard, 0, 0).parent)
         return self._collect(folder)

@@ -19,10 +19,10 @@ from plumbline.data.corpus import MANIFEST, Counts, FileRecord, Manifest, SplitR
 from plumbline.data.heldout import HeldOut, UInt64s, smallest_cut
 from plumbline.data.indexed import Int64s
 from plumbline.data.preparation.duplicates import check_mode
+from plumbline.data.preparation.encoding import SPLITS
 from plumbline.data.preparation.filling import Filled, fill
 from plumbline.data.preparation.manifest import (
     CORPUS,
-    SPLITS,
     finish,
     finished,
     pairs_of,

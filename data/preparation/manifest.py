@@ -13,6 +13,7 @@ import numpy as np
 from plumbline.data.corpus import MANIFEST, HeldOutRecord, Manifest, read_manifest
 from plumbline.data.heldout import HeldOut
 from plumbline.data.indexed import Int64s
+from plumbline.data.preparation.encoding import SPLITS
 from plumbline.data.preparation.request import LIBRARIES
 from plumbline.data.preparation.work import whole
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
@@ -20,7 +21,6 @@ from plumbline.data.workspace import FolderKind
 
 WORK = ".work"
 """The folder of the work in progress, in that of the corpus to be."""
-SPLITS = ("train", "validation")
 CORPUS = FolderKind(
     name="a corpus",
     marks=(MANIFEST,),

@@ -9,7 +9,8 @@ import numpy as np
 from plumbline.data.corpus import MANIFEST, FileRecord, Manifest, folder_at, read_manifest
 from plumbline.data.folders import CorpusFolder
 from plumbline.data.indexed import Int64s, token_dtype
-from plumbline.data.preparation.manifest import SPLITS, pairs_of
+from plumbline.data.preparation.encoding import SPLITS
+from plumbline.data.preparation.manifest import pairs_of
 from plumbline.data.tokenizers import TOKENIZER
 
 BLOCK_BYTES = 4 << 20

@@ -203,7 +203,7 @@ def test_another_request_starts_anew(ten_files: Path, tmp_path: Path) -> None:
     assert files(tmp_path / "c") == files(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["kill", "interrupt"])
 def test_no_process_outlives_the_command(tmp_path: Path, number: signal.Signals) -> None:
     source = tmp_path / "long.txt"
     source.write_text("".join(f"document {number} says nothing much\n" for number in range(400_000)))

@@ -25,7 +25,7 @@ from plumbline.data.corpus import open_corpus, verify_checksums
 from plumbline.data.preparation.manifest import CORPUS
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
-from plumbline.data.workspace import FolderKind, new_folder
+from plumbline.data.workspace import FolderKind, new_folder, resumed_folder
 from plumbline.launcher.prepare import main, size
 
 ROOT = Path(__file__).parents[2]
@@ -308,6 +308,30 @@ def test_two_runs_into_one_output_leave_each_other_alone(tmp_path: Path) -> None
         assert (first / "owner").read_text() == "first"
         assert (tmp_path / "c" / "owner").read_text() == "second"
     assert (tmp_path / "c" / "owner").read_text() == "first"
+    assert leftovers(tmp_path) == []
+
+
+def test_what_was_interrupted_is_gone_on_with_by_one_at_a_time(tmp_path: Path) -> None:
+    def interrupted(error: BaseException) -> None:
+        with resumed_folder(tmp_path / "c", CORPUS, "key") as folder:
+            (folder / "work").touch()
+            raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(KeyboardInterrupt())
+    assert [path.name for path in leftovers(tmp_path)] == [".c.key.partial"]
+    with pytest.raises(RuntimeError, match="stop"), resumed_folder(tmp_path / "c", CORPUS, "key") as first:  # noqa: PT012
+        assert (first / "work").exists()
+        with pytest.raises(OSError, match="again"), resumed_folder(tmp_path / "c", CORPUS, "key") as second:  # noqa: PT012
+            assert list(second.iterdir()) == []
+            raise OSError("again")
+        assert leftovers(tmp_path) == [first]
+        raise RuntimeError("stop")
+    with pytest.raises(OSError, match="broken"):
+        interrupted(OSError("broken"))
+    assert len(leftovers(tmp_path)) == 1
+    with pytest.raises(ValueError, match="wrong"):
+        interrupted(ValueError("wrong"))
     assert leftovers(tmp_path) == []
 
 
