@@ -50,7 +50,7 @@ def test_bins_are_as_full_as_those_of_best_fit_one_by_one(data: st.DataObject, c
 
 
 class Stream:
-    """Documents without tokens."""
+    """Hold documents without tokens."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.starts = np.cumsum([0, *lengths[:-1]])
