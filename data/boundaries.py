@@ -4,6 +4,8 @@ The offsets lie in an index file, memory-mapped and not aligned to 8 bytes, so n
 them. Every n-th is kept in memory instead, which leaves n to look at; there, all stretches are searched together.
 """
 
+from typing import Protocol, runtime_checkable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,6 +13,33 @@ Int64s = npt.NDArray[np.int64]
 
 KEPT = 2**14
 """About so many offsets stay in memory, 8 bytes each."""
+
+
+class Documents(Protocol):
+    """Know where the documents of a stream of tokens begin."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+
+    def document_starts(self, start: int, stop: int) -> Int64s:
+        """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
+
+
+@runtime_checkable
+class Searchable(Protocol):
+    """Find the documents of many stretches at once."""
+
+    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Return `document_starts` of n stretches, end to end, and for each the stretch that it lies in."""
+
+
+def documents_within(stream: Documents, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+    """Return `document_starts` of n stretches, end to end, and before them the stretch that each lies in."""
+    if isinstance(stream, Searchable):
+        return stream.documents_within(first, last)
+    found = [stream.document_starts(*bounds) for bounds in zip(first.tolist(), last.tolist(), strict=True)]
+    stretch = np.repeat(np.arange(len(found)), [len(each) for each in found])
+    return stretch, np.concatenate([np.empty(0, np.int64), *found])
 
 
 class Boundaries:

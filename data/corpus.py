@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 from pydantic import BaseModel, ValidationError
 
+from plumbline.data.boundaries import documents_within
 from plumbline.data.indexed import IndexedTokens, Int64s, file_facts, open_indexed
 from plumbline.data.streams import Rows, Window
 
@@ -153,17 +154,16 @@ class Split:
         """Write windows into rows of a batch."""
         length = rows.length
         starts = numbers * length
-        tokens = np.empty((len(numbers), length + 1), self.indexed.dtype)  # as on disk: widened for all rows at once
-        short = []
-        for row, start in enumerate(starts.tolist()):
-            read = self.indexed.read(start, start + length + 1)
-            tokens[row, : len(read)] = read
-            if len(read) <= length:
-                short.append((int(where[row]), len(read) - 1))
+        read = [self.indexed.read(start, start + length + 1) for start in starts.tolist()]
+        narrow = np.result_type(*{tokens.dtype for tokens in read})  # as on disk: widened for all rows at once
+        tokens = np.empty((len(read), length + 1), narrow)
+        for row, its in enumerate(read):
+            tokens[row, : len(its)] = its
         rows.inputs[where], rows.labels[where] = tokens[:, :-1], tokens[:, 1:]
-        for row, filled in short:
-            rows.pad(row, filled)
-        window, begins = self.indexed.documents_within(starts, np.minimum(starts + length, self.num_tokens - 1))
+        for row, its in zip(where.tolist(), read, strict=True):
+            if len(its) <= length:
+                rows.pad(row, len(its) - 1)
+        window, begins = documents_within(self.indexed, starts, np.minimum(starts + length, self.num_tokens - 1))
         rows.begins.append((where * length - starts)[window] + begins)
 
     def bits_per_byte(self, loss: float) -> float | None:

@@ -55,15 +55,14 @@ class IndexedTokens:
     """[num_documents]: byte offset in `.bin` at which each document begins."""
 
     def __len__(self) -> int:
+        """Return the number of tokens."""
         return len(self.tokens)
 
-    @property
-    def dtype(self) -> np.dtype[np.integer[Any]]:
-        """Return the type of a token on disk."""
-        return self.tokens.dtype
+    def __str__(self) -> str:
+        return f"{self.prefix}.bin"
 
     def read(self, start: int, stop: int) -> Integers:
-        """Return the tokens from `start` on, up to `stop` or to the end of the stream."""
+        """Return tokens `start` to `stop`, without those beyond the end."""
         return self.tokens[start:stop]
 
     @cached_property

@@ -127,7 +127,7 @@ def open_packed(split: Split, fingerprint: str, length: int) -> PackedSplit:
         ValueError: the split has nothing to predict, or the windows cannot be written.
     """
     if split.num_tokens < 2:
-        raise ValueError(f"{split.indexed.prefix}.bin: {split.num_tokens} tokens leave nothing to predict")
+        raise ValueError(f"{split.indexed}: {split.num_tokens} tokens leave nothing to predict")
     folder = cache_folder() / "packing" / f"{fingerprint}-{length}"
     try:
         with _locked(folder.with_suffix(".lock")):
@@ -146,7 +146,7 @@ def cache_folder() -> Path:
 
 
 def _make(split: Split, length: int, folder: Path) -> Facts:
-    LOG.info(f"packing {split.num_tokens:,} tokens of {split.indexed.prefix} into windows of {length}")
+    LOG.info(f"packing {split.num_tokens:,} tokens of {split.indexed} into windows of {length}")
     windows = pieces = documents = cut = 0
     with new_folder(folder, KIND) as partial, contextlib.ExitStack() as files:
         write = {name: files.enter_context((partial / name).open("wb")) for name in FILES}
