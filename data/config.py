@@ -9,6 +9,8 @@ from pydantic import model_validator as validator
 
 from plumbline.data.batch_plan import BatchPlan, BatchStage
 from plumbline.data.mixture import step_changes
+from plumbline.data.remote.cache import CacheConfig
+from plumbline.data.remote.fetch import check_url, is_url
 from plumbline.data.tasks.kinds import AnyTaskConfig
 
 
@@ -28,9 +30,10 @@ class WeightChange(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
 class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Describe one corpus or task and its share of the training samples."""
 
-    path: str | None = None
-    """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair. Give
-    this or task."""
+    path: str | list[str] | None = None
+    """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair; a
+    folder, a glob or a list of such pairs is read as one, sorted by path. All may be URLs: s3://, gs://, hf://,
+    https:// and what else fsspec knows. Give this or task."""
 
     task: AnyTaskConfig | None = Field(default=None, discriminator="name")
     """A task, for example {name: retrieval, pairs: 16}; see data/tasks/README.md. Give this or path."""
@@ -62,6 +65,8 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
                     f"weight_changes[{number + 1}].tokens = {following.tokens}: begins before the change at "
                     f"{change.tokens} tokens is over; list changes in order, each after the one before"
                 )
+        for url in filter(is_url, self.paths):
+            check_url(url)
         return self
 
     def changes(self, length: int) -> tuple[tuple[int, float], ...]:
@@ -72,11 +77,16 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
         return step_changes(self.weight, written)
 
     @property
+    def paths(self) -> list[str]:
+        """Return all that `path` lists."""
+        return [self.path] if isinstance(self.path, str) else self.path or []
+
+    @property
     def label(self) -> str:
         """Return the source's label in metrics and messages."""
         if self.name is not None:
             return self.name
-        return self.task.name if self.task is not None else Path(str(self.path)).name
+        return self.task.name if self.task is not None else Path(self.paths[0]).name
 
 
 class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -102,6 +112,9 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     micro_batch_size: int = Field(ge=1, json_schema_extra={"shapes": "nothing"})
     """At most so many sequences per rank and forward pass; where these do not cut the batch evenly, the next smaller
     number that does. Lower it when memory runs out: the training result does not change."""
+
+    cache: CacheConfig = Field(default=CacheConfig(), json_schema_extra={"shapes": "nothing"})
+    """Where the parts of corpora at a URL are kept on this machine, and how much of them."""
 
     packing: Literal["concat", "best_fit"] = "concat"
     """How documents fill samples of training. concat: end to end, cut every `sequence_length` tokens; nothing is

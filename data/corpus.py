@@ -1,11 +1,13 @@
-"""Open a tokenized corpus: a folder made by launcher/prepare.py, or any Megatron-LM `PREFIX.bin`/`PREFIX.idx` pair.
+"""Open a tokenized corpus: a folder made by launcher/prepare.py, or any Megatron-LM `PREFIX.bin`/`PREFIX.idx` pairs.
 
 A corpus folder is `train.bin/.idx`, `validation.bin/.idx`, `tokenizer/` and `corpus.json`, the manifest that says what
-the others must be. Opening compares sizes only, so it is instant at any size; `verify_checksums` reads every byte.
+the others must be; it may name several pairs for a split. Opening compares sizes only, so it is instant at any size;
+`verify_checksums` reads every byte. A folder that is opened by a URL is read by way of a cache, and each part of it is
+checked when it arrives (remote/).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,10 +17,19 @@ import xxhash
 from pydantic import BaseModel, ValidationError
 
 from plumbline.data.boundaries import documents_within
-from plumbline.data.indexed import IndexedTokens, Int64s, file_facts, open_indexed
+from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
+from plumbline.data.indexed import HEADER, FileFacts, Int64s, token_dtype
+from plumbline.data.pairs import NoPairError, find_pairs, open_pairs
+from plumbline.data.remote.cache import Cache, CacheConfig
+from plumbline.data.remote.fetch import is_url
+from plumbline.data.remote.folder import RemoteFolder
+from plumbline.data.remote.piece import Piece
+from plumbline.data.shards import Shards, Tokens, pieces_of
 from plumbline.data.streams import Rows, Window
 
 MANIFEST = "corpus.json"
+CorpusPath = str | Path | Sequence[str]
+"""A corpus folder, or pairs: a prefix, a folder, a glob, or a list of these; or the URL of any of them."""
 
 
 class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -29,6 +40,9 @@ class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 
     xxh3_64: str
     """Checksum, 16 hex digits."""
+
+    blocks: list[str] = []
+    """Checksum of each block of 8 MiB, so that a part can be fetched and checked alone. Empty: of the whole only."""
 
 
 class SplitRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -42,6 +56,10 @@ class SplitRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 
     source_bytes: int
     """UTF-8 bytes of source text: the denominator of bits per byte."""
+
+    shards: list[str] = []
+    """Prefixes of the pairs that hold the tokens, end to end, relative to the folder. Empty: one pair, named as the
+    split."""
 
 
 class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -98,7 +116,7 @@ class Split:
     """
 
     name: str
-    indexed: IndexedTokens
+    indexed: Tokens
     source_bytes: int | None
     """UTF-8 bytes of source text; None when unknown (a bare Megatron-LM pair)."""
     has_answers: ClassVar[bool] = False
@@ -106,7 +124,7 @@ class Split:
     @property
     def num_tokens(self) -> int:
         """Return the number of tokens, end-of-text tokens included."""
-        return len(self.indexed.tokens)
+        return len(self.indexed)
 
     @property
     def num_documents(self) -> int:
@@ -122,7 +140,7 @@ class Split:
         windows = max(0, self.num_tokens - 1) // length
         if windows == 0:
             raise ValueError(
-                f"{self.indexed.prefix}.bin: {self.num_tokens} tokens are fewer than one sample of "
+                f"{self.indexed}: {self.num_tokens} tokens are fewer than one sample of "
                 f"data.sequence_length {length} (+ 1 for the last target); shorten it or prepare more text"
             )
         return windows
@@ -138,7 +156,7 @@ class Split:
         windows = -(-max(0, self.num_tokens - 1) // length)
         if windows == 0:
             raise ValueError(
-                f"{self.indexed.prefix}.bin: {self.num_tokens} tokens leave nothing to predict; "
+                f"{self.indexed}: {self.num_tokens} tokens leave nothing to predict; "
                 "prepare the corpus with more text or a larger --validation-fraction"
             )
         return windows
@@ -146,7 +164,7 @@ class Split:
     def read(self, number: int, length: int) -> Window:
         """Read window `number`; the last one may be shorter than `length`."""
         start = number * length
-        tokens = self.indexed.tokens[start : start + length + 1]
+        tokens = self.indexed.read(start, start + length + 1)
         begins = self.indexed.document_starts(start, start + len(tokens) - 1) - start
         return Window(tokens[:-1], tokens[1:], begins)
 
@@ -166,6 +184,10 @@ class Split:
         window, begins = documents_within(self.indexed, starts, np.minimum(starts + length, self.num_tokens - 1))
         rows.begins.append((where * length - starts)[window] + begins)
 
+    def pieces(self, number: int, length: int) -> list[Piece]:
+        """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""
+        return pieces_of(self.indexed, number * length, number * length + length + 1)
+
     def bits_per_byte(self, loss: float) -> float | None:
         """Return the loss in bits x the split's tokens per byte of source text; None when the bytes are unknown."""
         return None if not self.source_bytes else loss / math.log(2) * self.num_tokens / self.source_bytes
@@ -173,10 +195,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Hold an open corpus; what a bare Megatron-LM pair does not state is None, and its only split is "train"."""
+    """Hold an open corpus; what bare Megatron-LM pairs do not state is None, and their only split is "train"."""
 
     name: str
-    path: Path
+    path: Path | str
+    """Where it was opened."""
     fingerprint: str
     """Identifies the tokens themselves, wherever the files lie: one input of the order of samples."""
     splits: Mapping[str, Split]
@@ -185,6 +208,7 @@ class Corpus:
     tokenizer_path: Path | None = None
     tokenizer_sha256: str | None = None
     manifest: Manifest | None = None
+    folder: CorpusFolder | None = None
 
     def __str__(self) -> str:
         return str(self.path)
@@ -195,92 +219,171 @@ class Corpus:
         return self.splits.get("validation", self.splits["train"])
 
 
-def open_corpus(path: str | Path) -> Corpus:
-    """Open a corpus folder, or a bare `PREFIX` (with or without .bin/.idx) of a Megatron-LM pair.
+def open_corpus(path: CorpusPath, cache: CacheConfig | None = None) -> Corpus:
+    """Open a corpus folder, or bare pairs of Megatron-LM as one.
+
+    A prefix (with or without .bin/.idx) is one pair. A folder without corpus.json and a glob are all pairs that are
+    there, and a list is all that it names, sorted by path.
+
+    Args:
+        path: where it is, here or at a URL.
+        cache: where the parts of one at a URL are kept.
 
     Raises:
         ValueError: it is missing, truncated or damaged; the message names the file and the remedy.
+        OSError: it is at a URL, and cannot be had.
     """
-    path = Path(path)
-    if (path / MANIFEST).is_file():
-        return _open_folder(path)
+    if isinstance(path, str | Path):
+        folder = folder_at(path, cache)
+        if folder.has(MANIFEST):
+            return _open_folder(folder)
+    try:
+        prefixes = find_pairs([str(path)] if isinstance(path, str | Path) else path)
+    except NoPairError as error:
+        if isinstance(path, str | Path) and not is_url(path):
+            raise ValueError(_no_corpus(Path(path))) from error
+        raise
+    tokens, facts = open_pairs(prefixes, Cache(cache or CacheConfig()))
+    if len(prefixes) == 1:
+        name, fingerprint = prefixes[0].rpartition("/")[2], _fingerprint({"idx": facts[0]})
+        return Corpus(name, _as_path(prefixes[0]), fingerprint, {"train": Split("train", tokens, None)})
+    name = prefixes[0].rpartition("/")[0].rpartition("/")[2]
+    fingerprint = xxhash.xxh3_64_hexdigest("\n".join(facts).encode())
+    where = str(path) if isinstance(path, str | Path) else f"{prefixes[0]} and {len(prefixes) - 1:,} more"
+    return Corpus(name, where, fingerprint, {"train": Split("train", tokens, None)})
+
+
+def _as_path(path: str) -> Path | str:
+    return path if is_url(path) else Path(path)
+
+
+def folder_at(path: str | Path, cache: CacheConfig | None = None) -> CorpusFolder:
+    """Return what reads a folder, here or at a URL, whatever is in it.
+
+    Raises:
+        ValueError: the URL holds a password.
+    """
+    return RemoteFolder(str(path), Cache(cache or CacheConfig())) if is_url(path) else LocalFolder(Path(path))
+
+
+def _no_corpus(path: Path) -> str:
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
-    if Path(f"{prefix}.idx").is_file():
-        indexed = open_indexed(prefix)
-        fingerprint = _fingerprint({"idx": file_facts(Path(f"{prefix}.idx")).xxh3_64})
-        return Corpus(prefix.name, prefix, fingerprint, {"train": Split("train", indexed, None)})
     known = ", ".join(sorted(str(manifest.parent) for manifest in path.parent.glob(f"*/{MANIFEST}"))) or "none"
-    raise ValueError(
+    return (
         f"{path}: no corpus here (no {path / MANIFEST}, no {prefix}.idx); corpora beside it: {known}. "
         f"Make one with: python launcher/prepare.py --source PATH --tokenizer train-bpe:8192 --output {path}"
     )
 
 
-def _open_folder(path: Path) -> Corpus:
-    manifest = read_manifest(path)
-    for name, record in manifest.files.items():
-        file = path / name
-        actual = file.stat().st_size if file.is_file() else None
-        if actual != record.size:
-            state = "is missing" if actual is None else f"has {actual} bytes"
-            raise ValueError(
-                f"{file}: {state}, {MANIFEST} expects {record.size} bytes; copy the corpus again, "
-                "or prepare it again with --overwrite"
-            )
+def _open_folder(folder: CorpusFolder) -> Corpus:
+    manifest = _parse_manifest(folder)
+    files = {name: FileFacts(record.size, record.xxh3_64, record.blocks) for name, record in manifest.files.items()}
+    folder.check_sizes(files, MANIFEST)
     splits = {}
     for name, counts in manifest.splits.items():
-        split = Split(name, open_indexed(path / name), counts.source_bytes)
+        split = Split(name, _tokens(folder, name, manifest, files), counts.source_bytes)
         for quantity, actual, expected in (
             ("tokens", split.num_tokens, counts.tokens),
             ("documents", split.num_documents, counts.documents),
         ):
             if actual != expected:
+                where = split.indexed if counts.shards else folder / f"{name}.idx"
                 raise ValueError(
-                    f"{path / name}.idx: {actual} {quantity}, {MANIFEST} expects {expected}; "
+                    f"{where}: {actual} {quantity}, {MANIFEST} expects {expected}; "
                     "prepare the corpus again with --overwrite"
                 )
         splits[name] = split
     return Corpus(
-        name=path.resolve().name,
-        path=path,
-        fingerprint=_fingerprint({name: record.xxh3_64 for name, record in manifest.files.items()}),
+        name=folder.name,
+        path=folder.path,
+        fingerprint=_fingerprint_of(manifest),
         splits=splits,
         vocab_size=manifest.vocab_size,
         eos_token_id=manifest.eos_token_id,
-        tokenizer_path=path / "tokenizer",
+        tokenizer_path=folder.tokenizer(manifest.tokenizer.sha256),
         tokenizer_sha256=manifest.tokenizer.sha256,
         manifest=manifest,
+        folder=folder,
     )
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Parse corpus.json.
+def _tokens(folder: CorpusFolder, name: str, manifest: Manifest, files: Mapping[str, FileFacts]) -> Tokens:
+    """Return the tokens of one split."""
+    prefixes = manifest.splits[name].shards or [name]
+    itemsize = token_dtype(manifest.vocab_size).itemsize
+    shards = [_shard_facts(folder, prefix, files, itemsize) for prefix in prefixes]
+    if len(shards) == 1:
+        return folder.open_shard(shards[0])
+    return Shards(
+        f"{folder / prefixes[0]}.bin and {len(shards) - 1:,} more",
+        [shard.tokens for shard in shards],
+        sum(shard.documents for shard in shards),
+        lambda number: folder.open_shard(shards[number]),
+    )
+
+
+def _shard_facts(folder: CorpusFolder, prefix: str, files: Mapping[str, FileFacts], itemsize: int) -> ShardFacts:
+    """Derive what a pair holds from the sizes of its files: an index written here has 20 bytes per document."""
+    missing = [name for name in (f"{prefix}.bin", f"{prefix}.idx") if name not in files]
+    if missing:
+        raise ValueError(
+            f"{folder / MANIFEST}: no size and checksum of {', '.join(missing)}; "
+            "prepare the corpus again with --overwrite"
+        )
+    bin_file, idx_file = files[f"{prefix}.bin"], files[f"{prefix}.idx"]
+    return ShardFacts(prefix, itemsize, (idx_file.size - HEADER.size - 8) // 20, bin_file, idx_file)
+
+
+def read_manifest(path: str | Path, cache: CacheConfig | None = None) -> Manifest:
+    """Parse corpus.json of a folder, here or at a URL.
 
     Raises:
+        OSError: there is none.
         ValueError: not JSON, or a fact is missing or of the wrong type.
     """
-    path = folder / MANIFEST
+    return _parse_manifest(folder_at(path, cache))
+
+
+def _parse_manifest(folder: CorpusFolder) -> Manifest:
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        return Manifest.model_validate_json(folder.read(MANIFEST))
     except ValidationError as error:
+        folder.forget(MANIFEST)
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise ValueError(f"{path}: {where}: {first['msg']}; prepare the corpus again with --overwrite") from error
+        raise ValueError(
+            f"{folder / MANIFEST}: {where}: {first['msg']}; prepare the corpus again with --overwrite"
+        ) from error
 
 
 def verify_checksums(corpus: Corpus) -> None:
-    """Read every token file of a corpus folder and compare checksums; a bare Megatron-LM pair has none to compare.
+    """Read every token file of a corpus folder and compare checksums; bare Megatron-LM pairs have none to compare.
 
     Raises:
         ValueError: a file differs from what was written.
     """
-    for name, record in corpus.manifest.files.items() if corpus.manifest else ():
-        actual = file_facts(corpus.path / name).xxh3_64
+    if corpus.manifest is None or corpus.folder is None:
+        return
+    for name, record in corpus.manifest.files.items():
+        actual = corpus.folder.checksum(name)
         if actual != record.xxh3_64:
             raise ValueError(
-                f"{corpus.path / name}: checksum {actual}, {MANIFEST} expects {record.xxh3_64}; the file is damaged: "
+                f"{corpus.folder / name}: checksum {actual}, {MANIFEST} expects {record.xxh3_64}; the file is damaged: "
                 "copy the corpus again, or prepare it again with --overwrite"
             )
+
+
+def _fingerprint_of(manifest: Manifest) -> str:
+    """Return the identity of the tokens of a manifest's splits."""
+    files = manifest.files
+    if not any(len(counts.shards) > 1 for counts in manifest.splits.values()):
+        return _fingerprint({name: record.xxh3_64 for name, record in files.items()})
+    lines = [
+        f"{split} {files[f'{prefix}.bin'].xxh3_64} {files[f'{prefix}.idx'].xxh3_64}"
+        for split in sorted(manifest.splits)
+        for prefix in manifest.splits[split].shards or [split]
+    ]
+    return xxhash.xxh3_64_hexdigest("\n".join(lines).encode())
 
 
 def _fingerprint(checksums: Mapping[str, str]) -> str:

@@ -6,15 +6,16 @@ then the int64 document indices: document d is sequences `indices[d]` to `indice
 little-endian. Files written here open in Megatron-LM and its descendants, and theirs open here.
 """
 
+import os
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,8 @@ Int64s = npt.NDArray[np.int64]
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, dtype code, sequences, document indices
+BLOCK_BYTES = 8 << 20
+"""Bytes of one block: files have a checksum for each, so that a part of one can be checked without the rest."""
 DTYPES: dict[int, type[np.integer[Any]]] = {  # Megatron's codes; 6 and 7 are float64 and float32, never token ids
     1: np.uint8,
     2: np.int8,
@@ -65,26 +68,30 @@ class IndexedTokens:
         """Return tokens `start` to `stop`, without those beyond the end."""
         return self.tokens[start:stop]
 
+    def document_starts(self, start: int, stop: int) -> Int64s:
+        """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
+        return starts_between(self.first_bytes, start, stop, self.tokens.itemsize)
+
     @cached_property
     def _boundaries(self) -> Boundaries:
         return Boundaries(self.first_bytes)
 
     def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Return `document_starts` of n stretches at once, end to end, and for each the stretch that it lies in."""
+        """Return `document_starts` of n stretches at once, end to end, and before them the stretch of each."""
         size = self.tokens.itemsize
         stretch, found = self._boundaries.within(first * size, last * size)
         return stretch, found // size
 
-    def document_starts(self, start: int, stop: int) -> Int64s:
-        """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins.
 
-        Python's bisect rather than `numpy.searchsorted`: the memory-mapped offsets are not 8-byte aligned, and
-        numpy would copy all of them at every call.
-        """
-        size = self.tokens.itemsize
-        first = bisect_right(self.first_bytes, start * size)
-        last = bisect_left(self.first_bytes, stop * size, lo=first)
-        return self.first_bytes[first:last] // size
+def starts_between(first_bytes: Int64s, start: int, stop: int, itemsize: int) -> Int64s:
+    """Return the offsets, in tokens of `itemsize` bytes, strictly between `start` and `stop`.
+
+    Python's bisect rather than `numpy.searchsorted`: memory-mapped offsets are not 8-byte aligned, and numpy would copy
+    all of them at every call.
+    """
+    first = bisect_right(first_bytes, start * itemsize)
+    last = bisect_left(first_bytes, stop * itemsize, lo=first)
+    return first_bytes[first:last] // itemsize
 
 
 def open_indexed(prefix: Path) -> IndexedTokens:
@@ -97,82 +104,146 @@ def open_indexed(prefix: Path) -> IndexedTokens:
     for path in (index_path, token_path):
         if not path.is_file():
             raise ValueError(f"{path}: no such file; a corpus needs both {index_path.name} and {token_path.name}")
-    dtype, sequences, indices = _read_header(index_path)
-
-    lengths = _map(index_path, "<i4", HEADER.size, sequences)
-    pointers = _map(index_path, "<i8", HEADER.size + 4 * sequences, sequences)
-    documents = _map(index_path, "<i8", HEADER.size + 12 * sequences, indices)
-    if indices < 1 or documents[0] != 0 or documents[-1] != sequences:
-        raise ValueError(
-            f"{index_path}: document indices must run from 0 to the number of sequences {sequences}, "
-            f"found {documents[:1].tolist()} to {documents[-1:].tolist()}; prepare the corpus again"
-        )
-    expected = int(pointers[-1]) + int(lengths[-1]) * dtype.itemsize if sequences else 0
+    with index_path.open("rb") as file:
+        index = open_index(file, index_path)
     actual = token_path.stat().st_size
-    if actual != expected:
+    if actual != index.token_bytes:
         raise ValueError(
-            f"{token_path}: {actual} bytes, but {index_path.name} describes {expected}; "
+            f"{token_path}: {actual} bytes, but {index_path.name} describes {index.token_bytes}; "
             "the file is truncated or the pair does not belong together: copy or prepare it again"
         )
-    # Nearly always one sequence is one document, and the mapped offsets serve as they are, without a copy.
-    identity = indices == sequences + 1 and bool(np.all(documents[1:] - documents[:-1] == 1))
+    with token_path.open("rb") as file:
+        tokens = _map(file, index.dtype, 0, index.token_bytes // index.dtype.itemsize)
     return IndexedTokens(
         prefix=prefix,
-        tokens=_map(token_path, dtype, 0, expected // dtype.itemsize),
-        num_documents=indices - 1,
-        first_bytes=pointers if identity else np.append(pointers, expected)[documents[:-1]],
+        tokens=tokens,
+        num_documents=len(index.first_bytes),
+        first_bytes=index.first_bytes,
     )
 
 
-def _read_header(path: Path) -> tuple[np.dtype[np.integer[Any]], int, int]:
-    """Return (token dtype, number of sequences, number of document indices) of an `.idx` file whose size fits them."""
-    with path.open("rb") as file:
-        header = file.read(HEADER.size)
+@dataclass(frozen=True)
+class Index:
+    """Hold what an `.idx` file says of its `.bin`."""
+
+    dtype: np.dtype[np.integer[Any]]
+    token_bytes: int
+    """Size of the `.bin`."""
+    first_bytes: Int64s
+    """[documents]: byte offset in the `.bin` at which each begins."""
+    identity: bool
+    """Whether each sequence is one document."""
+
+
+def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None) -> Index:
+    """Read one open `.idx` file, memory-mapped.
+
+    Args:
+        file: the file; it may be closed afterwards.
+        name: what to call it in errors.
+        identity: what was found when the same file was opened before; None reads all document indices to find out.
+
+    Raises:
+        ValueError: it is not in this format, or damaged.
+    """
+    dtype, sequences, indices = read_header(file, name)
+    lengths = _map(file, "<i4", HEADER.size, sequences)
+    pointers = _map(file, "<i8", HEADER.size + 4 * sequences, sequences)
+    documents = _map(file, "<i8", HEADER.size + 12 * sequences, indices)
+    if indices < 1 or documents[0] != 0 or documents[-1] != sequences:
+        raise ValueError(
+            f"{name}: document indices must run from 0 to the number of sequences {sequences}, "
+            f"found {documents[:1].tolist()} to {documents[-1:].tolist()}; prepare the corpus again"
+        )
+    end = int(pointers[-1]) + int(lengths[-1]) * dtype.itemsize if sequences else 0
+    # Nearly always one sequence is one document, and the mapped offsets serve as they are, without a copy.
+    if identity is None:
+        identity = indices == sequences + 1 and bool(np.all(documents[1:] - documents[:-1] == 1))
+    return Index(dtype, end, pointers if identity else np.append(pointers, end)[documents[:-1]], identity)
+
+
+def read_header(file: BinaryIO, name: str | Path) -> tuple[np.dtype[np.integer[Any]], int, int]:
+    """Return (token dtype, number of sequences, number of document indices) of an `.idx` file whose size fits them.
+
+    Raises:
+        ValueError: it is not in this format, or truncated.
+    """
+    file.seek(0)
+    header = file.read(HEADER.size)
     if header[: len(MAGIC)] != MAGIC:
         raise ValueError(
-            f"{path}: starts with {header[: len(MAGIC)]!r}, expected {MAGIC!r}; "
+            f"{name}: starts with {header[: len(MAGIC)]!r}, expected {MAGIC!r}; "
             "this is not a Megatron-LM index: check the path, or prepare the corpus with launcher/prepare.py"
         )
     if len(header) < HEADER.size:
-        raise ValueError(f"{path}: {len(header)} bytes, expected at least {HEADER.size}; copy or prepare it again")
+        raise ValueError(f"{name}: {len(header)} bytes, expected at least {HEADER.size}; copy or prepare it again")
     _, version, code, sequences, indices = HEADER.unpack(header)
     if version != VERSION:
-        raise ValueError(f"{path}: format version {version}, expected {VERSION}; prepare the corpus again")
+        raise ValueError(f"{name}: format version {version}, expected {VERSION}; prepare the corpus again")
     if code not in DTYPES:
-        raise ValueError(f"{path}: token type code {code}, expected one of {sorted(DTYPES)}; prepare the corpus again")
-    expected, actual = HEADER.size + 12 * sequences + 8 * indices, path.stat().st_size
+        raise ValueError(f"{name}: token type code {code}, expected one of {sorted(DTYPES)}; prepare the corpus again")
+    expected, actual = HEADER.size + 12 * sequences + 8 * indices, file.seek(0, os.SEEK_END)
     # Megatron's multimodal indices append one mode byte per sequence, which text training does not need.
     if actual not in (expected, expected + sequences):
         raise ValueError(
-            f"{path}: {actual} bytes, but its header describes {expected} ({sequences} sequences, {indices} document "
+            f"{name}: {actual} bytes, but its header describes {expected} ({sequences} sequences, {indices} document "
             "indices); the file is truncated or damaged: copy or prepare it again"
         )
     return np.dtype(DTYPES[code]).newbyteorder("<"), sequences, indices
 
 
-def _map(path: Path, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
+def _map(file: BinaryIO, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
     """Return a plain array [count] over mapped memory; a memmap object would make every slice several times slower."""
     if count == 0:
         return np.empty(0, dtype)  # an empty file cannot be mapped
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=(count,)))
+    return np.asarray(np.memmap(file, dtype=dtype, mode="r", offset=offset, shape=(count,)))
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """Hold the size in bytes and the xxh3-64 checksum (16 hex digits) of one file."""
+    """Hold the size in bytes and the checksums (xxh3-64, 16 hex digits) of one file."""
 
     size: int
     xxh3_64: str
+    blocks: list[str] = field(default_factory=list)
+    """Of each block of `BLOCK_BYTES`, the last one shorter; none for a file of one block, whose checksum it has."""
+
+
+class FileDigest:
+    """Find the facts of a file from its bytes, as they come."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._whole, self._block = xxhash.xxh3_64(), xxhash.xxh3_64()
+        self._blocks: list[str] = []
+
+    def update(self, data: bytes) -> None:
+        """Take in the bytes that follow."""
+        self._whole.update(data)
+        rest = memoryview(data)
+        while rest:
+            part = rest[: BLOCK_BYTES - self._size % BLOCK_BYTES]
+            rest = rest[len(part) :]
+            self._block.update(part)
+            self._size += len(part)
+            if self._size % BLOCK_BYTES == 0:
+                self._blocks.append(self._block.hexdigest())
+                self._block.reset()
+
+    def facts(self) -> FileFacts:
+        """Return the facts of a file of the bytes so far."""
+        last = [self._block.hexdigest()] if self._size % BLOCK_BYTES else []
+        blocks = [*self._blocks, *last]
+        return FileFacts(self._size, self._whole.hexdigest(), blocks if len(blocks) > 1 else [])
 
 
 def file_facts(path: Path) -> FileFacts:
-    """Read a whole file to find its size and checksum."""
-    digest, size = xxhash.xxh3_64(), 0
+    """Read a whole file to find its size and checksums."""
+    digest = FileDigest()
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-            size += len(block)
-    return FileFacts(size, digest.hexdigest())
+        while data := file.read(1 << 22):
+            digest.update(data)
+    return digest.facts()
 
 
 class IndexedWriter:
@@ -187,7 +258,7 @@ class IndexedWriter:
         self._dtype = dtype.newbyteorder("<")
         self._lengths = array("i")
         self._file = Path(f"{prefix}.bin").open("wb")  # noqa: SIM115 - closed by __exit__
-        self._digest = xxhash.xxh3_64()
+        self._digest = FileDigest()
 
     def add_documents(self, tokens: Integers, lengths: Sequence[int]) -> None:
         """Append documents, their token ids end to end in `tokens`."""
@@ -202,10 +273,9 @@ class IndexedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self._file:
-            size = self._file.tell()
+        self._file.close()
         if kind is None:
-            self.files[f"{self._prefix.name}.bin"] = FileFacts(size, self._digest.hexdigest())
+            self.files[f"{self._prefix.name}.bin"] = self._digest.facts()
             self._write_index()
 
     def _write_index(self) -> None:

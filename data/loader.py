@@ -4,6 +4,8 @@
 threads stay a step or two ahead. The only state is the step: a run resumes anywhere at no cost, on any world size.
 """
 
+import contextlib
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 
@@ -17,6 +19,10 @@ from plumbline.data.mixture import CYCLE, OrderedSource
 from plumbline.data.order import TrainOrder
 from plumbline.data.packed import PackedSplit, open_packed
 from plumbline.data.prefetch import DEPTH, prefetch
+from plumbline.data.remote.ahead import MEMORY, Ahead
+from plumbline.data.remote.cache import Cache, CacheConfig
+from plumbline.data.remote.fetch import is_url
+from plumbline.data.remote.piece import Piece
 from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.windows import BYTES_PER_TOKEN, Batch, gather
@@ -50,12 +56,17 @@ class TrainBatches:
         self.plan = config.batch_plan
         self.micro_batch = config.micro_batch(world_size)
         self.accumulation_steps = config.accumulation_steps(world_size)
-        self.corpora = open_corpora(config.train)
+        self.corpora = open_corpora(config.train, config.cache)
         _check_same_tokenizer(self.corpora)
         self._streams = [_training_stream(corpus, config) for corpus in self.corpora.values()]
         self.order = TrainOrder(list(self._ordered_sources()), seed)
         self._rank = rank
         self._world_size = world_size
+
+    @property
+    def is_remote(self) -> bool:
+        """Return whether a corpus is at a URL."""
+        return any(is_url(path) for source in self.config.train for path in source.paths)
 
     def micro_batches(self, step: int) -> list[Batch]:
         """Return this rank's micro-batches of step `step` (from 0), each of [micro_batch, sequence_length].
@@ -72,7 +83,15 @@ class TrainBatches:
 
         Reading to the end or closing (`with contextlib.closing(...)`) stops the threads.
         """
-        return prefetch(self._tasks(start_step, stop_step), self.config.reader_threads)
+        tasks = self._tasks(start_step, stop_step)
+        if not self.is_remote:
+            yield from prefetch(tasks, self.config.reader_threads)
+            return
+        with contextlib.closing(Ahead(Cache(self.config.cache), self.pieces, stop_step)) as ahead:
+            lock = threading.Lock()  # of `ahead`, which the threads tell in turn
+            steps = enumerate(tasks, start_step)
+            fetched = (partial(_fetched, ahead, lock, step, task) for step, task in steps)
+            yield from prefetch(fetched, self.config.reader_threads)
 
     def _tasks(self, start_step: int, stop_step: int) -> Iterator[Callable[[], list[Batch]]]:
         """Yield what makes the batches of each step; samples of several steps are located together."""
@@ -100,6 +119,28 @@ class TrainBatches:
             gather(self._streams, *rows, self.config.sequence_length)
             for rows in zip(sources, windows, samples, strict=True)
         ]
+
+    def pieces(self, step: int) -> list[Piece]:
+        """Return what this rank has to fetch to read step `step`, in order; nothing of local corpora and tasks."""
+        located = self.order.locate(self._samples(step))
+        return [
+            piece
+            for source, window in zip(located.source.flat, located.window.flat, strict=True)
+            if isinstance(stream := self._streams[source], Split | PackedSplit)
+            for piece in stream.pieces(int(window), self.config.sequence_length)
+        ]
+
+    def describe_memory(self) -> str:
+        """Return in one line what reading takes of host memory, and of the disk for corpora at a URL."""
+        tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
+        held = DEPTH + self.config.reader_threads + 1  # ready, in the works, and the one that is trained on
+        line = f"at most {held * tokens * BYTES_PER_TOKEN / 1e6:,.1f} MB of host memory per rank for batches"
+        if self.is_remote:
+            cache = self.config.cache
+            line += (
+                f", {MEMORY / 1e6:,.1f} MB for downloads into {cache.folder} (at most {cache.max_bytes / 1e9:,.3g} GB)"
+            )
+        return line
 
     def epochs(self, steps: int) -> dict[str, float]:
         """Return how many times `steps` steps read each training corpus, by name."""
@@ -143,12 +184,7 @@ class TrainBatches:
         for name, stream in zip(self.corpora, self._streams, strict=True):
             if isinstance(stream, PackedSplit):
                 yield f"packing  {name}: {stream.facts}"
-        rows = self.plan.batch_size // self._world_size
-        batches = DEPTH + self.config.reader_threads + 1  # ready, in the works, and the one that is trained on
-        yield (
-            f"loader   {self.config.reader_threads} thread(s), {rows * length * BYTES_PER_TOKEN * batches / 2**20:.1f} "
-            f"MiB of batches in host memory per rank at most"
-        )
+        yield f"reading  {self.describe_memory()}"
 
     def _ordered_sources(self) -> Iterator[OrderedSource]:
         length = self.config.sequence_length
@@ -218,6 +254,13 @@ class ValidationBatches:
             yield gather([self._split], np.minimum(numbers, 0), numbers, numbers, self._length)
 
 
+def _fetched(ahead: Ahead, lock: threading.Lock, step: int, task: Callable[[], list[Batch]]) -> list[Batch]:
+    """Make the batches of a step from corpora at a URL, and have the next steps' pieces fetched."""
+    with lock:
+        ahead.reach(step)
+    return task()
+
+
 def same_past(old: DataConfig, new: DataConfig, step: int) -> bool:
     """Return whether two mixtures have drawn the same samples up to step `step`, whatever they do from there on.
 
@@ -226,7 +269,7 @@ def same_past(old: DataConfig, new: DataConfig, step: int) -> bool:
     samples = new.batch_plan.samples_before(step)
     try:
         histories = [TrainBatches(config, seed=0).order.mixture.history(samples) for config in (old, new)]
-    except ValueError:  # a corpus of then is gone
+    except (ValueError, OSError):  # a corpus of then is gone
         return False
     return histories[0] == histories[1]
 
@@ -238,7 +281,7 @@ def _training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
     return split
 
 
-def open_corpora(sources: Sequence[SourceConfig]) -> dict[str, SampleSource]:
+def open_corpora(sources: Sequence[SourceConfig], cache: CacheConfig | None = None) -> dict[str, SampleSource]:
     """Open corpora and tasks and name them, by the configured name, the last part of the path or the task's name.
 
     Raises:
@@ -246,7 +289,7 @@ def open_corpora(sources: Sequence[SourceConfig]) -> dict[str, SampleSource]:
     """
     corpora: dict[str, SampleSource] = {}
     for source in sources:
-        corpus = open_source(source)
+        corpus = open_source(source, cache)
         name = source.name or corpus.name
         if name in corpora:
             raise ValueError(
@@ -256,8 +299,8 @@ def open_corpora(sources: Sequence[SourceConfig]) -> dict[str, SampleSource]:
     return corpora
 
 
-def open_source(source: SourceConfig) -> SampleSource:
-    """Open one corpus or task.
+def open_source(source: SourceConfig, cache: CacheConfig | None = None) -> SampleSource:
+    """Open one corpus or task; a corpus at a URL by way of a cache.
 
     Raises:
         ValueError: the corpus cannot be opened, or the task has too few examples to hold some out.
@@ -265,7 +308,7 @@ def open_source(source: SourceConfig) -> SampleSource:
     if source.task is not None:
         return TaskSource(source.task)
     assert source.path is not None, "SourceConfig checks that one of the two is given"
-    return open_corpus(source.path)
+    return open_corpus(source.path, cache)
 
 
 def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
@@ -274,8 +317,8 @@ def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
     They are those of `data.validation`, or the held-out split of each training corpus that has one.
     """
     if config.validation:
-        return {name: corpus.held_out for name, corpus in open_corpora(config.validation).items()}
-    corpora = open_corpora(config.train)
+        return {name: corpus.held_out for name, corpus in open_corpora(config.validation, config.cache).items()}
+    corpora = open_corpora(config.train, config.cache)
     return {name: corpus.splits["validation"] for name, corpus in corpora.items() if "validation" in corpus.splits}
 
 

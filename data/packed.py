@@ -22,6 +22,8 @@ import numpy.typing as npt
 from plumbline.data.corpus import Split
 from plumbline.data.indexed import Int64s
 from plumbline.data.packing import packed_blocks
+from plumbline.data.remote.piece import Piece
+from plumbline.data.shards import pieces_of
 from plumbline.data.streams import Rows, Window
 from plumbline.data.workspace import FolderKind, new_folder
 
@@ -114,6 +116,13 @@ class PackedSplit:
         for number in padded.tolist():
             rows.pad(int(where[number]), int(filled[number]))
         rows.begins += [place[place % length > 0], where[padded] * length + filled[padded]]
+
+    def pieces(self, number: int, length: int) -> list[Piece]:
+        """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""
+        assert length == self.facts.length
+        its = slice(int(self.windows[number]), int(self.windows[number + 1]))
+        spans = zip(self.starts[its].tolist(), self.lengths[its].tolist(), strict=True)
+        return [piece for start, size in spans for piece in pieces_of(self.split.indexed, start, start + size + 1)]
 
     def bits_per_byte(self, loss: float) -> float | None:
         """Return a loss in nats per token as bits per byte of source text; None where the bytes are unknown."""

@@ -67,7 +67,11 @@ def test_the_command_from_end_to_end(text_folder: Path, tmp_path: Path) -> None:
         map(len, files(text_folder).values())
     )
     for split in corpus.splits.values():  # every document ends with the one end-of-text token in it
-        ends = [place + 1 for place, token in enumerate(split.indexed.tokens) if token == corpus.eos_token_id]
+        ends = [
+            place + 1
+            for place, token in enumerate(split.indexed.read(0, split.num_tokens))
+            if token == corpus.eos_token_id
+        ]
         assert ends == [*split.indexed.document_starts(0, split.num_tokens).tolist(), split.num_tokens]
 
     before = files(tmp_path)
@@ -99,7 +103,7 @@ def test_the_number_of_workers_changes_nothing(
 def test_documents_keep_their_order_and_their_text(text_folder: Path, byte_corpus: Path) -> None:
     texts = [path.read_bytes() for path in sorted(text_folder.iterdir())]
     for split in open_corpus(byte_corpus).splits.values():
-        stream = split.indexed.tokens
+        stream = split.indexed.read(0, split.num_tokens)
         bounds = [0, *split.indexed.document_starts(0, split.num_tokens).tolist(), split.num_tokens]
         documents = [bytes(stream[a : b - 1].tolist()) for a, b in pairwise(bounds)]
         assert documents == [text for text in texts if text in documents]
@@ -108,8 +112,8 @@ def test_documents_keep_their_order_and_their_text(text_folder: Path, byte_corpu
 
 def test_unigram_entropy_is_what_it_says(byte_corpus: Path) -> None:
     corpus = open_corpus(byte_corpus)
-    train = Counter(corpus.splits["train"].indexed.tokens.tolist())
-    validation = corpus.splits["validation"].indexed.tokens.tolist()
+    tokens = {name: split.indexed.read(0, split.num_tokens).tolist() for name, split in corpus.splits.items()}
+    train, validation = Counter(tokens["train"]), tokens["validation"]
     loss = [-math.log((train[token] + 1) / (sum(train.values()) + 257)) for token in validation]
     assert corpus.manifest
     assert corpus.manifest.unigram_entropy == pytest.approx(sum(loss) / len(loss), rel=1e-12)

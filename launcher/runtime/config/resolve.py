@@ -3,11 +3,11 @@
 Everything that is written is checked before the first corpus or model folder is looked at.
 """
 
-from pathlib import Path
 from typing import Any
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import read_manifest
+from plumbline.data.remote.fetch import RemoteError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.parse import check_written, parse_config, takes_shape_from_stock
 from plumbline.launcher.runtime.config.schema import Config
@@ -42,12 +42,15 @@ def vocab_size(data: DataConfig) -> int:
 
     Raises:
         ConfigError: the corpus is not there, or does not say.
+        RemoteError: it is at a URL, and the server does not answer.
     """
     first = data.train[0]
     if first.task is not None:
         return first.task.vocab_size
     try:
-        return read_manifest(Path(str(first.path))).vocab_size
+        return read_manifest(first.paths[0], data.cache).vocab_size
+    except RemoteError:  # says why it cannot be had
+        raise
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"model.vocab_size: not given, and data.train[0].path = {first.path} holds no readable corpus.json to take "

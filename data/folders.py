@@ -1,0 +1,121 @@
+"""Reach the files of a corpus folder on this machine, as remote/folder.py does at a URL."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from plumbline.data.indexed import FileFacts, file_facts, open_indexed
+from plumbline.data.shards import Tokens
+
+
+@dataclass(frozen=True)
+class ShardFacts:
+    """Hold what a manifest tells of one pair."""
+
+    prefix: str
+    itemsize: int
+    """Bytes of one token."""
+    documents: int
+    bin_file: FileFacts
+    idx_file: FileFacts
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens."""
+        return self.bin_file.size // self.itemsize
+
+
+class CorpusFolder(Protocol):
+    """Reach the files of one folder; `folder / name` is how messages name a file."""
+
+    @property
+    def name(self) -> str:
+        """Return the last part of the address."""
+
+    @property
+    def path(self) -> Path | str:
+        """Return the address."""
+
+    def __truediv__(self, name: str) -> Path | str:
+        """Return the address of a file."""
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a file of this name."""
+
+    def read(self, name: str) -> bytes:
+        """Return all of a small file."""
+
+    def forget(self, name: str) -> None:
+        """Keep no copy of a file that turned out to be damaged."""
+
+    def check_sizes(self, files: Mapping[str, FileFacts], manifest: str) -> None:
+        """Compare sizes with those that the file `manifest` states, as far as that costs nothing."""
+
+    def checksum(self, name: str) -> str:
+        """Read a whole file and return its checksum."""
+
+    def open_shard(self, facts: ShardFacts) -> Tokens:
+        """Open one pair."""
+
+    def tokenizer(self, sha256: str) -> Path:
+        """Return a folder of this machine with the tokenizer."""
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """Reach the files of a folder of this machine."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """Return the last part of the path."""
+        return self.path.resolve().name
+
+    def __truediv__(self, name: str) -> Path:
+        return self.path / name
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a file of this name."""
+        return (self.path / name).is_file()
+
+    def read(self, name: str) -> bytes:
+        """Return all of a small file."""
+        return (self.path / name).read_bytes()
+
+    def forget(self, name: str) -> None:
+        """Keep no copy: there is none, the file is the user's."""
+
+    def check_sizes(self, files: Mapping[str, FileFacts], manifest: str) -> None:
+        """Compare sizes.
+
+        Raises:
+            ValueError: a file is missing, or has another.
+        """
+        folder = str(self.path)
+        for name, facts in files.items():
+            file = f"{folder}/{name}"  # not a Path: there may be tens of thousands
+            try:
+                actual = os.stat(file).st_size  # noqa: PTH116
+            except FileNotFoundError:
+                actual = None
+            if actual != facts.size:
+                state = "is missing" if actual is None else f"has {actual} bytes"
+                raise ValueError(
+                    f"{file}: {state}, {manifest} expects {facts.size} bytes; copy the corpus again, "
+                    "or prepare it again with --overwrite"
+                )
+
+    def checksum(self, name: str) -> str:
+        """Read a whole file and return its checksum."""
+        return file_facts(self.path / name).xxh3_64
+
+    def open_shard(self, facts: ShardFacts) -> Tokens:
+        """Open one pair."""
+        return open_indexed(self.path / facts.prefix)
+
+    def tokenizer(self, sha256: str) -> Path:  # noqa: ARG002 - who fetches it checks it
+        """Return the folder of the tokenizer."""
+        return self.path / "tokenizer"

@@ -1,0 +1,244 @@
+"""Keep pieces of remote files in a folder of this machine, for all processes and runs that use it, up to a size limit.
+
+    pieces/KEY          a piece, named by what it is: two addresses of one corpus share
+    pieces/KEY.partial  one that arrives, locked by who fetches it; what a killed process left is written over
+    tokenizers/         of the corpora that were opened
+    plans/              what each process needs next (plans.py)
+    lock                held while room is made
+
+A piece appears under its name by a rename, whole, checked and on disk. Locks end with the process that holds them. When
+room is needed, that piece goes which is needed last: those first that nobody plans to read, the longest unused among
+them, then by the steps until the first process needs them.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO
+
+from pydantic import BaseModel, PositiveInt
+
+from plumbline.data.remote.fetch import TRIES, RemoteError, download
+from plumbline.data.remote.piece import Piece
+from plumbline.data.remote.plans import Plan, is_held, needs_of_all, same_file
+
+PARTIAL = ".partial"
+NOW = -1
+"""Steps until a piece is needed whose reader waits: everything else is needed later."""
+UNPLANNED = 1 << 62
+
+
+class CacheConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Say where corpora that are opened by a URL are kept on this machine."""
+
+    path: str | None = None
+    """Folder, shared by all processes of a machine, best on a local disk. None: plumbline/corpora in the user's cache
+    directory ($XDG_CACHE_HOME, else ~/.cache)."""
+
+    max_bytes: PositiveInt = 100_000_000_000
+    """Size that the folder never exceeds. What is needed last is removed first."""
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder."""
+        if self.path is not None:
+            return Path(self.path)
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "plumbline" / "corpora"
+
+
+class Cache:
+    """Hold pieces of remote files on disk."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.max_bytes = config.max_bytes
+        self._config = config
+
+    @cached_property
+    def folder(self) -> Path:
+        """Return the folder; nobody asks for it, nor for a home directory, where all corpora are local."""
+        return self._config.folder.absolute()
+
+    @property
+    def _pieces(self) -> Path:
+        return self.folder / "pieces"
+
+    @property
+    def _plans(self) -> Path:
+        return self.folder / "plans"
+
+    def open(self, piece: Piece) -> BinaryIO:
+        """Open a piece to be read, from its first byte; it is fetched if it is not there.
+
+        Raises:
+            RemoteError: it cannot be had, or is larger than the cache may be.
+        """
+        file = self._open_kept(piece) or self._obtain(piece, NOW, TRIES)
+        assert file is not None, "a piece that is needed now is waited for"
+        return file
+
+    def fetch(self, piece: Piece, steps: int) -> bool:
+        """Have a piece that is needed in so many steps; False if all that could make room is needed as soon.
+
+        Raises:
+            OSError: one try to fetch it failed.
+        """
+        if self._path(piece).exists():
+            return True
+        file = self._obtain(piece, steps, tries=1)
+        if file is not None:
+            file.close()
+        return file is not None
+
+    def forget(self, piece: Piece) -> None:
+        """Remove a piece."""
+        self._path(piece).unlink(missing_ok=True)
+
+    def plan(self) -> Plan:
+        """Return a new plan of this process, for what it will read."""
+        return Plan(self._plans)
+
+    @contextlib.contextmanager
+    def locked(self, name: str = "lock") -> Iterator[None]:
+        """Hold a lock of the folder, which ends with this process at the latest."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / name).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _path(self, piece: Piece) -> Path:
+        return self._pieces / piece.key
+
+    def _open_kept(self, piece: Piece) -> BinaryIO | None:
+        try:
+            file = self._path(piece).open("rb")
+        except FileNotFoundError:
+            return None
+        if os.fstat(file.fileno()).st_size == piece.size:
+            with contextlib.suppress(OSError):  # another user's file
+                os.utime(file.fileno())
+            return file
+        file.close()  # cut short by others than us
+        self.forget(piece)
+        return None
+
+    def _obtain(self, piece: Piece, steps: int, tries: int) -> BinaryIO | None:
+        """Return a piece, open, once one process has fetched it; None if there is no room for it."""
+        self._pieces.mkdir(parents=True, exist_ok=True)
+        final = self._path(piece)
+        partial = final.with_name(final.name + PARTIAL)
+        while True:
+            file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+            fcntl.flock(file, fcntl.LOCK_EX)  # waits for a process that fetches it already, or for its end
+            if not same_file(file.fileno(), partial):  # which was a success
+                file.close()
+                if kept := self._open_kept(piece):
+                    return kept
+                continue
+            try:
+                if kept := self._open_kept(piece):  # fetched between our look and our lock
+                    return self._drop(partial, file, kept)
+                if not self._reserve(file, piece, steps):
+                    return self._drop(partial, file, None)
+                self._fill(piece, file, tries)
+            except BaseException:
+                self._drop(partial, file, None)
+                raise
+            partial.rename(final)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            file.seek(0)
+            return file
+
+    def _drop(self, partial: Path, file: BinaryIO, result: BinaryIO | None) -> BinaryIO | None:
+        """Remove a file that is not needed, while its lock is held."""
+        partial.unlink(missing_ok=True)
+        file.close()
+        return result
+
+    def _fill(self, piece: Piece, file: BinaryIO, tries: int) -> None:
+        try:
+            download(piece, file, tries)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise RemoteError(
+                f"{self.folder}: no space left on the device for {piece}; free some, lower data.cache.max_bytes "
+                f"({self.max_bytes}), or choose another data.cache.path"
+            ) from error
+
+    def _reserve(self, file: BinaryIO, piece: Piece, steps: int) -> bool:
+        """Make room for a piece and give its file the size that it will have; who needs it now waits for others."""
+        while True:
+            with self.locked():
+                if self._make_room(piece, steps):
+                    os.truncate(file.fileno(), piece.size)
+                    return True
+            if steps != NOW:
+                return False
+            time.sleep(0.05)
+
+    def _make_room(self, piece: Piece, steps: int) -> bool:
+        """Remove what is needed later than in `steps` steps, the last first, until a piece fits.
+
+        Raises:
+            RemoteError: it can never fit.
+        """
+        fixed = self._other_bytes()
+        if fixed + piece.size > self.max_bytes:
+            raise RemoteError(
+                f"{piece}: {piece.size:,} bytes do not fit data.cache.max_bytes = {self.max_bytes} (of which {fixed:,} "
+                f"hold tokenizers and plans); raise it to several times as much, or make the corpus of smaller shards"
+            )
+        pieces = self._scan()
+        excess = fixed + sum(size for size, _ in pieces.values()) + piece.size - self.max_bytes
+        if excess <= 0:
+            return True
+        needs = needs_of_all(self._plans)
+        kept = {name: used for name, (_, used) in pieces.items() if not name.endswith(PARTIAL)}
+        victims = []
+        for name in sorted(kept, key=lambda name: (-needs.get(name, UNPLANNED), kept[name])):
+            if excess <= 0 or needs.get(name, UNPLANNED) <= steps:
+                break
+            victims.append(name)
+            excess -= pieces[name][0]
+        if excess > 0:
+            return False
+        for name in victims:
+            (self._pieces / name).unlink(missing_ok=True)
+        return True
+
+    def _scan(self) -> dict[str, tuple[int, int]]:
+        """Return size and time of last use of each file in pieces/; removes what arrived in part and nobody fetches."""
+        found = {}
+        for entry in os.scandir(self._pieces) if self._pieces.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError):
+                if entry.name.endswith(PARTIAL) and _remove_abandoned(Path(entry.path)):
+                    continue
+                status = entry.stat()
+                found[entry.name] = (status.st_size, status.st_mtime_ns)
+        return found
+
+    def _other_bytes(self) -> int:
+        """Return the bytes of what stays: tokenizers and plans."""
+        folders = (self.folder / "tokenizers", self._plans)
+        total = 0
+        for path in (path for folder in folders for path in folder.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):
+                total += path.stat().st_size if path.is_file() else 0
+        return total
+
+
+def _remove_abandoned(partial: Path) -> bool:
+    """Remove a file that a dead process left; False if somebody fetches it."""
+    with partial.open("r+b") as file:
+        if is_held(file.fileno()):
+            return False
+        if same_file(file.fileno(), partial):
+            partial.unlink(missing_ok=True)
+        return True

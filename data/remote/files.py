@@ -1,0 +1,65 @@
+"""Cut remote files into the pieces that are fetched and checked one by one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from plumbline.data.indexed import BLOCK_BYTES
+from plumbline.data.remote.fetch import facts
+from plumbline.data.remote.piece import Piece
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """Describe one remote file."""
+
+    url: str
+    size: int
+    checksum: str | None
+    """xxh3-64 of the whole file; None where nobody says."""
+    blocks: Sequence[str] = ()
+    """xxh3-64 of each block of `BLOCK_BYTES`; none where only the whole is known."""
+    version: str | None = None
+    """What changes when the file does, where no checksum is known."""
+
+    def __post_init__(self) -> None:
+        if self.blocks and len(self.blocks) != -(-self.size // BLOCK_BYTES):
+            raise ValueError(
+                f"{self.url}: {len(self.blocks)} checksums of blocks do not fit {self.size} bytes in corpus.json; "
+                "prepare the corpus again with --overwrite"
+            )
+
+    def whole(self) -> Piece:
+        """Return the file as one piece."""
+        known = self.checksum
+        key = known or xxhash.xxh3_64_hexdigest(f"{self.url} {self.size} {self.version}".encode())
+        return Piece(self.url, 0, self.size, self.size, f"{key}-{self.size}", known)
+
+    def covering(self, start: int, stop: int) -> list[Piece]:
+        """Return the pieces that hold bytes `start` to `stop`; of a file that only its whole checksum vouches for, all.
+
+        Where nobody vouches for it (a bare Megatron-LM pair), blocks are fetched as well, and only their length is
+        checked.
+        """
+        if self.size <= BLOCK_BYTES or (self.checksum is not None and not self.blocks):
+            return [self.whole()] if stop > start else []
+        return [self._block(number) for number in range(start // BLOCK_BYTES, -(-min(stop, self.size) // BLOCK_BYTES))]
+
+    def _block(self, number: int) -> Piece:
+        start = number * BLOCK_BYTES
+        stop = min(start + BLOCK_BYTES, self.size)
+        known = self.blocks[number] if self.blocks else None
+        key = known or xxhash.xxh3_64_hexdigest(f"{self.url} {self.size} {self.version} {number}".encode())
+        return Piece(self.url, start, stop, self.size, f"{key}-{stop - start}", known)
+
+
+def unchecked(url: str) -> RemoteFile:
+    """Describe a file that no manifest speaks of, by what the server says.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RemoteError: the server does not answer.
+    """
+    size, version = facts(url)
+    return RemoteFile(url, size, None, version=version)

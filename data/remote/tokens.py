@@ -1,0 +1,83 @@
+"""Read the tokens of a remote `.bin`/`.idx` pair by way of the cache; nothing of it stays in memory."""
+
+import os
+
+import numpy as np
+
+from plumbline.data.indexed import Index, Int64s, Integers, open_index, starts_between
+from plumbline.data.remote.cache import Cache
+from plumbline.data.remote.files import RemoteFile
+from plumbline.data.remote.piece import Piece
+
+
+class RemoteTokens:
+    """Read one remote pair: the index whole, the tokens in pieces.
+
+    Args:
+        cache: where pieces are kept.
+        tokens: the `.bin`.
+        index: the `.idx`.
+        shape: bytes of one token and number of documents, where they are known; None opens the index now.
+    """
+
+    def __init__(
+        self, cache: Cache, tokens: RemoteFile, index: RemoteFile, shape: tuple[int, int] | None = None
+    ) -> None:
+        self._cache, self._tokens, self._index = cache, tokens, index
+        self._shape = shape
+        self._identity: bool | None = None
+        if shape is None:
+            found = self._open()
+            self._shape = found.dtype.itemsize, len(found.first_bytes)
+        assert self._shape is not None
+        self._itemsize, self.num_documents = self._shape
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return self._tokens.size // self._itemsize
+
+    def __str__(self) -> str:
+        return self._tokens.url
+
+    @property
+    def index_piece(self) -> Piece:
+        """Return the whole index."""
+        return self._index.whole()
+
+    def read(self, start: int, stop: int) -> Integers:
+        """Return tokens `start` to `stop`, without those beyond the end."""
+        dtype = self._open().dtype
+        first, last = start * dtype.itemsize, min(stop, len(self)) * dtype.itemsize
+        parts = []
+        for piece in self._tokens.covering(first, last):
+            begin, end = max(first, piece.start), min(last, piece.stop)
+            with self._cache.open(piece) as file:
+                parts.append(os.pread(file.fileno(), end - begin, begin - piece.start))
+        return np.frombuffer(b"".join(parts), dtype)
+
+    def document_starts(self, start: int, stop: int) -> Int64s:
+        """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
+        return starts_between(self._open().first_bytes, start, stop, self._itemsize)
+
+    def pieces(self, start: int, stop: int) -> list[Piece]:
+        """Return what reading tokens `start` to `stop` and their document starts needs, in order."""
+        size = self._itemsize
+        return [self.index_piece, *self._tokens.covering(start * size, min(stop, len(self)) * size)]
+
+    def _open(self) -> Index:
+        """Map the index, for as long as the result lives: the cache may give its file up at any time."""
+        with self._cache.open(self.index_piece) as file:
+            index = open_index(file, self._index.url, self._identity)
+        if index.token_bytes != self._tokens.size:
+            raise ValueError(
+                f"{self._tokens.url}: {self._tokens.size} bytes, but {self._index.url} describes {index.token_bytes}; "
+                "the pair does not belong together: copy or prepare it again"
+            )
+        found = index.dtype.itemsize, len(index.first_bytes)
+        if self._shape not in (None, found):
+            raise ValueError(
+                f"{self._index.url}: {found[0]} bytes per token and {found[1]} documents, where corpus.json makes "
+                f"{self._shape} of it; prepare the corpus again with --overwrite"
+            )
+        self._identity = index.identity
+        return index

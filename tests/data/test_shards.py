@@ -1,0 +1,137 @@
+"""Corpora of many pairs: the same tokens, windows and order as in one pair, however the pairs are listed."""
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plumbline.data.config import DataConfig
+from plumbline.data.corpus import Corpus, open_corpus, verify_checksums
+from plumbline.data.loader import TrainBatches
+from plumbline.data.remote.cache import CacheConfig
+from tests.data.conftest import MakePair
+from tests.data.made import shard, simulate, write_pairs
+
+DOCUMENTS = [3, 5, 1, 8, 2, 13, 4, 1, 1, 30, 6, 7]
+
+
+def same_stream(one: Corpus, many: Corpus) -> None:
+    whole, parts = one.splits["train"], many.splits["train"]
+    assert (parts.num_tokens, parts.num_documents) == (whole.num_tokens, whole.num_documents)
+    for length in (1, 4, 7, 50):
+        assert parts.evaluation_windows(length) == whole.evaluation_windows(length)
+        for number in range(whole.evaluation_windows(length)):
+            for expected, actual in zip(whole.read(number, length), parts.read(number, length), strict=True):
+                np.testing.assert_array_equal(expected, actual)
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [DOCUMENTS[:4], DOCUMENTS[4:]],
+        [DOCUMENTS[:1], [], DOCUMENTS[1:9], DOCUMENTS[9:], []],
+        [[length] for length in DOCUMENTS],
+    ],
+)
+def test_many_pairs_read_as_one(make_pair: MakePair, tmp_path: Path, groups: list[list[int]]) -> None:
+    one = make_pair(DOCUMENTS, "one")
+    write_pairs(tmp_path / "many", groups)
+    same_stream(one, open_corpus(tmp_path / "many"))
+
+
+def test_a_list_a_glob_and_a_folder_are_the_same_corpus(tmp_path: Path) -> None:
+    prefixes = [str(prefix) for prefix in write_pairs(tmp_path / "web", [[9], [4, 4], [7]])]
+    ways: list[str | list[str]] = [
+        prefixes,
+        [f"{prefixes[2]}.bin", prefixes[0], f"{prefixes[1]}.idx"],
+        str(tmp_path / "web"),
+        str(tmp_path / "web" / "part-*"),
+        [str(tmp_path / "web" / "part-0[12].idx"), prefixes[0]],
+    ]
+    corpora = [open_corpus(way) for way in ways]
+    assert {corpus.name for corpus in corpora} == {"web"}
+    assert len({corpus.fingerprint for corpus in corpora}) == 1
+    for corpus in corpora:
+        same_stream(corpora[0], corpus)
+        assert corpus.splits["train"].indexed.read(0, 100).tolist() == list(range(24))
+    assert open_corpus([prefixes[1]]).fingerprint == open_corpus(prefixes[1]).fingerprint
+    other = write_pairs(tmp_path / "other", [[4, 4], [9], [7]])
+    assert open_corpus([str(prefix) for prefix in other]).fingerprint != corpora[0].fingerprint
+
+
+def test_a_list_with_nothing_or_twice_the_same_is_refused(tmp_path: Path, byte_corpus: Path) -> None:
+    first, second = (str(prefix) for prefix in write_pairs(tmp_path / "web", [[9], [4]]))
+    with pytest.raises(ValueError, match=r"typo-\*: no \.idx file here"):
+        open_corpus([first, str(tmp_path / "typo-*")])
+    with pytest.raises(ValueError, match=r"part-00 is in the list already"):
+        open_corpus([first, second, f"{first}.bin"])
+    with pytest.raises(ValueError, match=r"part-01 is in the list already"):
+        open_corpus([second, str(tmp_path / "web")])
+    with pytest.raises(ValueError, match="empty list"):
+        open_corpus([])
+    with pytest.raises(ValueError, match="a whole corpus in a list of pairs"):
+        open_corpus([first, str(byte_corpus)])
+    Path(f"{second}.bin").unlink()
+    with pytest.raises(ValueError, match=r"part-01\.bin: no such file"):
+        open_corpus([first, second])
+
+
+def test_a_manifest_names_shards(byte_corpus: Path, tmp_path: Path) -> None:
+    whole, sharded = open_corpus(byte_corpus), open_corpus(shard(byte_corpus, tmp_path / "s", [5, 5, 31]))
+    same_stream(whole, sharded)
+    verify_checksums(sharded)
+    assert sharded.fingerprint != whole.fingerprint
+    assert open_corpus(shard(byte_corpus, tmp_path / "t", [6, 31])).fingerprint != sharded.fingerprint
+    config = {"train": [{"path": str(tmp_path / "s")}], "sequence_length": 16, "global_batch_size": 4}
+    batches = TrainBatches(DataConfig.model_validate({**config, "micro_batch_size": 2}), seed=0)
+    assert next(iter(batches.iterate(10**6, 10**6 + 1)))[0]["input_ids"].shape == (2, 16)
+
+
+def test_damage_to_a_shard_is_named(byte_corpus: Path, tmp_path: Path) -> None:
+    folder = shard(byte_corpus, tmp_path / "s", [5, 31])
+    data = bytearray((folder / "train-00001.bin").read_bytes())
+    data[-1] ^= 1
+    (folder / "train-00001.bin").write_bytes(data)
+    with pytest.raises(ValueError, match=r"train-00001\.bin: checksum .* damaged"):
+        verify_checksums(open_corpus(folder))
+    (folder / "train-00001.bin").write_bytes(data[:-2])
+    with pytest.raises(ValueError, match=r"train-00001\.bin: has \d+ bytes, corpus\.json expects"):
+        open_corpus(folder)
+    manifest = json.loads((folder / "corpus.json").read_text())
+    del manifest["files"]["train-00001.bin"]
+    (folder / "corpus.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"corpus\.json: no size and checksum of train-00001\.bin"):
+        open_corpus(folder)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_shards_of_other_tokens_than_stated_are_named(byte_corpus: Path, tmp_path: Path, remote: bool) -> None:
+    folder = shard(byte_corpus, tmp_path / "s", [5, 31])
+    manifest = json.loads((folder / "corpus.json").read_text())
+    manifest["vocab_size"] = 70_000  # which takes 4 bytes
+    del manifest["splits"]["validation"]
+    manifest["splits"]["train"]["tokens"] = sum(
+        manifest["files"][f"train-{number:05}.bin"]["size"] // 4 for number in range(3)
+    )
+    (folder / "corpus.json").write_text(json.dumps(manifest))
+    address = f"file://{folder}" if remote else str(folder)
+    corpus = open_corpus(address, CacheConfig(path=str(tmp_path / "cache")))
+    with pytest.raises(ValueError, match=r"train-00000\.(bin|idx): .* corpus"):
+        corpus.splits["train"].read(0, 4)
+
+
+def test_a_trillion_tokens_in_ten_thousand_shards_take_little_memory(byte_corpus: Path, tmp_path: Path) -> None:
+    folder = simulate(byte_corpus, tmp_path / "huge", 10_000, 10**8)
+    config = DataConfig.model_validate(
+        {"train": [{"path": str(folder)}], "sequence_length": 2048, "global_batch_size": 64, "micro_batch_size": 64}
+    )
+    tracemalloc.start()
+    batches = TrainBatches(config, seed=0)
+    assert batches.corpora["huge"].splits["train"].training_windows(1) == 10**12 - 1
+    for step in (0, 10**6, 10**9):
+        batches.micro_batches(step)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000_000
