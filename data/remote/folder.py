@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -109,7 +108,8 @@ class RemoteFolder:
         folder = self._cache.folder / "tokenizers" / f"{sha256[:16]}-{xxhash.xxh3_64_hexdigest(self.path.encode())[:8]}"
         with self._cache.locked("tokenizers.lock"):
             if not folder.is_dir():
-                partial = folder.with_name(f"{uuid.uuid4().hex}.partial")
+                partial = folder.with_name(f"{folder.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
                 partial.mkdir(parents=True)
                 try:
                     self._fetch_tokenizer(partial, sha256)

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plumbline.data.config import DataConfig
+from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import open_corpus, read_manifest, verify_checksums
 from plumbline.data.indexed import BLOCK_BYTES, IndexedWriter, token_dtype
-from plumbline.data.loader import TrainBatches
+from plumbline.data.loader import TrainBatches, open_source
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.remote import ahead, fetch
 from plumbline.data.remote.ahead import Ahead
@@ -109,6 +109,32 @@ def test_nothing_is_fetched_before_it_is_read(sharded: Path, server: Server, tmp
         "/sharded/train-00000.bin",
         "/sharded/train-00000.idx",
     }
+
+
+def test_without_a_folder_the_users_cache_is_taken(
+    sharded: Path, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    held_out = open_source(SourceConfig(path=f"{server.url}/sharded")).held_out  # as eval.py --data opens it
+    expected = open_corpus(sharded).held_out
+    np.testing.assert_array_equal(held_out.read(3, 64).labels, expected.read(3, 64).labels)
+    assert held_out.bits_per_byte(1.0) == expected.bits_per_byte(1.0)
+    assert {path.name for path in (tmp_path / "plumbline" / "corpora").iterdir()} == {
+        "lock", "pieces", "tokenizers", "tokenizers.lock",
+    }  # fmt: skip
+
+
+def test_a_tokenizer_that_a_killed_process_left_in_part_is_fetched_again(server: Server, tmp_path: Path) -> None:
+    cache = CacheConfig(path=str(tmp_path))
+    whole = open_corpus(f"{server.url}/sharded", cache).tokenizer_path
+    assert whole is not None
+    names = {path.name for path in whole.iterdir()}
+    partial = whole.rename(whole.with_name(f"{whole.name}.partial"))
+    (partial / "tokenizer.json").write_text("{")
+    again = open_corpus(f"{server.url}/sharded", cache).tokenizer_path
+    assert again == whole
+    assert {path.name for path in again.iterdir()} == names
+    assert (again / "tokenizer.json").stat().st_size > 1
 
 
 def test_two_addresses_of_one_corpus_share(sharded: Path, server: Server, tmp_path: Path) -> None:
