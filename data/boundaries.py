@@ -4,7 +4,7 @@ The offsets lie in an index file, memory-mapped and not aligned to 8 bytes, so n
 them. Every n-th is kept in memory instead, which leaves n to look at; there, all stretches are searched together.
 """
 
-from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +15,31 @@ KEPT = 2**14
 """About so many offsets stay in memory, 8 bytes each."""
 
 
-def each_within(starts: Callable[[int, int], Int64s], first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-    """Return what `Boundaries.within` does, of a stream that is asked for one stretch at a time.
+class Documents(Protocol):
+    """Know where the documents of a stream of tokens begin."""
 
-    Args:
-        starts: returns the offsets strictly between two.
-        first: [n].
-        last: [n].
-    """
-    found = [starts(begin, end) for begin, end in zip(first.tolist(), last.tolist(), strict=True)]
-    stretch = np.repeat(np.arange(len(found)), [len(offsets) for offsets in found])
-    return stretch, np.concatenate(found) if found else np.empty(0, np.int64)
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+
+    def document_starts(self, start: int, stop: int) -> Int64s:
+        """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
+
+
+@runtime_checkable
+class Searchable(Protocol):
+    """Find the documents of many stretches at once."""
+
+    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Return `document_starts` of n stretches, end to end, and for each the stretch that it lies in."""
+
+
+def documents_within(stream: Documents, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+    """Return `document_starts` of n stretches, end to end, and before them the stretch that each lies in."""
+    if isinstance(stream, Searchable):
+        return stream.documents_within(first, last)
+    found = [stream.document_starts(*bounds) for bounds in zip(first.tolist(), last.tolist(), strict=True)]
+    stretch = np.repeat(np.arange(len(found)), [len(each) for each in found])
+    return stretch, np.concatenate([np.empty(0, np.int64), *found])
 
 
 class Boundaries:

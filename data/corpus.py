@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 from pydantic import BaseModel, ValidationError
 
+from plumbline.data.boundaries import documents_within
 from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
 from plumbline.data.indexed import HEADER, FileFacts, Int64s, token_dtype
 from plumbline.data.pairs import NoPairError, find_pairs, open_pairs
@@ -198,18 +199,16 @@ class Split:
         """Write windows into rows of a batch."""
         length = rows.length
         starts = numbers * length
-        windows = [self.indexed.read(start, start + length + 1) for start in starts.tolist()]
-        # As on disk, where a token has the same type in all shards but rarely: widened for all rows at once
-        tokens = np.empty((len(numbers), length + 1), np.result_type(*{read.dtype for read in windows}))
-        short = []
-        for row, read in enumerate(windows):
-            tokens[row, : len(read)] = read
-            if len(read) <= length:
-                short.append((int(where[row]), len(read) - 1))
+        read = [self.indexed.read(start, start + length + 1) for start in starts.tolist()]
+        narrow = np.result_type(*{tokens.dtype for tokens in read})  # as on disk: widened for all rows at once
+        tokens = np.empty((len(read), length + 1), narrow)
+        for row, its in enumerate(read):
+            tokens[row, : len(its)] = its
         rows.inputs[where], rows.labels[where] = tokens[:, :-1], tokens[:, 1:]
-        for row, filled in short:
-            rows.pad(row, filled)
-        window, begins = self.indexed.documents_within(starts, np.minimum(starts + length, self.num_tokens - 1))
+        for row, its in zip(where.tolist(), read, strict=True):
+            if len(its) <= length:
+                rows.pad(row, len(its) - 1)
+        window, begins = documents_within(self.indexed, starts, np.minimum(starts + length, self.num_tokens - 1))
         rows.begins.append((where * length - starts)[window] + begins)
 
     def bits_per_byte(self, loss: float) -> float | None:

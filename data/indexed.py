@@ -75,16 +75,6 @@ class IndexedTokens:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
         return starts_between(self.first_bytes, start, stop, self.tokens.itemsize)
 
-    @cached_property
-    def _boundaries(self) -> Boundaries:
-        return Boundaries(self.first_bytes)
-
-    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Return `document_starts` of n stretches at once, end to end, and before them the stretch of each."""
-        size = self.tokens.itemsize
-        stretch, found = self._boundaries.within(first * size, last * size)
-        return stretch, found // size
-
     def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Return `document_starts` of n stretches at once, end to end, and for each the stretch that it lies in."""
         size = self.tokens.itemsize

@@ -5,7 +5,6 @@ threads stay a step or two ahead. The only state is the step: a run resumes anyw
 """
 
 import contextlib
-import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -17,7 +16,7 @@ from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Split, open_corpus
 from plumbline.data.indexed import Int64s
 from plumbline.data.mixture import CYCLE, OrderedSource
-from plumbline.data.order import Location, TrainOrder
+from plumbline.data.order import TrainOrder
 from plumbline.data.packed import PackedSplit, open_packed
 from plumbline.data.prefetch import DEPTH, prefetch
 from plumbline.data.remote.ahead import MEMORY, Ahead
@@ -75,7 +74,8 @@ class TrainBatches:
         Micro-batch i of rank r holds global samples samples_before(s) + (i*W + r)*m to + m, so which samples a step
         contains does not depend on the world size W, nor on the micro-batch size m.
         """
-        samples, located = self._locate(step)
+        samples = self._samples(step)
+        located = self.order.locate(samples)
         return self._gather(samples, located.source, located.window)
 
     def iterate(self, start_step: int, stop_step: int) -> Generator[list[Batch], None, None]:
@@ -83,12 +83,15 @@ class TrainBatches:
 
         Reading to the end or closing (`with contextlib.closing(...)`) stops the threads.
         """
+        tasks = self._tasks(start_step, stop_step)
         if not self.is_remote:
-            yield from prefetch(self._tasks(start_step, stop_step), self.config.reader_threads)
+            yield from prefetch(tasks, self.config.reader_threads)
             return
         with contextlib.closing(Ahead(Cache(self.config.cache), self.pieces, stop_step)) as ahead:
-            # One thread, for steps come in order; downloads have threads of their own
-            yield from prefetch(partial(self._fetched, step, ahead) for step in range(start_step, stop_step))
+            lock = threading.Lock()  # of `ahead`, which the threads tell in turn
+            steps = enumerate(tasks, start_step)
+            fetched = (partial(_fetched, ahead, lock, step, task) for step, task in steps)
+            yield from prefetch(fetched, self.config.reader_threads)
 
     def _tasks(self, start_step: int, stop_step: int) -> Iterator[Callable[[], list[Batch]]]:
         """Yield what makes the batches of each step; samples of several steps are located together."""
@@ -103,25 +106,6 @@ class TrainBatches:
                 yield partial(self._gather, each, *parts)
                 begin += each.size
 
-    def _fetched(self, step: int, ahead: Ahead) -> list[Batch]:
-        ahead.reach(step)
-        return self.micro_batches(step)
-
-    def pieces(self, step: int) -> list[Piece]:
-        """Return what this rank has to fetch to read step `step`, in order; nothing of local corpora and tasks."""
-        _, located = self._locate(step)
-        return [
-            piece
-            for source, window in zip(located.source.flat, located.window.flat, strict=True)
-            if isinstance(stream := self._streams[source], Split | PackedSplit)
-            for piece in stream.pieces(int(window), self.config.sequence_length)
-        ]
-
-    def _locate(self, step: int) -> tuple[Int64s, Location]:
-        """Return the samples [accumulation_steps, micro_batch] of this rank in a step, and where they lie."""
-        samples = self._samples(step)
-        return samples, self.order.locate(samples)
-
     def _samples(self, step: int) -> Int64s:
         """Return the numbers of this rank's samples of a step, [accumulation_steps, micro_batch]."""
         size = self.micro_batch
@@ -135,6 +119,28 @@ class TrainBatches:
             gather(self._streams, *rows, self.config.sequence_length)
             for rows in zip(sources, windows, samples, strict=True)
         ]
+
+    def pieces(self, step: int) -> list[Piece]:
+        """Return what this rank has to fetch to read step `step`, in order; nothing of local corpora and tasks."""
+        located = self.order.locate(self._samples(step))
+        return [
+            piece
+            for source, window in zip(located.source.flat, located.window.flat, strict=True)
+            if isinstance(stream := self._streams[source], Split | PackedSplit)
+            for piece in stream.pieces(int(window), self.config.sequence_length)
+        ]
+
+    def describe_memory(self) -> str:
+        """Return in one line what reading takes of host memory, and of the disk for corpora at a URL."""
+        tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
+        held = DEPTH + self.config.reader_threads + 1  # ready, in the works, and the one that is trained on
+        line = f"at most {held * tokens * BYTES_PER_TOKEN / 1e6:,.1f} MB of host memory per rank for batches"
+        if self.is_remote:
+            cache = self.config.cache
+            line += (
+                f", {MEMORY / 1e6:,.1f} MB for downloads into {cache.folder} (at most {cache.max_bytes / 1e9:,.3g} GB)"
+            )
+        return line
 
     def epochs(self, steps: int) -> dict[str, float]:
         """Return how many times `steps` steps read each training corpus, by name."""
@@ -178,20 +184,7 @@ class TrainBatches:
         for name, stream in zip(self.corpora, self._streams, strict=True):
             if isinstance(stream, PackedSplit):
                 yield f"packing  {name}: {stream.facts}"
-        yield f"reading  {self._describe_memory()}"
-
-    def _describe_memory(self) -> str:
-        """Return in one line what reading takes of host memory, and of the disk for corpora at a URL."""
-        threads = 1 if self.is_remote else self.config.reader_threads
-        rows = self.plan.batch_size // self._world_size
-        batches = DEPTH + threads + 1  # ready, in the works, and the one that is trained on
-        size = rows * self.config.sequence_length * BYTES_PER_TOKEN * batches
-        line = f"by {threads} thread(s), at most {size / 1e6:,.1f} MB of host memory per rank for batches"
-        if not self.is_remote:
-            return line
-        cache = self.config.cache
-        room = f"{cache.folder} (at most {cache.max_bytes / 1e9:,.3g} GB)"
-        return f"{line}, {MEMORY / 1e6:,.1f} MB for downloads into {room}"
+        yield f"reading  {self.describe_memory()}"
 
     def _ordered_sources(self) -> Iterator[OrderedSource]:
         length = self.config.sequence_length
@@ -276,7 +269,7 @@ def same_past(old: DataConfig, new: DataConfig, step: int) -> bool:
     samples = new.batch_plan.samples_before(step)
     try:
         histories = [TrainBatches(config, seed=0).order.mixture.history(samples) for config in (old, new)]
-    except ValueError:  # a corpus of then is gone
+    except (ValueError, OSError):  # a corpus of then is gone
         return False
     return histories[0] == histories[1]
 

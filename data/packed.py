@@ -24,8 +24,6 @@ from plumbline.data.indexed import Int64s
 from plumbline.data.packing import packed_blocks
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import pieces_of
-from plumbline.data.remote.piece import Piece
-from plumbline.data.shards import pieces_of
 from plumbline.data.streams import Rows, Window
 from plumbline.data.workspace import FolderKind, new_folder
 
@@ -122,15 +120,6 @@ class PackedSplit:
     def pieces(self, number: int, length: int) -> list[Piece]:
         """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""
         assert length == self.facts.length
-        mine = slice(int(self.windows[number]), int(self.windows[number + 1]))
-        return [
-            piece
-            for start, size in zip(self.starts[mine].tolist(), self.lengths[mine].tolist(), strict=True)
-            for piece in pieces_of(self.split.indexed, start, start + size + 1)
-        ]
-
-    def pieces(self, number: int, length: int) -> list[Piece]:
-        """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""
         its = slice(int(self.windows[number]), int(self.windows[number + 1]))
         spans = zip(self.starts[its].tolist(), self.lengths[its].tolist(), strict=True)
         return [piece for start, size in spans for piece in pieces_of(self.split.indexed, start, start + size + 1)]

@@ -11,24 +11,13 @@ stays bounded at any size of corpus.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from plumbline.data.indexed import Int64s
+from plumbline.data.boundaries import Documents, Int64s
 
 BLOCK = 2**28
 """Tokens of one block; a document belongs to the block that it ends in."""
-
-
-class Documents(Protocol):
-    """Know where the documents of a stream of tokens begin."""
-
-    def __len__(self) -> int:
-        """Return the number of tokens."""
-
-    def document_starts(self, start: int, stop: int) -> Int64s:
-        """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
 
 
 @dataclass(frozen=True)

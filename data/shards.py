@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from plumbline.data.boundaries import each_within
 from plumbline.data.indexed import Int64s, Integers
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.tokens import RemoteTokens
@@ -32,9 +31,6 @@ class Tokens(Protocol):
 
     def document_starts(self, start: int, stop: int) -> Int64s:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
-
-    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Return `document_starts` of n stretches at once, end to end, and for each the stretch that it lies in."""
 
 
 class Shards:
@@ -76,10 +72,6 @@ class Shards:
             after = first if before + first == start else first - 1
             parts.append(_opened(self, number).document_starts(after, last) + before)
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Return `document_starts` of n stretches at once, end to end, and for each the stretch that it lies in."""
-        return each_within(self.document_starts, first, last)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """Return what has to be fetched to read tokens `start` to `stop`, in order."""

@@ -4,7 +4,6 @@ import os
 
 import numpy as np
 
-from plumbline.data.boundaries import each_within
 from plumbline.data.indexed import Index, Int64s, Integers, open_index, starts_between
 from plumbline.data.remote.cache import Cache
 from plumbline.data.remote.files import RemoteFile
@@ -59,10 +58,6 @@ class RemoteTokens:
     def document_starts(self, start: int, stop: int) -> Int64s:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
         return starts_between(self._open().first_bytes, start, stop, self._itemsize)
-
-    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Return `document_starts` of n stretches at once, end to end, and for each the stretch that it lies in."""
-        return each_within(self.document_starts, first, last)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """Return what reading tokens `start` to `stop` and their document starts needs, in order."""

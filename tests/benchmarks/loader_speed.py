@@ -3,9 +3,10 @@
     python tests/benchmarks/loader_speed.py [--tokens 20000000] [--sequence-length 1024] [--batch 64] [--rounds 7]
 
 All make batches of one shape from the same random tokens on the local disk. In each round each loader takes its turn,
-right after nanoGPT's `get_batch`; what is printed is the median of its speed over that of `get_batch` beside it. Peers
-shuffle and, like nanoGPT, give tokens alone; ours have documents, positions and numbers as well. Peers have one reader,
-as ours do (no worker processes); a line says which are not installed.
+right after nanoGPT's `get_batch`; what is printed is the median of its speed over that of `get_batch` beside it, by the
+clock and by the time of the processor, which a busy machine disturbs less. Peers shuffle and, like nanoGPT, give tokens
+alone; ours have documents, positions and numbers as well. Peers have no worker processes; a line says which are not
+installed.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 import torch
 
@@ -28,6 +30,8 @@ from plumbline.data.loader import TrainBatches
 
 BATCHES = 100  # of one turn
 Batches = Iterator[Any]
+Seconds = npt.NDArray[np.float64]
+"""By the clock, and of the processor."""
 
 
 class Case:
@@ -95,9 +99,10 @@ class Case:
     def litdata(self) -> Batches:
         """Stream shuffled blocks of tokens from local chunks."""
         litdata, path = import_module("litdata"), self.folder / "litdata"
-        loader = litdata.streaming.item_loader.TokensLoader(block_size=self.length + 1)
+        loader = import_module("litdata.streaming.item_loader").TokensLoader(block_size=self.length + 1)
         if not path.exists():
-            writer = litdata.streaming.BinaryWriter(str(path), chunk_size=2**23, item_loader=loader)
+            make = import_module("litdata.streaming.writer").BinaryWriter
+            writer = make(str(path), chunk_size=2**23, item_loader=loader)
             for number, row in enumerate(np.array_split(self.tokens, 1000)):
                 writer.add_item(number, torch.from_numpy(row.astype(np.int32)))
             writer.done()
@@ -121,12 +126,12 @@ class Case:
                 yield batch["tokens"].long()
 
 
-def seconds(batches: Batches, count: int) -> float:
-    """Return how long the next `count` batches take."""
-    begun = time.perf_counter()
+def seconds(batches: Batches, count: int) -> Seconds:
+    """Return how long the next `count` batches take, by the clock and of all this process's threads."""
+    clock, processor = time.perf_counter(), time.process_time()
     for _ in range(count):
         next(batches)
-    return time.perf_counter() - begun
+    return np.array([time.perf_counter() - clock, time.process_time() - processor])
 
 
 def main() -> None:
@@ -165,23 +170,23 @@ def compare(case: Case, loaders: dict[str, Callable[[], Batches]], rounds: int) 
         except Exception as error:  # a peer whose interface has changed since
             print(f"{name}: {type(error).__name__}: {error}")
             del open_[name]
-    ratios: dict[str, list[float]] = {name: [] for name in open_}
+    ratios: dict[str, list[Seconds]] = {name: [] for name in open_}
     speeds: dict[str, list[float]] = {name: [] for name in ("nanoGPT's get_batch", *open_)}
     tokens = BATCHES * case.rows * case.length
     for _ in range(rounds):
         for name, batches in open_.items():
             beside, own = seconds(baseline, BATCHES), seconds(batches, BATCHES)
             ratios[name].append(beside / own)
-            speeds[name].append(tokens / own)
-            speeds["nanoGPT's get_batch"].append(tokens / beside)
-    print(f"batches of {case.rows} x {case.length} tokens; median of {rounds} rounds")
+            speeds[name].append(tokens / own[0])
+            speeds["nanoGPT's get_batch"].append(tokens / beside[0])
+    print(f"batches of {case.rows} x {case.length} tokens; median of {rounds} rounds (lowest to highest)")
     for name, measured in speeds.items():
-        ratio = (
-            f"{median(ratios[name]):6.2f} x ({min(ratios[name]):.2f} to {max(ratios[name]):.2f})"
-            if name in ratios
-            else ""
-        )
-        print(f"{name:25} {median(measured) / 1e6:8.1f} million tokens/s  {ratio}")
+        line = f"{name:24} {median(measured) / 1e6:7.1f} million tokens/s"
+        if name in ratios:
+            (low, low_own), (mid, mid_own), (high, high_own) = np.quantile(ratios[name], [0, 0.5, 1], axis=0)
+            line += f", {mid:.2f} x ({low:.2f} to {high:.2f})"
+            line += f"; by processor time {mid_own:.2f} x ({low_own:.2f} to {high_own:.2f})"
+        print(line)
 
 
 def starts(case: Case) -> None:

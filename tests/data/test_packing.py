@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +20,11 @@ from plumbline.data.corpus import Corpus, Split, open_corpus
 from plumbline.data.loader import TrainBatches, validation_splits
 from plumbline.data.packed import PackedSplit, cache_folder, open_packed
 from plumbline.data.packing import best_fit_decreasing, pack, packed_blocks
+from plumbline.data.streams import WindowStream
+from plumbline.data.windows import gather
 from tests.conftest import REPOSITORY
+from tests.data.made import shard
+from tests.data.servers import serve
 
 MakePair = Callable[..., Corpus]
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(lambda lengths: sum(lengths) > 1)
@@ -50,7 +56,7 @@ def test_bins_are_as_full_as_those_of_best_fit_one_by_one(data: st.DataObject, c
 
 
 class Stream:
-    """Documents without tokens."""
+    """Hold documents without tokens."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.starts = np.cumsum([0, *lengths[:-1]])
@@ -167,6 +173,29 @@ def test_reading_one_window_is_what_a_batch_holds(make_pair: MakePair) -> None:
         assert window.inputs.tolist() == batch["input_ids"][row].tolist()
         assert window.labels.tolist() == batch["labels"][row].tolist()
         assert window.begins.tolist() == (batch["positions"][row, 1:] == 0).nonzero().flatten().add(1).tolist()
+
+
+def test_shards_and_a_url_give_the_same_packed_batches(byte_corpus: Path, tmp_path: Path) -> None:
+    """Of corpora with fingerprints of their own, so that each packs for itself; order depends on the fingerprint."""
+    sharded = shard(byte_corpus, tmp_path / "sharded", [7, 30])
+    one, many = (open_corpus(path).splits["train"] for path in (byte_corpus, sharded))
+    whole, parts = (open_packed(split, name, 64) for split, name in ((one, "one"), (many, "many")))
+    numbers = np.arange(whole.facts.windows)
+    first, second = (
+        gather([stream], 0 * numbers, numbers, numbers, 64) for stream in cast(list[WindowStream], [whole, parts])
+    )
+    for key, values in cast(dict[str, torch.Tensor], first).items():
+        assert torch.equal(values, cast(dict[str, torch.Tensor], second)[key])
+    with serve(tmp_path) as server:
+        local = config_of(open_corpus(sharded), length=64, batch=8)
+        source = {"path": f"{server.url}/sharded"}
+        remote = DataConfig.model_validate(
+            local.model_dump() | {"train": [source], "cache": {"path": str(tmp_path / "pieces")}, "reader_threads": 2}
+        )
+        pairs = zip(TrainBatches(local, 3).iterate(5, 25), TrainBatches(remote, 3).iterate(5, 25), strict=True)
+        for (here,), (there,) in pairs:
+            assert torch.equal(here["labels"], there["labels"])
+            assert torch.equal(here["document_ids"], there["document_ids"])
 
 
 def test_packing_says_what_it_pads_and_cuts(make_pair: MakePair) -> None:
