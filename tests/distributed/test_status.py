@@ -60,10 +60,10 @@ def test_the_time_of_a_run_that_was_killed_adds_up(start_pretrain: Start, comman
 
     job.wait_until(lambda: (run.folder / "status.json").exists() and status_of(run)["tokens_per_second"])
     at_work = standing(command, run)
-    assert (at_work["state"], at_work["why"], at_work["starts"]) == ("training", None, 1)
-    assert at_work["eta_seconds"] > 0
     job.wait_until(has_steps_to_lose)
     job.kill()
+    assert (at_work["state"], at_work["why"], at_work["starts"]) == ("training", None, 1)
+    assert at_work["eta_seconds"] > 0
     dead = standing(command, run)
     assert dead["state"] == "dead"
     assert status_of(run)["state"] in ("training", "saving"), "what it said last"
