@@ -1,0 +1,134 @@
+"""The folder that pieces of remote files are kept in: its limit, what goes first, processes that share it and die."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plumbline.data.corpus import read_manifest
+from plumbline.data.remote.cache import Cache, CacheConfig
+from plumbline.data.remote.files import RemoteFile
+from plumbline.data.remote.piece import Piece
+from tests.conftest import PATIENCE, REPOSITORY, environment
+from tests.data.made import shard
+from tests.data.servers import Server, serve
+
+
+@pytest.fixture(scope="session")
+def sharded(byte_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cut the small corpus into three shards."""
+    return shard(byte_corpus, tmp_path_factory.mktemp("remote") / "sharded", [7, 30])
+
+
+@pytest.fixture
+def server(sharded: Path) -> Iterator[Server]:
+    with serve(sharded.parent) as running:
+        yield running
+
+
+def pieces_of_size(folder: Path, url: str, size: int, count: int) -> list[Piece]:
+    """Make files on a server; return each as a piece."""
+    for number in range(count):
+        (folder / f"{number}").write_bytes(bytes([number]) * size)
+    return [RemoteFile(f"{url}/{number}", size, None).whole() for number in range(count)]
+
+
+def kept(cache: Cache, pieces: list[Piece]) -> list[int]:
+    names = {path.name for path in (cache.folder / "pieces").iterdir()}
+    return [number for number, piece in enumerate(pieces) if piece.key in names]
+
+
+def test_what_is_needed_last_goes_first(tmp_path: Path) -> None:
+    (tmp_path / "served").mkdir()
+    with serve(tmp_path / "served") as running:
+        pieces = pieces_of_size(tmp_path / "served", running.url, 1000, 7)
+        cache = Cache(CacheConfig(path=str(tmp_path / "cache"), max_bytes=4500))
+        for number in (0, 1, 2, 3):
+            cache.open(pieces[number]).close()
+            time.sleep(0.01)
+        mine, others = cache.plan(), cache.plan()
+        mine.write({pieces[0].key: 9, pieces[2].key: 2, pieces[3].key: 5})
+        others.write({pieces[0].key: 1})
+        assert cache.fetch(pieces[4], 3)
+        assert kept(cache, pieces) == [0, 2, 3, 4]  # nobody planned to read 1
+        mine.write({pieces[0].key: 9, pieces[2].key: 2, pieces[3].key: 5, pieces[4].key: 3})
+        assert cache.fetch(pieces[5], 4)
+        assert kept(cache, pieces) == [0, 2, 4, 5]  # 3 was needed last, and 0 by another process soon
+        mine.write({pieces[number].key: number for number in (2, 4, 5)})
+        assert not cache.fetch(pieces[6], 6)  # all else is needed sooner
+        assert kept(cache, pieces) == [0, 2, 4, 5]
+        cache.open(pieces[6]).close()  # but what a reader waits for is had
+        assert kept(cache, pieces) == [0, 2, 4, 6]
+        others.close()
+        mine.write({pieces[number].key: number for number in (2, 4, 6)})
+        cache.open(pieces[5]).close()
+        assert kept(cache, pieces) == [2, 4, 5, 6]  # the process that needed 0 is gone
+        mine.close()
+
+
+CHILD = """
+import sys
+from plumbline.data.remote.cache import Cache, CacheConfig
+from plumbline.data.remote.files import RemoteFile
+cache, piece = Cache(CacheConfig(path=sys.argv[1])), RemoteFile(sys.argv[2], int(sys.argv[3]), sys.argv[4]).whole()
+plan = cache.plan()
+plan.write({piece.key: 0})
+print(len(cache.open(piece).read()))
+"""
+
+
+def child(*arguments: object) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-c", CHILD, *map(str, arguments)]
+    return subprocess.Popen(words, env=environment(), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
+
+
+def test_processes_share_one_download_and_a_killed_one_is_taken_over(
+    sharded: Path, server: Server, tmp_path: Path
+) -> None:
+    record = read_manifest(sharded).files["train-00001.bin"]
+    arguments = (tmp_path, f"{server.url}/sharded/train-00001.bin", record.size, record.xxh3_64)
+    server.behaviour = lambda _, before: "stalls" if before == 0 else "well"
+    first = child(*arguments)
+    until = time.monotonic() + PATIENCE
+    while not (partials := list(tmp_path.rglob("*.partial"))) or not server.asked:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert partials[0].stat().st_size == record.size  # its room is taken, and half of its bytes have arrived at most
+    waiting = [child(*arguments) for _ in range(2)]
+    time.sleep(0.5)
+    assert all(process.poll() is None for process in waiting)
+    assert len(server.asked) == 1
+    first.kill()
+    assert [process.communicate(timeout=PATIENCE)[0] for process in waiting] == [f"{record.size}\n"] * 2
+    assert len(server.asked) == 2  # the killed one's, and one for both
+    assert not list(tmp_path.rglob("*.partial"))
+    plan = Cache(CacheConfig(path=str(tmp_path))).plan()
+    assert len(list((tmp_path / "plans").iterdir())) == 1  # those of the ended are gone
+    plan.close()
+    first.communicate()
+
+
+def test_what_a_dead_process_left_makes_room(tmp_path: Path) -> None:
+    (tmp_path / "served").mkdir()
+    (tmp_path / "cache" / "pieces").mkdir(parents=True)
+    (tmp_path / "cache" / "pieces" / "x.partial").write_bytes(bytes(4000))
+    with serve(tmp_path / "served") as running:
+        (piece,) = pieces_of_size(tmp_path / "served", running.url, 1000, 1)
+        cache = Cache(CacheConfig(path=str(tmp_path / "cache"), max_bytes=4500))
+        cache.open(piece).close()
+        assert [path.stat().st_size for path in (tmp_path / "cache" / "pieces").iterdir()] == [1000]
+
+
+def test_a_piece_that_others_cut_short_is_fetched_again(tmp_path: Path) -> None:
+    (tmp_path / "served").mkdir()
+    with serve(tmp_path / "served") as running:
+        (piece,) = pieces_of_size(tmp_path / "served", running.url, 1000, 1)
+        cache = Cache(CacheConfig(path=str(tmp_path / "cache")))
+        cache.open(piece).close()
+        os.truncate(tmp_path / "cache" / "pieces" / piece.key, 500)
+        with cache.open(piece) as file:
+            assert len(file.read()) == 1000
