@@ -49,7 +49,7 @@ checkpoint: {{interval: 10}}
 metrics: {{tensorboard: false, peak_tflops: 0.1}}
 """
 
-SPEED = ("tokens_per_second", "mfu", "data_wait")
+SPEED = ("tokens_per_second", "mfu", "data_wait", "rank_skew", "slow_rank")
 """Keys of metrics.jsonl that say how fast a step was, which no two runs have in common."""
 
 

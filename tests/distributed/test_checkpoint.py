@@ -407,7 +407,7 @@ def newest(job: Job) -> int:
 def test_a_rank_that_cannot_write_for_a_while_does_not_end_the_run(
     start_pretrain: Start, tiny_config: Path, failing: int
 ) -> None:
-    job = start_pretrain(tiny_config, f"full_{failing}", ["train.steps=100000", "train.eval_interval=null"], ranks=2)
+    job = start_pretrain(tiny_config, f"full_{failing}", ["train.steps=50000", "train.eval_interval=null"], ranks=2)
     job.wait_until(lambda: "step_00000010" in job.run.checkpoints)
     pid = job.processes[failing].pid
     limits = resource.prlimit(pid, resource.RLIMIT_FSIZE)

@@ -71,7 +71,7 @@ def assert_whole(run: Run, last: int) -> None:
 
 
 def test_a_run_lasts_out_a_disk_that_is_full_for_a_while(start_pretrain: Start, tiny_config: Path, disk: Path) -> None:
-    overrides = ["train.steps=100000", "train.eval_interval=null", f"run.root={disk}"]
+    overrides = ["train.steps=50000", "train.eval_interval=null", f"run.root={disk}"]
     job = start_pretrain(tiny_config, "while", overrides, ranks=2)
     run = Run(disk / "while")
     job.wait_until(lambda: "step_00000010" in run.checkpoints)
@@ -97,7 +97,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_one_error_and_the_same_command
     start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path, disk: Path
 ) -> None:
     overrides = ["train.eval_interval=null", f"run.root={disk}", "checkpoint.max_failures=2", "run.name=stays"]
-    job = start_pretrain(tiny_config, "stays", [*overrides, "train.steps=100000"], ranks=1)
+    job = start_pretrain(tiny_config, "stays", [*overrides, "train.steps=50000"], ranks=1)
     run = Run(disk / "stays")
     job.wait_until(lambda: "step_00000010" in run.checkpoints)
     with filled(disk):

@@ -18,6 +18,7 @@ import pytest
 
 from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
+from tests.conftest import SPEED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,6 @@ COMMON = [
     "train.ema_half_life_tokens=512",
     "metrics.diagnostics_interval=null",
 ]
-SPEED = ("tokens_per_second", "mfu")
 
 
 def on_nodes(path: Path, interval: int = LOCAL) -> list[str]:

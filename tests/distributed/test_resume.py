@@ -135,7 +135,7 @@ def test_a_complete_run_is_left_alone(whole: Callable[[str], Run], run_pretrain:
 def test_ranks_whose_launcher_is_stopped_save_and_stop(
     start_pretrain: Start, tiny_config: Path, launcher: str, number: signal.Signals
 ) -> None:
-    overrides = ["train.steps=100000", "train.eval_interval=null"]
+    overrides = ["train.steps=50000", "train.eval_interval=null"]
     job = start_pretrain(tiny_config, f"{launcher}_{number.name}", overrides, ranks=2, launcher=launcher)
     job.wait_until(lambda: len(job.run.column("loss")) >= 3)
     below = psutil.Process(job.processes[0].pid).children(recursive=True)
@@ -153,7 +153,7 @@ def test_a_second_launch_of_a_run_that_trains_is_refused(
     start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path
 ) -> None:
     """Ranks of the second learn from their rank 0, and the first does not notice."""
-    overrides = ["train.steps=100000", "train.eval_interval=null", "checkpoint.interval=1"]
+    overrides = ["train.steps=50000", "train.eval_interval=null", "checkpoint.interval=1"]
     first = start_pretrain(tiny_config, "twice", overrides, launcher="python")
     first.wait_until(lambda: len(first.run.column("loss")) >= 3)
     second = run_pretrain(tiny_config, "twice", overrides, ranks=2)

@@ -50,7 +50,7 @@ def standing(command: Command, run: Run) -> dict[str, Any]:
 def test_the_time_of_a_run_that_was_killed_adds_up(start_pretrain: Start, command: Command, tiny_config: Path) -> None:
     """SIGKILL to both ranks, in the middle of steps that no checkpoint has."""
     launched = time.time()
-    overrides = [*QUICK, "train.steps=100000", "checkpoint.keep_last=1"]
+    overrides = [*QUICK, "train.steps=50000", "checkpoint.keep_last=1"]
     job = start_pretrain(tiny_config, "lost", overrides, ranks=2)
     run = job.run
 
@@ -62,7 +62,8 @@ def test_the_time_of_a_run_that_was_killed_adds_up(start_pretrain: Start, comman
     at_work = standing(command, run)
     job.wait_until(has_steps_to_lose)
     job.kill()
-    assert (at_work["state"], at_work["why"], at_work["starts"]) == ("training", None, 1)
+    assert at_work["state"] in ("training", "saving")
+    assert (at_work["why"], at_work["starts"]) == (None, 1)
     assert at_work["eta_seconds"] > 0
     dead = standing(command, run)
     assert dead["state"] == "dead"
@@ -120,12 +121,12 @@ def test_every_ending_is_told(
     start_pretrain: Start, run_pretrain: Pretrain, command: Command, tiny_config: Path
 ) -> None:
     """Stopped; refused under the lock, then before it; complete; asked for otherwise once it is complete."""
-    job = start_pretrain(tiny_config, "endings", [*QUICK, "train.steps=100000"], launcher="python")
+    job = start_pretrain(tiny_config, "endings", [*QUICK, "train.steps=50000"], launcher="python")
     job.wait_until(lambda: max(job.run.column("loss"), default=0) >= 5)
     job.processes[0].send_signal(signal.SIGTERM)
     status = assert_ended(job.wait(), "stopped", 85, "stopped on request")
     made = max(job.run.column("loss"))
-    assert (status["step"], status["total_steps"], status["tokens"]) == (made, 100000, 256 * made)
+    assert (status["step"], status["total_steps"], status["tokens"]) == (made, 50000, 256 * made)
     assert status["loss"] == job.run.column("loss")[made]
     assert status["checkpoint"]["step"] == made
 

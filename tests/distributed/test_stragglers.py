@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.conftest import Job, Run, Start
 
-ENDLESS = ["train.steps=100000", "train.eval_interval=null", "checkpoint.interval=null"]
+ENDLESS = ["train.steps=50000", "train.eval_interval=null", "checkpoint.interval=null"]
 
 
 def windows(run: Run) -> dict[int, float]:

@@ -73,7 +73,7 @@ def test_it_ends_the_process_when_nothing_moves_and_not_before(
 
 
 def test_a_frozen_rank_is_named_and_the_others_end(start_pretrain: Start, tiny_config: Path) -> None:
-    overrides = ["train.steps=100000", "train.eval_interval=null", "train.hang_minutes=0.05"]
+    overrides = ["train.steps=50000", "train.eval_interval=null", "train.hang_minutes=0.05"]
     job = start_pretrain(tiny_config, "frozen_rank", overrides, ranks=2)
     job.wait_until(lambda: "step_00000010" in job.run.checkpoints)
     other, frozen = job.processes

@@ -56,6 +56,7 @@ def status_of(pid: int, **changes: Any) -> Status:
         loss=3.25,
         tokens_per_second=100.0,
         checkpoint=None,
+        save_seconds=None,
         starts=1,
         updated=now,
         attempt=replace(attempt, **changes),

@@ -14,7 +14,7 @@ import pytest
 
 from plumbline.launcher import submit
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.run import save_time
+from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.system import cli
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ def test_a_notice_that_the_last_save_leaves_too_little_of_is_a_warning(
 ) -> None:
     run = config.parent / "runs" / "tiny"
     run.mkdir(parents=True)
-    save_time.record(run, 1000, seconds)
+    with RunStatus(run) as status:
+        status.saved(seconds)
+        status.end(85, "stopped on request")
     command = ("--config", config, "--tasks-per-node", "1", "--dry-run")
     printed = run_submit(*command, streams=True)
     words = f"warning: the last save of {run} took {seconds} s, more than half of the 300 s of --notice"

@@ -100,6 +100,7 @@ class RunStatus:
         self._saves: list[tuple[int, float]] = []
         self._made: tuple[int, float] | None = None
         self._ended: list[Attempt] = []
+        self._save_seconds: float | None = None
         self._has_ended, self._wake = False, threading.Event()
         self._writing, self._warned = threading.Lock(), False
         self.ledger = Ledger()
@@ -131,7 +132,7 @@ class RunStatus:
         """Charge the time from now on to a bucket."""
         changes = DOING[bucket] != DOING[self.ledger.bucket]
         self.ledger.enter(bucket)
-        if bucket == "checkpoint" and self._made is not None and self._made[0] > self._saves[-1][0]:
+        if bucket == "checkpoint" and self._made is not None and self._saves and self._made[0] > self._saves[-1][0]:
             point = self._made[0], self.ledger.spent("steps")
             self._saves = [self._saves[0], *self._saves[1:][-POINTS:], point]
         if changes:
@@ -144,6 +145,10 @@ class RunStatus:
     def logged(self, record: Mapping[str, Any]) -> None:
         """Take loss and speed from a line of metrics.jsonl."""
         self._logged = record
+
+    def saved(self, seconds: float) -> None:
+        """Say how long the last checkpoint was being written."""
+        self._save_seconds = seconds
 
     def end(self, code: int, why: str) -> int:
         """Say how the attempt ends; who comes second is not heard. Returns the exit code."""
@@ -162,7 +167,7 @@ class RunStatus:
         launched, job = launch.process_start(), launch.job_times()
         start = launched if job is None else min(launched, job.started)
         queued = start if job is None else min(start, job.submitted)
-        self._ended = _close_before(folder, until=start)
+        self._ended, self._save_seconds = _close_before(folder, until=start)
         if self._ended:
             queued = self._ended[-1].end
             start = max(start, queued)
@@ -228,6 +233,7 @@ class RunStatus:
             loss=self._logged.get("loss"),
             tokens_per_second=self._logged.get("tokens_per_second"),
             checkpoint=self._newest(folder),
+            save_seconds=self._save_seconds,
             starts=len(self._ended) + 1,
             updated=attempt.end,
             attempt=attempt,
@@ -247,8 +253,11 @@ class RunStatus:
         )
 
 
-def _close_before(folder: Path, until: float) -> list[Attempt]:
-    """Return the attempts before, the last one closed if it was killed: then it is noted down, too."""
+def _close_before(folder: Path, until: float) -> tuple[list[Attempt], float | None]:
+    """Return the attempts before, and how long their last save took.
+
+    If the last one was killed, it is closed here and noted down.
+    """
     for name in (STATUS, ATTEMPTS):
         remove_leftovers(folder / name)
     try:
@@ -258,5 +267,5 @@ def _close_before(folder: Path, until: float) -> list[Attempt]:
             write_attempts(folder, closed)
     except (OSError, ValueError) as error:
         LOG.warning(f"earlier attempts of this run are not accounted for: {error}")
-        return []
-    return closed
+        return [], None
+    return closed, None if status is None else status.save_seconds

@@ -48,6 +48,8 @@ class Status:
     tokens_per_second: float | None
     checkpoint: Saved | None
     """The newest."""
+    save_seconds: float | None
+    """How long the last checkpoint of this attempt, or of the one before, was being written."""
     starts: int
     updated: float
     attempt: Attempt

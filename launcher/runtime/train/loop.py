@@ -27,7 +27,6 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, StepResult
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
-from plumbline.launcher.runtime.run import save_time
 from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.ledger import Bucket
@@ -354,8 +353,7 @@ class Trainer:
         if saved.error is None:
             self.saved_step, self.failed_saves = saved.step, 0
             self.stop.save_seconds = max(self.stop.save_seconds, saved.seconds)
-            if self.world.is_main:
-                save_time.record(self.config.run.folder, saved.step, saved.seconds)
+            self.status.saved(saved.seconds)
             return
         self.failed_saves += 1
         limit = self.config.checkpoint.max_failures

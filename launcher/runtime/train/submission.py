@@ -16,9 +16,9 @@ from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whol
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.run import save_time
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.run.status_file import read_status
 from plumbline.launcher.runtime.system.attempts import forget
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, next_number, write_script
@@ -46,7 +46,8 @@ def check(config: Config, request: Request) -> None:
     if newest is not None:
         saved = load_config(newest / "config.yaml", [])
         check_resume(saved, config, inputs.fingerprints, newest)
-    seconds = save_time.read(config.run.folder)
+    status = read_status(config.run.folder)
+    seconds = None if status is None else status.save_seconds
     if seconds is not None and seconds > request.notice / 2:
         LOG.warning(
             f"the last save of {config.run.folder} took {seconds:.0f} s, more than half of the {request.notice} s of "
