@@ -71,9 +71,10 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
 
     def changes(self, length: int) -> tuple[tuple[int, float], ...]:
         """Return from which sample of `length` tokens on the weight is another, and which."""
-        written = [
-            (-(-change.tokens // length), -(-change.over // length), change.weight) for change in self.weight_changes
-        ]
+        written = []
+        for change in self.weight_changes:
+            first, end = -(-change.tokens // length), -(-(change.tokens + change.over) // length)
+            written.append((first, end - first, change.weight))
         return step_changes(self.weight, written)
 
     @property

@@ -15,7 +15,7 @@ import torch
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Split, open_corpus
 from plumbline.data.indexed import Int64s
-from plumbline.data.mixture import CYCLE, OrderedSource
+from plumbline.data.mixture import CYCLE, ENDLESS, OrderedSource
 from plumbline.data.order import TrainOrder
 from plumbline.data.packed import PackedSplit, open_packed
 from plumbline.data.prefetch import DEPTH, prefetch
@@ -191,7 +191,7 @@ class TrainBatches:
         named = zip(self.corpora.items(), self._streams, self.config.train, strict=True)
         for (name, corpus), stream, source in named:
             windows = stream.training_windows(length)
-            limit = None if source.max_epochs is None else max(1, int(source.max_epochs * windows))
+            limit = None if source.max_epochs is None else min(ENDLESS, max(1, int(source.max_epochs * windows)))
             yield OrderedSource(name, corpus.fingerprint, windows, source.weight, source.changes(length), limit)
 
 

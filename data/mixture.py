@@ -107,6 +107,15 @@ class Mixture:
     def _check(self) -> None:
         if not self.segments:
             raise ValueError("data.train: every weight is 0 at the start; give a source a weight above 0")
+        begins = {
+            source.name: 0 if source.weight else next((first for first, weight in source.changes if weight), 0)
+            for source in self.sources
+        }
+        if late := [name for name, first in begins.items() if first > self.end]:
+            raise ValueError(
+                f"data.train: no source is left after {self.end:,} samples, before {late[0]} begins: let it begin "
+                "earlier, or raise max_epochs of another"
+            )
         most = np.max([segment.per_cycle for segment in self.segments], axis=0)
         for source, count in zip(self.sources, most, strict=True):
             if count == 0:

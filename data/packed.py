@@ -22,6 +22,7 @@ import numpy.typing as npt
 from plumbline.data.corpus import Split
 from plumbline.data.indexed import Int64s
 from plumbline.data.packing import packed_blocks
+from plumbline.data.remote.fetch import RemoteError
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import pieces_of
 from plumbline.data.streams import Rows, Window
@@ -143,6 +144,8 @@ def open_packed(split: Split, fingerprint: str, length: int) -> PackedSplit:
             facts = _read_facts(folder)
             if facts is None:
                 facts = _make(split, length, folder)
+    except RemoteError:  # an index that cannot be fetched
+        raise
     except OSError as error:
         raise ValueError(f"{folder}: {error}; set PLUMBLINE_CACHE to a folder that can be written to") from error
     return PackedSplit(split, facts, **{name: _map(folder / name) for name in FILES})

@@ -93,7 +93,7 @@ def main() -> int:
     folder = config.run.folder
     try:
         with begin_attempt(folder, world, newest_checkpoint) as status, rank_log(folder / "logs", world):
-            STOP.tell = status.end
+            STOP.tell, STOP.save_seconds = status.end, status.save_seconds
             return attempt(config, inputs, world, status)
     except (RunLockedError, OSError) as error:
         return fail(error, UNUSABLE)
@@ -174,7 +174,7 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
 def refuse(error: Exception, arguments: argparse.Namespace) -> int:
     """Note a start that came to nothing in the status of its run, if that can be told, and log the error."""
     if os.environ.get("RANK", "0") == "0":
-        with suppress(ConfigError, OSError):
+        with suppress(ValueError, OSError):  # WORLD_SIZE may be what is wrong
             folder = read_run(arguments.config, arguments.overrides).folder
             note_refusal(folder, int(os.environ.get("WORLD_SIZE", "1")), newest_checkpoint, error)
     return fail(error, UNUSABLE)

@@ -35,7 +35,10 @@ def parse_arguments() -> argparse.Namespace:
         parser.add_argument(option, help=argparse.SUPPRESS)
     parser.add_argument("--code", type=cli.natural, help="exit code of srun")
     parser.add_argument("--before", type=progress, default=(0,), help="what was saved at the start")
-    return parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args()
+    if arguments.plan and not arguments.share:
+        parser.error("--plan: of a sweep; say which task's --share")
+    return arguments
 
 
 def progress(text: str) -> Progress:

@@ -105,7 +105,9 @@ def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple
         raise ValueError("no document to read: every source is empty or is not UTF-8 text; check --append")
     rule = before.held_out
     threshold = int(rule.threshold, 16) if rule else int(fraction * 2**64)
-    cut_above = math.inf if rule is None or rule.cut_above is None else max(rule.cut_above, smallest_cut(fraction))
+    # Below 0 it is the rule of a single document, which had to be cut whatever its size
+    cut = None if rule is None else rule.cut_above
+    cut_above = math.inf if cut is None or cut < 0 else max(cut, smallest_cut(fraction))
     return HeldOut(fraction, documents, total, threshold, cut_above)
 
 

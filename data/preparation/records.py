@@ -156,7 +156,7 @@ def _record_of_line(sources: Sources, line: bytes, where: str, number: int, afte
         row = json.loads(line)
     except UnicodeDecodeError as error:
         return Record(None, NOT_UTF8, str(error), where, number, after)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also of a number with thousands of digits
         problem = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
         return Record(None, "not JSON", f"not JSON ({problem}); fix or remove it", where, number, after)
     return _record_of_row(sources, row, where, number, after)
@@ -193,7 +193,7 @@ def _read_parquet(sources: Sources, unit: Unit, at: int | None) -> Iterator[Reco
         number = sum(table.metadata.row_group(group).num_rows for group in groups[: at or 0])
         for group in groups[at or 0 :]:
             batches = table.iter_batches(batch_size=1024, row_groups=[group], columns=columns)
-            rows = (row for batch in batches for row in batch.to_pylist())
+            rows = (row for batch in batches for row in _rows_of(batch))
             yield from _rows(sources, rows, name, number, group + 1)
             number += table.metadata.row_group(group).num_rows
 
@@ -212,7 +212,7 @@ def _read_arrow(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record
         number = 0
         for place, batch in enumerate(batches):
             if place >= (at or 0):
-                yield from _rows(sources, batch.select(columns).to_pylist(), name, number, place + 1)
+                yield from _rows(sources, _rows_of(batch.select(columns)), name, number, place + 1)
             number += batch.num_rows
 
 
@@ -230,6 +230,18 @@ def _columns(sources: Sources, names: list[str]) -> list[str]:
     """Return the columns that the text is made of; the name of one may have a dot in it."""
     is_column = sources.template is None and sources.text_key in names
     return [sources.text_key] if is_column else list(sources.fields)
+
+
+def _rows_of(batch: Any) -> Iterator[Any]:
+    """Yield the rows of a batch of columns, and for one that is not UTF-8 the error that says so."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for number in range(batch.num_rows):
+            try:
+                yield from batch.slice(number, 1).to_pylist()
+            except UnicodeDecodeError as error:
+                yield error
 
 
 def _rows(sources: Sources, rows: Iterable[Any], name: str, first: int, after: int) -> Iterator[Record]:
@@ -257,6 +269,8 @@ _opened = lru_cache(maxsize=4)(open_dataset)  # once a process, since the hub is
 
 
 def _record_of_row(sources: Sources, row: Any, where: str, number: int, after: int | None) -> Record:
+    if isinstance(row, UnicodeDecodeError):
+        return Record(None, NOT_UTF8, str(row), where, number, after)
     try:
         return _document(_text_of(sources, row), where, number, after)
     except BadRecordError as error:

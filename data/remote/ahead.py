@@ -21,6 +21,8 @@ THREADS = 8
 """Downloads of one process at a time."""
 HORIZON = 1024
 """Pieces that are looked ahead, or those of the next two steps where these are more."""
+STEPS = 64
+"""Steps that are looked ahead at most: where a mixture has nothing remote for a while, pieces are no bound."""
 MEMORY = 2 * (THREADS + 1) * BLOCK_BYTES
 """Bytes that downloads of one process hold at most, these and that of a step that waits: the parts, and their sum."""
 
@@ -53,7 +55,7 @@ class Ahead:
             self._steps.popleft()
         following = self._steps[-1][0] + 1 if self._steps else step
         count = sum(len(pieces) for _, pieces in self._steps)
-        while following < self._stop and (len(self._steps) < 2 or count < HORIZON):
+        while following < self._stop and len(self._steps) < STEPS and (len(self._steps) < 2 or count < HORIZON):
             pieces = self._pieces_at(following)
             self._steps.append((following, pieces))
             following, count = following + 1, count + len(pieces)

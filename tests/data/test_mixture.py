@@ -104,6 +104,14 @@ def test_a_mixture_of_limits_alone_ends() -> None:
         mixture.draw([0, 1600])
 
 
+def test_a_source_must_begin_before_all_others_have_ended() -> None:
+    late = source("late", 0.0, changes=((101, 1.0),))
+    with pytest.raises(ValueError, match="no source is left after 100 samples, before late begins"):
+        Mixture([source("short", 1.0, limit=100), late])
+    Mixture([source("short", 1.0, limit=101), late])
+    assert Mixture([source("short", 1.0, limit=100, changes=((500, 2.0),))]).end == 100
+
+
 def test_a_ramp_goes_there_in_equal_steps() -> None:
     assert step_changes(1.0, [(100, 0, 3.0)]) == ((100, 3.0),)
     steps = step_changes(1.0, [(1000, 6400, 3.0), (10_000, 2, 0.0)])
@@ -111,6 +119,12 @@ def test_a_ramp_goes_there_in_equal_steps() -> None:
     assert steps[RAMP_STEPS] == (7400, 3.0)
     assert np.allclose(np.diff([sample for sample, _ in steps[: RAMP_STEPS + 1]]), 100)
     assert steps[RAMP_STEPS + 1 :] == ((10_000, 2.25), (10_001, 0.75), (10_002, 0.0))
+
+
+def test_a_ramp_begins_and_ends_at_the_first_sample_after_its_tokens() -> None:
+    ramp = {"tokens": 15, "weight": 3.0, "over": 10}  # from within sample 1 to within sample 2, of 10 tokens each
+    changing = SourceConfig.model_validate({"path": ["corpora/a"], "weight": 1.0, "weight_changes": [ramp]})
+    assert changing.changes(10) == step_changes(1.0, [(2, 1, 3.0)])
 
 
 def test_a_thousand_sources_are_one_computation() -> None:

@@ -187,12 +187,22 @@ def test_what_is_not_text_is_counted(tmp_path: Path) -> None:
         ),
         (b'["a"]', r"a\.jsonl:2: no field 'text'"),
         (b'{"text": 7}', r"a\.jsonl:2: field 'text' is int, expected text"),
+        (b'{"text": ' + b"7" * 5000 + b"}", r"a\.jsonl:2: not JSON \(Exceeds the limit"),
     ],
 )
 def test_a_malformed_row_is_named(tmp_path: Path, line: bytes, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(json_lines("fine") + line + b"\n")
     with pytest.raises(ValueError, match=message):
         read(tmp_path / "a.jsonl")
+
+
+def test_a_column_that_is_not_utf8_costs_its_rows_alone(tmp_path: Path) -> None:
+    texts = pyarrow.array([b"one", b"caf\xe9", b"two"]).cast(pyarrow.binary())
+    table = pyarrow.table({"text": pyarrow.Array.from_buffers(pyarrow.utf8(), 3, texts.buffers())})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pyarrow.OSFile(str(tmp_path / "b.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    assert read(tmp_path / "a.parquet", tmp_path / "b.arrow") == (["one", "two"] * 2, {"not UTF-8": 2})
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

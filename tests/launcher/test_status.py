@@ -145,6 +145,14 @@ def test_an_ending_is_told_and_a_queued_job_goes_on_with_it(tmp_path: Path, code
         assert look(run, []).state == "starting", "somebody has the lock, and has not written yet"
 
 
+def test_a_run_that_was_killed_after_its_result_is_complete(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", status_of(pid=2**22 + 1))
+    (run / "result.json").write_text('{"step": 1200}')
+    assert look(run, []).state == "dead", "the result of an earlier cooldown, or of a shorter run"
+    (run / "result.json").write_text('{"step": 5000}')
+    assert look(run, []).state == "complete"
+
+
 def test_runs_without_a_status_are_told_by_what_they_have(tmp_path: Path) -> None:
     for name in ("old", "submitted", "broken"):
         (tmp_path / name / "slurm").mkdir(parents=True)

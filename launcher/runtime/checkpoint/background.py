@@ -6,7 +6,7 @@ agree on what was written in a thread of their own, over a process group that no
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
@@ -31,8 +31,6 @@ class Saved:
     """Why it was not written; None: it was."""
     is_local: bool = False
     """Whether it was one on the nodes, which nothing depends on."""
-    seconds: float = field(default=0.0, compare=False)
-    """How long it was being written."""
 
 
 class CheckpointWriter:
@@ -52,6 +50,8 @@ class CheckpointWriter:
         self._thread: Thread | None = None
         self._last: Saved | None = None
         self._waited = 0.0  # seconds, for the checkpoint before
+        self.seconds: float | None = None
+        """How long the last checkpoint in the run folder was being written, known as soon as it is."""
 
     def finish(self) -> Saved | None:
         """Wait for the checkpoint that is being written and return how it ended; None: there is none. Collective."""
@@ -118,6 +118,8 @@ class CheckpointWriter:
                 LOG.warning(f"step {step}: {error}. Training goes on, the next save tries again")
             return
         seconds = time.monotonic() - begun
-        self._last = Saved(step, None, locally, seconds)
+        self._last = Saved(step, None, locally)
+        if not locally:
+            self.seconds = seconds
         behind = "" if waited is None else f", behind training, which waited {waited:.2f} s"
         TRAINING.info(f"saved {folder}: {snapshot.bytes / 2**20:.1f} MiB a rank in {seconds:.2f} s{behind}")

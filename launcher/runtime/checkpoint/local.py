@@ -160,7 +160,9 @@ class LocalCheckpoints:
                 found = [f"written by {before} rank(s), read by {self._world.size}"]
             else:
                 found = differences(load_config(folder / CONFIG, []), self._config, TRAINED)
-            return ", ".join(found) or None, manifest["save"]
+            if "save" not in manifest:
+                found = [*found, "it is no local checkpoint"]
+            return ", ".join(found) or None, manifest.get("save")
         except (ValueError, OSError) as error:  # also of another version
             return str(error), None
 

@@ -1,5 +1,6 @@
 """Write and publish a snapshot; the ranks agree on whether all of them have written."""
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,7 +77,7 @@ def on_all(
     try:
         result = action()
     except OSError as problem:
-        folder = next(parent for parent in (root, *root.parents) if parent.is_dir())
+        folder = next(parent for parent in (root, *root.parents) if os.path.isdir(parent))  # noqa: PTH112 - is_dir may raise
         free = shutil.disk_usage(folder).free / 2**30
         error = f"{type(problem).__name__}: {problem}", free
     results, errors = zip(*gather_objects((result, error), world, group), strict=True)

@@ -39,7 +39,8 @@ def _measure_local(need: LocalNeed) -> Facts:
 
 def existing(folder: Path) -> Path:
     """Return the folder, or the nearest one above it that exists."""
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    # os.path.isdir: below a folder that cannot be searched, Path.is_dir raises
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.isdir(path))  # noqa: PTH112
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:

@@ -1,5 +1,6 @@
 """Say where a run stands, from what it wrote of itself, its lock, its checkpoints and the queue. Imports no torch."""
 
+import json
 import socket
 import time
 from collections.abc import Sequence
@@ -103,6 +104,8 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
         return Standing(folder, status.state, why, status, saved, tuple(attempts), now)
     attempts = with_last(ended, last, now)
     code = attempts[-1].exit_code if attempts else None
+    if code != COMPLETE and _has_result(folder, status):  # killed between its result and its last word
+        return Standing(folder, STATES[COMPLETE], None, status, saved, tuple(attempts), now)
     if code != COMPLETE:
         attempts = [attempt.without_steps_after(0 if saved is None else saved.step) for attempt in attempts]
     state, why = _state(folder, attempts)
@@ -111,6 +114,15 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
     elif code != COMPLETE and (job := _job_of(folder, last, waiting)) is not None:
         state, why = "queued", f"job {job.id}: {job.reason}"
     return Standing(folder, state, why, status, saved, tuple(attempts), now)
+
+
+def _has_result(folder: Path, status: Status | None) -> bool:
+    """Return whether the last step that a run was asked for is scored."""
+    try:
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        return status is not None and bool(result["step"] == status.total_steps)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _is_at_work(

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.ledger import Attempt, Bucket, Ledger
@@ -48,9 +48,11 @@ DOING: dict[Bucket, str] = {
 }
 """States of a run at work, by what its time is charged to."""
 PAUSE = 0.5  # least seconds between two writes
+PATIENCE = 5.0  # seconds that the end of an attempt waits for a write that is under way
 POINTS = 64  # newest saves whose time is known exactly: no resume goes back further
 WHY_LENGTH = 500  # letters of an error that are kept
 
+T = TypeVar("T")
 Newest = Callable[[Path], Saved | None]
 """Finds the newest checkpoint in a run folder."""
 
@@ -146,21 +148,33 @@ class RunStatus:
         """Take loss and speed from a line of metrics.jsonl."""
         self._logged = record
 
+    @property
+    def save_seconds(self) -> float:
+        """Return how long the last save took, of this attempt or of the one before; 0 before the first."""
+        return self._save_seconds or 0.0
+
     def saved(self, seconds: float) -> None:
         """Say how long the last checkpoint was being written."""
         self._save_seconds = seconds
 
     def end(self, code: int, why: str) -> int:
         """Say how the attempt ends; who comes second is not heard. Returns the exit code."""
-        with self._writing:
-            if self._folder is not None and not self._has_ended:
-                in_one_line = " ".join(why.split())[:WHY_LENGTH]
-                self._attempt = replace(self._so_far(), exit_code=code, why=in_one_line)
-                self._has_ended = True
-                self._wake.set()
-                self._try_to(self._write_status)
-                self._try_to(lambda folder: write_attempts(folder, [*self._ended, self._attempt]))
+        if self._writing.acquire(timeout=PATIENCE):  # a disk that hangs must not keep the process from ending
+            try:
+                self._end(code, why)
+            finally:
+                self._writing.release()
         return code
+
+    def _end(self, code: int, why: str) -> None:
+        if self._folder is None or self._has_ended:
+            return
+        in_one_line = " ".join(why.split())[:WHY_LENGTH]
+        self._attempt = replace(self._so_far(), exit_code=code, why=in_one_line)
+        self._has_ended = True
+        self._wake.set()
+        self._try_to(self._write_status)
+        self._try_to(lambda folder: write_attempts(folder, [*self._ended, self._attempt]))
 
     def _begin_in(self, folder: Path, ranks: int) -> None:
         """Close the attempt before if it was killed, begin a new one, and keep it written."""
@@ -173,7 +187,8 @@ class RunStatus:
             start = max(start, queued)
         start = round(start, 3)
         queued = min(queued, start)
-        self.ledger = Ledger(age=time.time() - start, queue=start - queued)
+        # This host's clock may be behind that of the attempt before
+        self.ledger = Ledger(age=max(0.0, time.time() - start), queue=start - queued)
         self._attempt = Attempt(
             queued=queued,
             start=start,
@@ -260,12 +275,25 @@ def _close_before(folder: Path, until: float) -> tuple[list[Attempt], float | No
     """
     for name in (STATUS, ATTEMPTS):
         remove_leftovers(folder / name)
-    try:
-        status, ended = read_status(folder), read_attempts(folder)
-        closed = with_last(ended, None if status is None else status.attempt, until)
-        if closed != ended:
+    status, ended = _read_or_put_aside(folder, STATUS, read_status), _read_or_put_aside(folder, ATTEMPTS, read_attempts)
+    closed = with_last(ended or [], None if status is None else status.attempt, until)
+    if closed != ended:
+        try:
             write_attempts(folder, closed)
-    except (OSError, ValueError) as error:
-        LOG.warning(f"earlier attempts of this run are not accounted for: {error}")
-        return [], None
+        except OSError as error:
+            LOG.warning(f"the end of the attempt before is not noted: {error}")
     return closed, None if status is None else status.save_seconds
+
+
+def _read_or_put_aside(folder: Path, name: str, read: Callable[[Path], T]) -> T | None:
+    """Return what is in a file of the folder; a damaged one is renamed, or the next write would lose it."""
+    try:
+        return read(folder)
+    except (OSError, ValueError) as error:
+        kept = ""
+        if isinstance(error, ValueError):
+            kept = f"; kept as {name}.damaged"
+            with suppress(OSError):
+                (folder / name).replace(folder / f"{name}.damaged")
+        LOG.warning(f"earlier attempts of this run are not accounted for: {error}{kept}")
+        return None

@@ -62,10 +62,11 @@ def read_share(config: Path | None, plan: Path | None, first: int, step: int) ->
         return Share(folder, name, lambda: sorted((folder / "runs").glob("*")))
     try:
         document = json.loads(plan.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        sweep, signatures = document["sweep"], document["runs"][first::step]
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{plan}: cannot be read as the plan of a sweep: {error}") from error
-    folder = _folder(document["sweep"], plan)
-    runs = [folder / "runs" / signature for signature in document["runs"][first::step]]
+    folder = _folder(sweep, plan)
+    runs = [folder / "runs" / signature for signature in signatures]
     return Share(folder, name, lambda: runs)
 
 

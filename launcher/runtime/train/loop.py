@@ -82,6 +82,7 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest, statu
     trainer = Trainer(config, inputs, world, stop, weights, local=local, status=status)
     if found is not None:
         trainer.resume(found)
+    from_main(lambda: None, world)  # all ranks are here, and few instructions from hearing a stop alike
     stop.defer()  # from here on a stop has something to save
     try:
         complete = trainer.run()
@@ -245,6 +246,9 @@ class Trainer:
             **self._reports(result),
         }
         self.stop.step_seconds = meter.step_seconds
+        if self.writer.seconds is not None:
+            self.stop.save_seconds = max(self.stop.save_seconds, self.writer.seconds)
+            self.status.saved(self.writer.seconds)
         if not result.applied:
             record["skipped"] = True
         if self.log is not None:
@@ -352,8 +356,6 @@ class Trainer:
             return
         if saved.error is None:
             self.saved_step, self.failed_saves = saved.step, 0
-            self.stop.save_seconds = max(self.stop.save_seconds, saved.seconds)
-            self.status.saved(saved.seconds)
             return
         self.failed_saves += 1
         limit = self.config.checkpoint.max_failures

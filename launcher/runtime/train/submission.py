@@ -46,7 +46,10 @@ def check(config: Config, request: Request) -> None:
     if newest is not None:
         saved = load_config(newest / "config.yaml", [])
         check_resume(saved, config, inputs.fingerprints, newest)
-    status = read_status(config.run.folder)
+    try:
+        status = read_status(config.run.folder)
+    except (ValueError, OSError):  # the next start warns of it
+        status = None
     seconds = None if status is None else status.save_seconds
     if seconds is not None and seconds > request.notice / 2:
         LOG.warning(

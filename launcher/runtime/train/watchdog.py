@@ -61,8 +61,12 @@ class Watchdog:
     def _watch(self, seconds: float) -> None:
         while not self._stopped.wait(min(1.0, seconds / 10)):
             if time.monotonic() - self._since > seconds:
-                self._report()
-                self._end(HUNG)
+                try:
+                    self._report()
+                except OSError as error:  # the disk may be what hangs
+                    LOG.error(f"nothing moved for {self._minutes:g} minutes while {self._doing}; no stacks: {error}")
+                finally:
+                    self._end(HUNG)
                 return
 
     def _report(self) -> None:

@@ -121,6 +121,15 @@ def test_a_status_that_cannot_be_written_or_read_is_a_warning(
     assert read_attempts(tmp_path)[0].exit_code == 0
 
 
+def test_damaged_accounts_are_kept_beside_the_new_ones(tmp_path: Path) -> None:
+    (tmp_path / ATTEMPTS).write_text("[{\n{}\n")
+    with RunStatus(tmp_path) as status:
+        status.begin(0, 0, 10, 80)
+        status.end(0, "complete")
+    assert (tmp_path / f"{ATTEMPTS}.damaged").read_text() == "[{\n{}\n"
+    assert [attempt.exit_code for attempt in read_attempts(tmp_path)] == [0]
+
+
 SCONTROL = """\
 #!/bin/bash
 echo "JobId=7 JobName=a SubmitTime={submit} EligibleTime={submit} StartTime={start} BatchFlag={batch}"

@@ -62,6 +62,7 @@ def test_what_is_no_sweep_is_said(plan: Path) -> None:
     file.write_text("{root: x}")
     with pytest.raises(ConfigError, match="name: not given"):
         read_share(file, None, 0, 1)
-    plan.write_text("{")
-    with pytest.raises(ConfigError, match=r"plan\.json: cannot be read as the plan"):
-        read_share(None, plan, 0, 1)
+    for text in ("{", "{}", "[]"):
+        plan.write_text(text)
+        with pytest.raises(ConfigError, match=r"plan\.json: cannot be read as the plan"):
+            read_share(None, plan, 0, 1)
