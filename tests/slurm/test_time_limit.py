@@ -41,7 +41,7 @@ def test_slurm_says_when_a_job_ends(cluster: Cluster, monkeypatch: pytest.Monkey
 
 def test_a_job_without_a_signal_saves_ahead_of_its_limit(cluster: Cluster, config: Path) -> None:
     """Less time is left than the notice from the first step on; the second attempt has an hour."""
-    cluster = replace(cluster, environment={**cluster.environment, "PLUMBLINE_NOTICE": "290"})
+    cluster = replace(cluster, environment={**cluster.environment, "PLUMBLINE_NOTICE": "299"})
     options = ("--parsable", "--nodes=2", "--ntasks-per-node=1", "--time=5", "--signal=URG@60")
     job = (str(SLURM_FOLDER / "pretrain.sbatch"), "--config", str(config))
     job_id = cluster.run("sbatch", *options, *job, cwd=config.parent)
@@ -51,7 +51,7 @@ def test_a_job_without_a_signal_saves_ahead_of_its_limit(cluster: Cluster, confi
     ended = cluster.wait_end(job_id)
     log = Path(ended["StdOut"]).read_text()
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log
-    assert log.count("0: time limit in 4:") == 1, log
+    assert log.count("time limit in 4:") == 1, log
     assert log.count("stopped ahead of the time limit; the same command resumes") == 1
     assert "requeue.py: exit code 85, what is saved went from step 0 to step 1: back into the queue" in log
     assert "resuming after step 1" in log
