@@ -24,6 +24,8 @@ import pytest
 
 from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
+from plumbline.launcher.runtime.run.ledger import total
+from plumbline.launcher.runtime.run.status_file import read_attempts
 from tests.conftest import SPEED
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ class Tally:
     kills: Counter[str] = field(default_factory=Counter)
     lost: list[int] = field(default_factory=list)
     """Steps that were made again after each kill."""
+    seconds: Counter[str] = field(default_factory=Counter)
+    """What the ledgers of the runs say of all their time."""
 
 
 SCENARIOS = {
@@ -101,6 +105,7 @@ def test_killed_at_random_moments_a_run_ends_as_it_would_have(
         run = torment(
             start_pretrain, tiny_config, f"{label}_{tally.runs}", overrides, layouts, takes, draw, tally, tmp_path
         )
+        tally.seconds.update(total(read_attempts(run.folder)))
         assert list(tmp_path.iterdir()) == [], "nothing stays on the nodes"
         assert [path for path in (run.folder / "checkpoints").iterdir() if path.name.startswith(".")] == []
         for folder in store.checkpoints(run.folder / "checkpoints"):
@@ -111,6 +116,8 @@ def test_killed_at_random_moments_a_run_ends_as_it_would_have(
             assert run.column("loss") == pytest.approx(whole.run.column("loss"), rel=1e-5)
     again = f"{sum(tally.lost) / max(1, len(tally.lost)):.1f} a kill, {max(tally.lost, default=0)} at most"
     print(f"\n{name}: {dict(tally.kills)} in {tally.attempts} attempts of {tally.runs} runs; steps made again: {again}")
+    whole_time = sum(tally.seconds.values())
+    print(", ".join(f"{bucket} {seconds / whole_time:.1%}" for bucket, seconds in tally.seconds.items()))
 
 
 def torment(

@@ -1,0 +1,120 @@
+"""Kill ranks, launchers and nodes of a job at random moments: requeued by itself, the run is the same to the last bit.
+
+    PLUMBLINE_KILLS=9 python -m pytest -m proof tests/slurm/test_cluster_chaos.py -s     skipped without the number
+
+A launcher is srun; a node dies with its daemon and all that it runs, the batch script included, and is back soon. A
+job that Slurm has given up, since two attempts in a row came to nothing, is submitted again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from plumbline.launcher.runtime.checkpoint.tensors import shard_name
+from tests.conftest import SPEED
+from tests.slurm.conftest import REPOSITORY, Cluster, cluster_of
+
+KILLS = int(os.environ.get("PLUMBLINE_KILLS", "3"))
+KINDS = ("rank", "launcher", "node")
+STEPS = 200
+ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", "TIMEOUT")
+
+
+@pytest.mark.skipif("PLUMBLINE_KILLS" not in os.environ, reason="a node's death takes a minute; say PLUMBLINE_KILLS=9")
+def test_whoever_is_killed_the_job_ends_as_it_would_have(cluster: Cluster, config: Path, tmp_path: Path) -> None:
+    assert cluster.daemons, "there is a Slurm; nodes are killed in one of its own"
+    draw, kills, submitted, runs = random.Random(KILLS), Counter[str](), 0, 0
+    with cluster_of("n1", "n2", "n3") as own:
+        begun = time.monotonic()
+        job_id = submit(own, config, "whole")
+        own.wait_end(job_id)
+        takes = time.monotonic() - begun
+        whole = tmp_path / "runs" / "whole"
+        while kills.total() < KILLS:
+            runs += 1
+            name = f"tormented_{runs}"
+            while not (tmp_path / "runs" / name / "result.json").exists():
+                submitted += 1
+                torment(own, submit(own, config, name), takes, draw, kills)
+                assert submitted <= runs + KILLS, "each submission but the last of a run was killed"
+            assert numbers(tmp_path / "runs" / name) == numbers(whole)
+    print(f"\n{dict(kills)}; {runs} run(s), submitted {submitted} times")
+
+
+def submit(cluster: Cluster, config: Path, name: str) -> str:
+    """Submit a run of two nodes, or what is left of it, and return the job's id."""
+    options = ("--json", "--config", config, "--nodes", "2", "--tasks-per-node", "1")
+    overrides = (f"run.name={name}", f"train.steps={STEPS}", "checkpoint.interval=10")
+    command = (cluster.environment["PLUMBLINE_PYTHON"], REPOSITORY / "launcher" / "submit.py")
+    facts: dict[str, Any] = json.loads(cluster.run(*command, *options, *overrides))
+    return str(facts["job_id"])
+
+
+def torment(cluster: Cluster, job_id: str, takes: float, draw: random.Random, kills: Counter[str]) -> None:
+    """Kill something of each attempt of a job, until the job has ended or enough was killed."""
+    while True:
+        job = cluster.wait_for(job_id, lambda job: job["JobState"] in ("RUNNING", *ENDED))
+        if job["JobState"] in ENDED:
+            return
+        time.sleep(draw.uniform(0, takes))
+        kind = KINDS[kills.total() % len(KINDS)]
+        is_at_work = cluster.job(job_id)["JobState"] == "RUNNING"
+        if is_at_work and kills.total() < KILLS and kill(cluster, kind, draw):
+            kills[kind] += 1
+        cluster.wait_for(job_id, partial(is_over, restarts=job["Restarts"]))
+
+
+def is_over(job: dict[str, str], restarts: str) -> bool:
+    """Return whether the attempt after so many restarts has ended."""
+    return job["Restarts"] != restarts or job["JobState"] in ENDED
+
+
+def kill(cluster: Cluster, kind: str, draw: random.Random) -> bool:
+    """Kill one of a kind; return whether there was one."""
+    if kind == "node":
+        node = draw.choice(["n1", "n2"])
+        cluster.fail_node(node)
+        time.sleep(draw.uniform(0, 5))
+        cluster.start_node(node)
+        return True
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            is_ours = process.environ().get("SLURM_CONF") == cluster.environment["SLURM_CONF"]
+            if is_ours and (is_launcher(process) if kind == "launcher" else is_rank(process)):
+                found.append(process)
+    if not found:
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        draw.choice(found).kill()
+    return True
+
+
+def is_launcher(process: psutil.Process) -> bool:
+    """Return whether it is srun, and not the helper that it forks."""
+    parent = process.parent()
+    return process.name() == "srun" and (parent is None or parent.name() != "srun")
+
+
+def is_rank(process: psutil.Process) -> bool:
+    return process.name().startswith("python") and any("pretrain.py" in word for word in process.cmdline())
+
+
+def numbers(run: Path) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Return what a run logged, without speeds, and its last checkpoint's states."""
+    text = (run / "metrics.jsonl").read_text().splitlines()
+    lines = [{key: value for key, value in json.loads(line).items() if key not in SPEED} for line in text]
+    state = run / "checkpoints" / f"step_{STEPS:08d}"
+    told = [line for line in lines if line.keys() > {"step", "tokens"}]
+    return told, [(state / shard_name(rank)).read_bytes() for rank in range(2)]
