@@ -34,8 +34,8 @@ ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", "TIMEOUT")
 
 
 @pytest.mark.skipif("PLUMBLINE_KILLS" not in os.environ, reason="a node's death takes a minute; say PLUMBLINE_KILLS=9")
-def test_whoever_is_killed_the_job_ends_as_it_would_have(cluster: Cluster, config: Path, tmp_path: Path) -> None:
-    assert cluster.daemons, "there is a Slurm; nodes are killed in one of its own"
+@pytest.mark.usefixtures("cluster")  # which says whether there is Slurm; nodes are killed in another one
+def test_whoever_is_killed_the_job_ends_as_it_would_have(config: Path, tmp_path: Path) -> None:
     draw, kills, submitted, runs = random.Random(KILLS), Counter[str](), 0, 0
     with cluster_of("n1", "n2", "n3") as own:
         begun = time.monotonic()
