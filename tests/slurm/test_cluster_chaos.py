@@ -1,11 +1,13 @@
 """Kill ranks, launchers and nodes of a job at random moments: requeued by itself, the run is the same to the last bit.
 
-    PLUMBLINE_KILLS=9 python -m pytest -m proof tests/slurm/test_cluster_chaos.py -s     skipped without the number
+    PLUMBLINE_KILLS=12 python -m pytest -m proof tests/slurm/test_cluster_chaos.py -s     skipped without the number
 
 Jobs of two clusters may meet at the same port: run it alone.
 
-A launcher is srun; a node, that without the batch script, dies with its daemon and all that it runs, and is back soon.
-A job that Slurm has given up, since two attempts in a row came to nothing, is submitted again.
+A launcher is srun. A node dies with its daemon and all that it runs, and is back soon; the one with the batch script
+only after half a minute: Slurm looks for a job that a node has lost when the node registers, and leaves out what it
+heard of in the last 20 seconds. A job that Slurm has given up, since two attempts in a row came to nothing, is
+submitted again.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from tests.conftest import SPEED
 from tests.slurm.conftest import REPOSITORY, Cluster, cluster_of
 
 KILLS = int(os.environ.get("PLUMBLINE_KILLS", "3"))
-KINDS = ("rank", "launcher", "node")
+KINDS = ("rank", "launcher", "node", "batch node")
 STEPS = 200
 ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", "TIMEOUT")
 
 
-@pytest.mark.skipif("PLUMBLINE_KILLS" not in os.environ, reason="a node's death takes a minute; say PLUMBLINE_KILLS=9")
+@pytest.mark.skipif("PLUMBLINE_KILLS" not in os.environ, reason="a node's death takes a minute; say PLUMBLINE_KILLS=12")
 @pytest.mark.usefixtures("cluster")  # which says whether there is Slurm; nodes are killed in another one
 def test_whoever_is_killed_the_job_ends_as_it_would_have(config: Path, tmp_path: Path) -> None:
     draw, kills, submitted, runs = random.Random(KILLS), Counter[str](), 0, 0
@@ -71,8 +73,8 @@ def torment(cluster: Cluster, job_id: str, takes: float, draw: random.Random, ki
             return
         time.sleep(draw.uniform(0, takes))
         kind = KINDS[kills.total() % len(KINDS)]
-        is_at_work = cluster.job(job_id)["JobState"] == "RUNNING"
-        if is_at_work and kills.total() < KILLS and kill(cluster, kind, draw):
+        now = cluster.job(job_id)
+        if now["JobState"] == "RUNNING" and kills.total() < KILLS and kill(cluster, now, kind, draw):
             kills[kind] += 1
         cluster.wait_for(job_id, partial(is_over, restarts=job["Restarts"]))
 
@@ -82,12 +84,15 @@ def is_over(job: dict[str, str], restarts: str) -> bool:
     return job["Restarts"] != restarts or job["JobState"] in ENDED
 
 
-def kill(cluster: Cluster, kind: str, draw: random.Random) -> bool:
-    """Kill one of a kind; return whether there was one."""
-    if kind == "node":
-        cluster.fail_node("n2")
-        time.sleep(draw.uniform(0, 5))
-        cluster.start_node("n2")
+def kill(cluster: Cluster, job: dict[str, str], kind: str, draw: random.Random) -> bool:
+    """Kill one of a kind that a running job has; return whether there was one."""
+    if kind in ("node", "batch node"):
+        first = job["BatchHost"]
+        (other,) = {*cluster.run("scontrol", "show", "hostnames", job["NodeList"]).split()} - {first}
+        node, away = (first, draw.uniform(25, 60)) if kind == "batch node" else (other, draw.uniform(0, 5))
+        cluster.fail_node(node)
+        time.sleep(away)
+        cluster.start_node(node)
         return True
     found = []
     for process in psutil.process_iter():
