@@ -8,7 +8,7 @@ checked when it arrives (remote/).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from plumbline.data.boundaries import documents_within
 from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
-from plumbline.data.indexed import HEADER, FileFacts, Int64s, token_dtype
+from plumbline.data.indexed import FileFacts, Int64s, count_documents, token_dtype
 from plumbline.data.pairs import NoPairError, find_pairs, open_pairs
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import is_url
@@ -332,21 +332,24 @@ def _open_folder(folder: CorpusFolder) -> Corpus:
 
 def _tokens(folder: CorpusFolder, name: str, manifest: Manifest, files: Mapping[str, FileFacts]) -> Tokens:
     """Return the tokens of one split."""
-    prefixes = manifest.splits[name].shards or [name]
+    counts = manifest.splits[name]
+    prefixes = counts.shards or [name]
     itemsize = token_dtype(manifest.vocab_size).itemsize
     shards = [_shard_facts(folder, prefix, files, itemsize) for prefix in prefixes]
+    tokens, index_bytes = sum(shard.tokens for shard in shards), sum(shard.idx_file.size for shard in shards)
+    documents = count_documents(index_bytes, len(shards), tokens, counts.documents)
     if len(shards) == 1:
-        return folder.open_shard(shards[0])
+        return folder.open_shard(replace(shards[0], documents=documents))
     return Shards(
         f"{folder / prefixes[0]}.bin and {len(shards) - 1:,} more",
         [shard.tokens for shard in shards],
-        sum(shard.documents for shard in shards),
+        documents,
         lambda number: folder.open_shard(shards[number]),
     )
 
 
 def _shard_facts(folder: CorpusFolder, prefix: str, files: Mapping[str, FileFacts], itemsize: int) -> ShardFacts:
-    """Derive what a pair holds from the sizes of its files: an index written here has 20 bytes per document."""
+    """Return what the manifest says of one pair."""
     missing = [name for name in (f"{prefix}.bin", f"{prefix}.idx") if name not in files]
     if missing:
         raise ValueError(
@@ -354,7 +357,7 @@ def _shard_facts(folder: CorpusFolder, prefix: str, files: Mapping[str, FileFact
             "prepare the corpus again with --overwrite"
         )
     bin_file, idx_file = files[f"{prefix}.bin"], files[f"{prefix}.idx"]
-    return ShardFacts(prefix, itemsize, (idx_file.size - HEADER.size - 8) // 20, bin_file, idx_file)
+    return ShardFacts(prefix, itemsize, None, bin_file, idx_file)
 
 
 def read_manifest(path: str | Path, cache: CacheConfig | None = None) -> Manifest:

@@ -17,7 +17,8 @@ class ShardFacts:
     prefix: str
     itemsize: int
     """Bytes of one token."""
-    documents: int
+    documents: int | None
+    """Number of documents; None of one among several pairs."""
     bin_file: FileFacts
     idx_file: FileFacts
 

@@ -195,6 +195,17 @@ def read_header(file: BinaryIO, name: str | Path) -> tuple[np.dtype[np.integer[A
     return np.dtype(DTYPES[code]).newbyteorder("<"), sequences, indices
 
 
+def count_documents(index_bytes: int, pairs: int, tokens: int, expected: int) -> int:
+    """Return how many documents some pairs hold by the size of their indices, 12 bytes a sequence and 8 a document.
+
+    That leaves open how many of them are of several sequences each: `expected` is returned where it can be, else the
+    number if none is.
+    """
+    entries = index_bytes - pairs * (HEADER.size + 8)
+    further, rest = divmod(entries - 20 * expected, 12)  # sequences beyond the first of each document
+    return expected if rest == 0 and 0 <= further <= tokens // LONGEST_SEQUENCE else entries // 20
+
+
 def _map(file: BinaryIO, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:
     """Return a plain array [count] over mapped memory; a memmap object would make every slice several times slower."""
     if count == 0:
