@@ -16,7 +16,6 @@ import numpy as np
 import xxhash
 from pydantic import BaseModel, ValidationError
 
-from plumbline.data.boundaries import documents_within
 from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
 from plumbline.data.indexed import FileFacts, Int64s, count_documents, token_dtype
 from plumbline.data.pairs import NoPairError, find_pairs, open_pairs
@@ -199,16 +198,16 @@ class Split:
         """Write windows into rows of a batch."""
         length = rows.length
         starts = numbers * length
-        read = [self.indexed.read(start, start + length + 1) for start in starts.tolist()]
-        narrow = np.result_type(*{tokens.dtype for tokens in read})  # as on disk: widened for all rows at once
-        tokens = np.empty((len(read), length + 1), narrow)
-        for row, its in enumerate(read):
-            tokens[row, : len(its)] = its
-        rows.inputs[where], rows.labels[where] = tokens[:, :-1], tokens[:, 1:]
-        for row, its in zip(where.tolist(), read, strict=True):
-            if len(its) <= length:
-                rows.pad(row, len(its) - 1)
-        window, begins = documents_within(self.indexed, starts, np.minimum(starts + length, self.num_tokens - 1))
+        lasts = np.minimum(starts + length, self.num_tokens - 1)
+        tokens = self.indexed.read_all(starts, lasts - starts + 1)
+        if len(tokens) == len(numbers) * (length + 1):
+            table = tokens.reshape(len(numbers), length + 1)  # as on disk: widened for all rows at once
+            rows.inputs[where], rows.labels[where] = table[:, :-1], table[:, 1:]
+        else:  # a window at the end of the split is shorter
+            stops = np.cumsum(lasts - starts + 1).tolist()
+            for row, start, stop in zip(where.tolist(), [0, *stops], stops, strict=False):
+                rows.put(row, Window(tokens[start : stop - 1], tokens[start + 1 : stop], begins=np.empty(0, np.int64)))
+        window, begins = self.indexed.documents_within(starts, lasts)
         rows.begins.append((where * length - starts)[window] + begins)
 
     def bits_per_byte(self, loss: float) -> float | None:

@@ -71,6 +71,15 @@ class IndexedTokens:
         """Return tokens `start` to `stop`, without those beyond the end."""
         return self.tokens[start:stop]
 
+    def read_all(self, starts: Int64s, sizes: Int64s) -> Integers:
+        """Return n stretches of tokens, end to end: `sizes` tokens from `starts` on, all of which there must be."""
+        size = int(sizes[0])
+        if (sizes == size).all():  # rows of all windows, which overlap in memory
+            shape = (len(self.tokens) - size + 1, size)
+            return np.ndarray(shape, self.tokens.dtype, self.tokens, strides=self.tokens.strides * 2)[starts].ravel()
+        spans = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        return np.concatenate([self.tokens[start:stop] for start, stop in spans])
+
     def document_starts(self, start: int, stop: int) -> Int64s:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
         return starts_between(self.first_bytes, start, stop, self.tokens.itemsize)

@@ -4,13 +4,14 @@ import os
 
 import numpy as np
 
+from plumbline.data.boundaries import OneByOne
 from plumbline.data.indexed import Index, Int64s, Integers, open_index, starts_between
 from plumbline.data.remote.cache import Cache
 from plumbline.data.remote.files import RemoteFile
 from plumbline.data.remote.piece import Piece
 
 
-class RemoteTokens:
+class RemoteTokens(OneByOne):
     """Read one remote pair: the index whole, the tokens in pieces.
 
     Args:
