@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,9 @@ class Batch(TypedDict):
     only pads the batch."""
 
 
+NAMES = tuple(Batch.__annotations__)
+
+
 def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, sample_index: Int64s, length: int) -> Batch:
     """Read windows into one batch.
 
@@ -59,6 +62,12 @@ def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, samp
         positions=torch.from_numpy(positions),
         sample_index=torch.from_numpy(np.array(sample_index, np.int64)),
     )
+
+
+def split(batch: Batch, rows: int) -> list[Batch]:
+    """Return parts of a batch, of so many rows each, in the same memory."""
+    parts = [cast(torch.Tensor, batch[name]).split(rows) for name in NAMES]
+    return [cast(Batch, dict(zip(NAMES, tensors, strict=True))) for tensors in zip(*parts, strict=True)]
 
 
 def _documents(rows: Rows) -> tuple[Int32s, Int32s]:
