@@ -32,7 +32,7 @@ Steps = list[list[Batch]]
 """The micro-batches of one step, and of others."""
 
 CALIBRATION_ROWS = 8
-LOCATED = 4096  # samples that are located together: many cost little more than one
+LOCATED = 16384  # samples that are located together: many cost little more than one
 TOGETHER = 2**18  # tokens that are read together at most, 6 MB of batches, unless a step has more
 MAX_EPOCHS = 40
 """A corpus is read no more often unless its `max_epochs` says so: beyond, repeated text is worth nothing (arXiv
