@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import xxhash
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
 from plumbline.data.indexed import FileFacts, Int64s, count_documents, token_dtype
@@ -25,6 +25,7 @@ from plumbline.data.remote.folder import RemoteFolder
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import Shards, Tokens, pieces_of
 from plumbline.data.streams import Rows, Window
+from plumbline.data.workspace import restore
 
 MANIFEST = "corpus.json"
 CorpusPath = str | Path | Sequence[str]
@@ -124,6 +125,10 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
 
     sources: dict[str, dict[str, Counts]] = {}
     """Counts of each split by source, as the sources were named."""
+
+    folder: str = Field(default="", pattern=r"^(generation-[0-9a-f]{16})?$")
+    """Folder within this one that holds the token files and the tokenizer: where a corpus at a URL took the place of
+    another, which was whole until then. Empty: they are beside this file."""
 
     bad_records: list[str] = []
     """The first of the records left out that are damaged: file, line or row, and what is wrong."""
@@ -231,6 +236,7 @@ class Corpus:
     tokenizer_sha256: str | None = None
     manifest: Manifest | None = None
     folder: CorpusFolder | None = None
+    """That of the token files."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -285,7 +291,10 @@ def folder_at(path: str | Path, cache: CacheConfig | None = None) -> CorpusFolde
     Raises:
         ValueError: the URL holds a password.
     """
-    return RemoteFolder(str(path), Cache(cache or CacheConfig())) if is_url(path) else LocalFolder(Path(path))
+    if is_url(path):
+        return RemoteFolder(str(path), Cache(cache or CacheConfig()))
+    restore(Path(path))
+    return LocalFolder(Path(path))
 
 
 def _no_corpus(path: Path) -> str:
@@ -300,6 +309,7 @@ def _no_corpus(path: Path) -> str:
 def _open_folder(folder: CorpusFolder) -> Corpus:
     manifest = _parse_manifest(folder)
     files = {name: FileFacts(record.size, record.xxh3_64, record.blocks) for name, record in manifest.files.items()}
+    outer, folder = folder, folder.within(manifest.folder)
     folder.check_sizes(files, MANIFEST)
     splits = {}
     for name, counts in manifest.splits.items():
@@ -316,8 +326,8 @@ def _open_folder(folder: CorpusFolder) -> Corpus:
                 )
         splits[name] = split
     return Corpus(
-        name=folder.name,
-        path=folder.path,
+        name=outer.name,
+        path=outer.path,
         fingerprint=_fingerprint_of(manifest),
         splits=splits,
         vocab_size=manifest.vocab_size,

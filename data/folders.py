@@ -42,6 +42,9 @@ class CorpusFolder(Protocol):
     def __truediv__(self, name: str) -> Path | str:
         """Return the address of a file."""
 
+    def within(self, name: str) -> "CorpusFolder":
+        """Return a folder in this one; itself if the name is empty."""
+
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name."""
 
@@ -77,6 +80,10 @@ class LocalFolder:
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
+
+    def within(self, name: str) -> "LocalFolder":
+        """Return a folder in this one; itself if the name is empty."""
+        return LocalFolder(self.path / name) if name else self
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name."""
