@@ -76,7 +76,8 @@ class IndexedTokens:
         size = int(sizes[0])
         if (sizes == size).all():  # rows of all windows, which overlap in memory
             shape = (len(self.tokens) - size + 1, size)
-            return np.ndarray(shape, self.tokens.dtype, self.tokens, strides=self.tokens.strides * 2)[starts].ravel()
+            rows: Integers = np.ndarray(shape, self.tokens.dtype, self.tokens, strides=self.tokens.strides * 2)
+            return rows[starts].reshape(-1)
         spans = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
         return np.concatenate([self.tokens[start:stop] for start, stop in spans])
 

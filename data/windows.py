@@ -34,9 +34,6 @@ class Batch(TypedDict):
     only pads the batch."""
 
 
-NAMES = tuple(Batch.__annotations__)
-
-
 def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, sample_index: Int64s, length: int) -> Batch:
     """Read windows into one batch.
 
@@ -66,8 +63,8 @@ def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, samp
 
 def split(batch: Batch, rows: int) -> list[Batch]:
     """Return parts of a batch, of so many rows each, in the same memory."""
-    parts = [cast(torch.Tensor, batch[name]).split(rows) for name in NAMES]
-    return [cast(Batch, dict(zip(NAMES, tensors, strict=True))) for tensors in zip(*parts, strict=True)]
+    parts = [tensor.split(rows) for tensor in cast(dict[str, torch.Tensor], batch).values()]
+    return [cast(Batch, dict(zip(batch, tensors, strict=True))) for tensors in zip(*parts, strict=True)]
 
 
 def _documents(rows: Rows) -> tuple[Int32s, Int32s]:

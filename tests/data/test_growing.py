@@ -111,7 +111,7 @@ def test_a_kill_while_a_corpus_is_replaced_leaves_one_of_the_two(
     new = source(tmp_path / "new.jsonl", NEW)
     append(tmp_path / "d", new)
     before, after = files(corpus), files(tmp_path / "d")
-    killed(count, function, partial(append, corpus, new), workspace.shutil if function == "rmtree" else workspace)
+    killed(count, function, partial(append, corpus, new), shutil if function == "rmtree" else workspace)
     assert len(leftovers(tmp_path)) == (2 if (exchanged, function, count) == (False, "move", 2) else 1)
     open_corpus(corpus)
     assert files(corpus) == (after if function == "rmtree" else before)

@@ -106,7 +106,12 @@ def test_what_goes_is_what_a_listing_would_tell(tmp_path: Path, monkeypatch: pyt
     plans = [cache.plan() for cache in caches]
     listings: list[Shelf] = []
     recount = Shelf.recount
-    monkeypatch.setattr(Shelf, "recount", lambda self: (listings.append(self), recount(self))[1])
+
+    def counted(self: Shelf) -> int:
+        listings.append(self)
+        return recount(self)
+
+    monkeypatch.setattr(Shelf, "recount", counted)
     needs: list[dict[str, int]] = [{}, {}]
     gone = 0
     for turn in range(500):

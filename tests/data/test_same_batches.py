@@ -49,7 +49,7 @@ def digest(batches: list[Batch]) -> str:
     found = blake2b(digest_size=8)
     for batch in batches:
         for name in ("input_ids", "labels", "document_ids", "positions", "sample_index"):
-            values = batch[name].numpy()  # type: ignore[literal-required]
+            values = batch[name].numpy()
             found.update(f"{name} {values.dtype} {values.shape}".encode() + values.tobytes())
     return found.hexdigest()
 
