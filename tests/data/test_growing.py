@@ -124,6 +124,21 @@ def test_a_kill_while_a_corpus_is_replaced_leaves_one_of_the_two(
     open_corpus(corpus)
 
 
+@pytest.mark.parametrize(("function", "count"), [("exchange", 0), ("rmtree", 3)])
+def test_a_damaged_corpus_that_was_replaced_does_not_come_back(
+    corpus: Path, tmp_path: Path, function: str, count: int
+) -> None:
+    """What was finished and what it replaced have the same name at one time or another, and are the same request's."""
+    flip(corpus / "train.bin")
+    again = Request(Sources((str(tmp_path / "old.jsonl"),)), "byte", corpus, 0.1, overwrite=True)
+    killed(count, function, partial(prepare, again), shutil if function == "rmtree" else workspace)
+    assert bool(verify(corpus)[1]) == (function == "exchange")
+    assert len(leftovers(tmp_path)) == 1
+    prepare(again)
+    assert verify(corpus)[1] == []
+    assert leftovers(tmp_path) == []
+
+
 def test_nothing_is_appended_to_a_damaged_corpus(corpus: Path, tmp_path: Path) -> None:
     flip(corpus / "train.bin")
     before = files(corpus)
