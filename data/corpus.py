@@ -8,17 +8,16 @@ checked when it arrives (remote/).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import xxhash
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from plumbline.data.boundaries import documents_within
 from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
-from plumbline.data.indexed import HEADER, FileFacts, Int64s, token_dtype
+from plumbline.data.indexed import FileFacts, Int64s, count_documents, token_dtype
 from plumbline.data.pairs import NoPairError, find_pairs, open_pairs
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import is_url
@@ -26,6 +25,7 @@ from plumbline.data.remote.folder import RemoteFolder
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import Shards, Tokens, pieces_of
 from plumbline.data.streams import Rows, Window
+from plumbline.data.workspace import restore
 
 MANIFEST = "corpus.json"
 CorpusPath = str | Path | Sequence[str]
@@ -126,6 +126,10 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
     sources: dict[str, dict[str, Counts]] = {}
     """Counts of each split by source, as the sources were named."""
 
+    folder: str = Field(default="", pattern=r"^(generation-[0-9a-f]{16})?$")
+    """Folder within this one that holds the token files and the tokenizer: where a corpus at a URL took the place of
+    another, which was whole until then. Empty: they are beside this file."""
+
     bad_records: list[str] = []
     """The first of the records left out that are damaged: file, line or row, and what is wrong."""
 
@@ -199,16 +203,16 @@ class Split:
         """Write windows into rows of a batch."""
         length = rows.length
         starts = numbers * length
-        read = [self.indexed.read(start, start + length + 1) for start in starts.tolist()]
-        narrow = np.result_type(*{tokens.dtype for tokens in read})  # as on disk: widened for all rows at once
-        tokens = np.empty((len(read), length + 1), narrow)
-        for row, its in enumerate(read):
-            tokens[row, : len(its)] = its
-        rows.inputs[where], rows.labels[where] = tokens[:, :-1], tokens[:, 1:]
-        for row, its in zip(where.tolist(), read, strict=True):
-            if len(its) <= length:
-                rows.pad(row, len(its) - 1)
-        window, begins = documents_within(self.indexed, starts, np.minimum(starts + length, self.num_tokens - 1))
+        lasts = np.minimum(starts + length, self.num_tokens - 1)
+        tokens = self.indexed.read_all(starts, lasts - starts + 1)
+        if len(tokens) == len(numbers) * (length + 1):
+            table = tokens.reshape(len(numbers), length + 1)  # as on disk: widened for all rows at once
+            rows.inputs[where], rows.labels[where] = table[:, :-1], table[:, 1:]
+        else:  # a window at the end of the split is shorter
+            stops = np.cumsum(lasts - starts + 1).tolist()
+            for row, start, stop in zip(where.tolist(), [0, *stops], stops, strict=False):
+                rows.put(row, Window(tokens[start : stop - 1], tokens[start + 1 : stop], begins=np.empty(0, np.int64)))
+        window, begins = self.indexed.documents_within(starts, lasts)
         rows.begins.append((where * length - starts)[window] + begins)
 
     def bits_per_byte(self, loss: float) -> float | None:
@@ -232,6 +236,7 @@ class Corpus:
     tokenizer_sha256: str | None = None
     manifest: Manifest | None = None
     folder: CorpusFolder | None = None
+    """That of the token files."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -286,7 +291,10 @@ def folder_at(path: str | Path, cache: CacheConfig | None = None) -> CorpusFolde
     Raises:
         ValueError: the URL holds a password.
     """
-    return RemoteFolder(str(path), Cache(cache or CacheConfig())) if is_url(path) else LocalFolder(Path(path))
+    if is_url(path):
+        return RemoteFolder(str(path), Cache(cache or CacheConfig()))
+    restore(Path(path))
+    return LocalFolder(Path(path))
 
 
 def _no_corpus(path: Path) -> str:
@@ -301,6 +309,7 @@ def _no_corpus(path: Path) -> str:
 def _open_folder(folder: CorpusFolder) -> Corpus:
     manifest = _parse_manifest(folder)
     files = {name: FileFacts(record.size, record.xxh3_64, record.blocks) for name, record in manifest.files.items()}
+    outer, folder = folder, folder.within(manifest.folder)
     folder.check_sizes(files, MANIFEST)
     splits = {}
     for name, counts in manifest.splits.items():
@@ -317,8 +326,8 @@ def _open_folder(folder: CorpusFolder) -> Corpus:
                 )
         splits[name] = split
     return Corpus(
-        name=folder.name,
-        path=folder.path,
+        name=outer.name,
+        path=outer.path,
         fingerprint=_fingerprint_of(manifest),
         splits=splits,
         vocab_size=manifest.vocab_size,
@@ -332,21 +341,24 @@ def _open_folder(folder: CorpusFolder) -> Corpus:
 
 def _tokens(folder: CorpusFolder, name: str, manifest: Manifest, files: Mapping[str, FileFacts]) -> Tokens:
     """Return the tokens of one split."""
-    prefixes = manifest.splits[name].shards or [name]
+    counts = manifest.splits[name]
+    prefixes = counts.shards or [name]
     itemsize = token_dtype(manifest.vocab_size).itemsize
     shards = [_shard_facts(folder, prefix, files, itemsize) for prefix in prefixes]
+    tokens, index_bytes = sum(shard.tokens for shard in shards), sum(shard.idx_file.size for shard in shards)
+    documents = count_documents(index_bytes, len(shards), tokens, counts.documents)
     if len(shards) == 1:
-        return folder.open_shard(shards[0])
+        return folder.open_shard(replace(shards[0], documents=documents))
     return Shards(
         f"{folder / prefixes[0]}.bin and {len(shards) - 1:,} more",
         [shard.tokens for shard in shards],
-        sum(shard.documents for shard in shards),
+        documents,
         lambda number: folder.open_shard(shards[number]),
     )
 
 
 def _shard_facts(folder: CorpusFolder, prefix: str, files: Mapping[str, FileFacts], itemsize: int) -> ShardFacts:
-    """Derive what a pair holds from the sizes of its files: an index written here has 20 bytes per document."""
+    """Return what the manifest says of one pair."""
     missing = [name for name in (f"{prefix}.bin", f"{prefix}.idx") if name not in files]
     if missing:
         raise ValueError(
@@ -354,7 +366,7 @@ def _shard_facts(folder: CorpusFolder, prefix: str, files: Mapping[str, FileFact
             "prepare the corpus again with --overwrite"
         )
     bin_file, idx_file = files[f"{prefix}.bin"], files[f"{prefix}.idx"]
-    return ShardFacts(prefix, itemsize, (idx_file.size - HEADER.size - 8) // 20, bin_file, idx_file)
+    return ShardFacts(prefix, itemsize, None, bin_file, idx_file)
 
 
 def read_manifest(path: str | Path, cache: CacheConfig | None = None) -> Manifest:

@@ -17,7 +17,8 @@ class ShardFacts:
     prefix: str
     itemsize: int
     """Bytes of one token."""
-    documents: int
+    documents: int | None
+    """Number of documents; None of one among several pairs."""
     bin_file: FileFacts
     idx_file: FileFacts
 
@@ -40,6 +41,9 @@ class CorpusFolder(Protocol):
 
     def __truediv__(self, name: str) -> Path | str:
         """Return the address of a file."""
+
+    def within(self, name: str) -> "CorpusFolder":
+        """Return a folder in this one; itself if the name is empty."""
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name."""
@@ -76,6 +80,10 @@ class LocalFolder:
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name
+
+    def within(self, name: str) -> "LocalFolder":
+        """Return a folder in this one; itself if the name is empty."""
+        return LocalFolder(self.path / name) if name else self
 
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name."""

@@ -71,6 +71,16 @@ class IndexedTokens:
         """Return tokens `start` to `stop`, without those beyond the end."""
         return self.tokens[start:stop]
 
+    def read_all(self, starts: Int64s, sizes: Int64s) -> Integers:
+        """Return n stretches of tokens, end to end: `sizes` tokens from `starts` on, all of which there must be."""
+        size = int(sizes[0])
+        if (sizes == size).all():  # rows of all windows, which overlap in memory
+            shape = (len(self.tokens) - size + 1, size)
+            rows: Integers = np.ndarray(shape, self.tokens.dtype, self.tokens, strides=self.tokens.strides * 2)
+            return rows[starts].reshape(-1)
+        spans = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
+        return np.concatenate([self.tokens[start:stop] for start, stop in spans])
+
     def document_starts(self, start: int, stop: int) -> Int64s:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
         return starts_between(self.first_bytes, start, stop, self.tokens.itemsize)
@@ -193,6 +203,17 @@ def read_header(file: BinaryIO, name: str | Path) -> tuple[np.dtype[np.integer[A
             "indices); the file is truncated or damaged: copy or prepare it again"
         )
     return np.dtype(DTYPES[code]).newbyteorder("<"), sequences, indices
+
+
+def count_documents(index_bytes: int, pairs: int, tokens: int, expected: int) -> int:
+    """Return how many documents some pairs hold by the size of their indices, 12 bytes a sequence and 8 a document.
+
+    That leaves open how many of them are of several sequences each: `expected` is returned where it can be, else the
+    number if none is.
+    """
+    entries = index_bytes - pairs * (HEADER.size + 8)
+    further, rest = divmod(entries - 20 * expected, 12)  # sequences beyond the first of each document
+    return expected if rest == 0 and 0 <= further <= tokens // LONGEST_SEQUENCE else entries // 20
 
 
 def _map(file: BinaryIO, dtype: npt.DTypeLike, offset: int, count: int) -> npt.NDArray[Any]:

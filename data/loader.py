@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -25,10 +26,14 @@ from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.piece import Piece
 from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskSource
-from plumbline.data.windows import BYTES_PER_TOKEN, Batch, gather
+from plumbline.data.windows import BYTES_PER_TOKEN, Batch, gather, split
+
+Steps = list[list[Batch]]
+"""The micro-batches of one step, and of others."""
 
 CALIBRATION_ROWS = 8
-LOCATED = 4096  # samples that are located together: many cost little more than one
+LOCATED = 16384  # samples that are located together: many cost little more than one
+TOGETHER = 2**18  # tokens that are read together at most, 6 MB of batches, unless a step has more
 MAX_EPOCHS = 40
 """A corpus is read no more often unless its `max_epochs` says so: beyond, repeated text is worth nothing (arXiv
 2305.16264, where 4 epochs are as good as new text)."""
@@ -75,8 +80,9 @@ class TrainBatches:
         contains does not depend on the world size W, nor on the micro-batch size m.
         """
         samples = self._samples(step)
-        located = self.order.locate(samples)
-        return self._gather(samples, located.source, located.window)
+        located = self.order.locate(samples.reshape(-1))
+        (batches,) = self._gather([samples], located.source, located.window)
+        return batches
 
     def iterate(self, start_step: int, stop_step: int) -> Generator[list[Batch], None, None]:
         """Yield `micro_batches` of each step in [start_step, stop_step), read ahead in background threads.
@@ -85,26 +91,38 @@ class TrainBatches:
         """
         tasks = self._tasks(start_step, stop_step)
         if not self.is_remote:
-            yield from prefetch(tasks, self.config.reader_threads)
+            with contextlib.closing(prefetch(tasks, self.config.reader_threads)) as groups:
+                for steps in groups:
+                    yield from steps
             return
         with contextlib.closing(Ahead(Cache(self.config.cache), self.pieces, stop_step)) as ahead:
             lock = threading.Lock()  # of `ahead`, which the threads tell in turn
-            steps = enumerate(tasks, start_step)
-            fetched = (partial(_fetched, ahead, lock, step, task) for step, task in steps)
-            yield from prefetch(fetched, self.config.reader_threads)
+            fetched = (partial(_fetched, ahead, lock, step, task) for step, task in enumerate(tasks, start_step))
+            with contextlib.closing(prefetch(fetched, self.config.reader_threads)) as groups:
+                for (batches,) in groups:
+                    yield batches
 
-    def _tasks(self, start_step: int, stop_step: int) -> Iterator[Callable[[], list[Batch]]]:
-        """Yield what makes the batches of each step; samples of several steps are located together."""
-        ahead = max(1, LOCATED * self._world_size // self.plan.batch_size)
+    @property
+    def _together(self) -> int:
+        """Return how many steps are read together at most: small ones cost half as much so, but for their fetching."""
+        tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
+        return 1 if self.is_remote else max(1, TOGETHER // tokens)
+
+    def _tasks(self, start_step: int, stop_step: int) -> Iterator[Callable[[], Steps]]:
+        """Yield what makes the batches of one step, then of two, of four and so on, up to `_together`.
+
+        Samples of many steps are located together.
+        """
+        ahead, together = max(1, LOCATED * self._world_size // self.plan.batch_size), 1
         for first in range(start_step, stop_step, ahead):
             samples = [self._samples(step) for step in range(first, min(first + ahead, stop_step))]
             located = self.order.locate(np.concatenate([each.reshape(-1) for each in samples]))
             begin = 0
-            for each in samples:
-                mine = slice(begin, begin + each.size)
-                parts = (part[mine].reshape(each.shape) for part in (located.source, located.window))
-                yield partial(self._gather, each, *parts)
-                begin += each.size
+            while samples:
+                group, samples = samples[:together], samples[together:]
+                mine = slice(begin, begin + sum(each.size for each in group))
+                yield partial(self._gather, group, located.source[mine], located.window[mine])
+                begin, together = mine.stop, min(2 * together, self._together)
 
     def _samples(self, step: int) -> Int64s:
         """Return the numbers of this rank's samples of a step, [accumulation_steps, micro_batch]."""
@@ -114,11 +132,12 @@ class TrainBatches:
         first = self.plan.samples_before(step) + passes * size
         return first[:, None] + np.arange(size)
 
-    def _gather(self, samples: Int64s, sources: Int64s, windows: Int64s) -> list[Batch]:
-        return [
-            gather(self._streams, *rows, self.config.sequence_length)
-            for rows in zip(sources, windows, samples, strict=True)
-        ]
+    def _gather(self, samples: Sequence[Int64s], sources: Int64s, windows: Int64s) -> Steps:
+        """Return the micro-batches of some steps, of which `samples` are [accumulation_steps, micro_batch] each."""
+        numbers = np.concatenate([each.reshape(-1) for each in samples])
+        rows = gather(self._streams, sources, windows, numbers, self.config.sequence_length)
+        batches = iter(split(rows, self.micro_batch))
+        return [list(islice(batches, len(each))) for each in samples]
 
     def pieces(self, step: int) -> list[Piece]:
         """Return what this rank has to fetch to read step `step`, in order; nothing of local corpora and tasks."""
@@ -133,7 +152,7 @@ class TrainBatches:
     def describe_memory(self) -> str:
         """Return in one line what reading takes of host memory, and of the disk for corpora at a URL."""
         tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
-        held = DEPTH + self.config.reader_threads + 1  # ready, in the works, and the one that is trained on
+        held = (DEPTH + self.config.reader_threads + 1) * self._together  # ready, in the works, and being trained on
         line = f"at most {held * tokens * BYTES_PER_TOKEN / 1e6:,.1f} MB of host memory per rank for batches"
         if self.is_remote:
             cache = self.config.cache
@@ -254,7 +273,7 @@ class ValidationBatches:
             yield gather([self._split], np.minimum(numbers, 0), numbers, numbers, self._length)
 
 
-def _fetched(ahead: Ahead, lock: threading.Lock, step: int, task: Callable[[], list[Batch]]) -> list[Batch]:
+def _fetched(ahead: Ahead, lock: threading.Lock, step: int, task: Callable[[], Steps]) -> Steps:
     """Make the batches of a step from corpora at a URL, and have the next steps' pieces fetched."""
     with lock:
         ahead.reach(step)

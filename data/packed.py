@@ -107,16 +107,21 @@ class PackedSplit:
         sizes = self.lengths[piece].astype(np.int64)
         ends = np.cumsum(sizes)
         filled = np.bincount(row, sizes, len(numbers)).astype(np.int64)
-        place = ends - sizes + (where * length - np.cumsum(filled) + filled)[row]  # counted through all rows
-        inputs, labels = rows.inputs.reshape(-1), rows.labels.reshape(-1)
-        for at, start, size in zip(place.tolist(), self.starts[piece].tolist(), sizes.tolist(), strict=True):
-            tokens = self.split.indexed.read(start, start + size + 1)
-            inputs[at : at + size] = tokens[:-1]
-            labels[at : at + size] = tokens[1:]
+        stops = np.cumsum(filled)
+        column = ends - sizes - (stops - filled)[row]
+        starts = self.starts[piece]
+        tokens = self.split.indexed.read_all(starts, sizes)
         padded = np.flatnonzero(filled < length)
+        inputs = np.zeros((len(numbers), length), tokens.dtype)  # as on disk: widened for all rows at once
+        labels = np.empty_like(inputs)
+        for first, its in zip([0, *(padded + 1).tolist()], np.split(tokens, stops[padded]), strict=True):
+            inputs.reshape(-1)[first * length : first * length + len(its)] = its
+        labels.reshape(-1)[:-1] = inputs.reshape(-1)[1:]
+        labels[row, column + sizes - 1] = self.split.indexed.read_all(starts + sizes, np.ones_like(sizes))
+        rows.inputs[where], rows.labels[where] = inputs, labels
         for number in padded.tolist():
             rows.pad(int(where[number]), int(filled[number]))
-        rows.begins += [place[place % length > 0], where[padded] * length + filled[padded]]
+        rows.begins += [(where[row] * length + column)[column > 0], where[padded] * length + filled[padded]]
 
     def pieces(self, number: int, length: int) -> list[Piece]:
         """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""

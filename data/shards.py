@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from plumbline.data.boundaries import OneByOne
 from plumbline.data.indexed import Int64s, Integers
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.tokens import RemoteTokens
@@ -32,8 +33,14 @@ class Tokens(Protocol):
     def document_starts(self, start: int, stop: int) -> Int64s:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
 
+    def read_all(self, starts: Int64s, sizes: Int64s) -> Integers:
+        """Return n stretches of tokens, end to end: `sizes` tokens from `starts` on, all of which there must be."""
 
-class Shards:
+    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Return `document_starts` of n stretches, end to end, and before them the stretch that each lies in."""
+
+
+class Shards(OneByOne):
     """Read several pairs as one, each opened when it is first read.
 
     Args:

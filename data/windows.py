@@ -1,7 +1,8 @@
 """Gather windows of any sources into the tensors of a batch."""
 
 from collections.abc import Sequence
-from typing import TypedDict
+from functools import lru_cache
+from typing import TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -60,16 +61,26 @@ def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, samp
     )
 
 
+def split(batch: Batch, rows: int) -> list[Batch]:
+    """Return parts of a batch, of so many rows each, in the same memory."""
+    parts = [tensor.split(rows) for tensor in cast(dict[str, torch.Tensor], batch).values()]
+    return [cast(Batch, dict(zip(batch, tensors, strict=True))) for tensors in zip(*parts, strict=True)]
+
+
 def _documents(rows: Rows) -> tuple[Int32s, Int32s]:
     """Return document ids and positions, [b, T] each: every token has those of the run that it lies in."""
     shape, size = rows.inputs.shape, rows.inputs.size
-    first = np.arange(len(rows.inputs)) * rows.length  # a row begins with a run, of document 0
-    begins = np.sort(np.concatenate([first, *rows.begins, [size]]))
-    begins = begins[
-        np.flatnonzero(begins[1:] != begins[:-1])
-    ]  # once each: an empty document begins where the next does
-    lengths = np.diff(begins, append=size)
+    first = np.arange(0, size, rows.length)  # a row begins with a run, of document 0
+    bounds = np.concatenate([first, *rows.begins, [size]])
+    bounds.sort()
+    last = bounds[1:] != bounds[:-1]  # of those at one place: an empty document begins where the next does
+    begins, lengths = bounds[:-1][last], (bounds[1:] - bounds[:-1])[last]
     ids = np.arange(len(begins)) - np.searchsorted(begins, first)[begins // rows.length]
     documents, positions = np.repeat(ids.astype(np.int32), lengths), np.repeat(begins.astype(np.int32), lengths)
-    np.subtract(np.arange(size, dtype=np.int32), positions, out=positions)
+    np.subtract(_places(size), positions, out=positions)
     return documents.reshape(shape), positions.reshape(shape)
+
+
+@lru_cache(maxsize=8)
+def _places(size: int) -> Int32s:
+    return np.arange(size, dtype=np.int32)

@@ -4,8 +4,10 @@ What already has the final name is replaced only if it is an empty folder or one
 """
 
 import contextlib
+import ctypes
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import stat
@@ -13,6 +15,12 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+PARTIAL, NEW, OLD = ".partial", ".new", ".old"
+"""Endings of hidden folders: one that is filled, one that is finished and about to replace the output, and what it
+replaces where the two cannot be exchanged."""
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,8 @@ class FolderKind:
 
 
 def is_free(output: Path) -> bool:
-    """Return whether there is nothing at this path, or an empty folder."""
+    """Return whether there is nothing at this path, or an empty folder, nor anything to `restore`."""
+    restore(output)
     return not os.path.lexists(output) or (output.is_dir() and not output.is_symlink() and not any(output.iterdir()))
 
 
@@ -127,6 +136,7 @@ def resumed_folder(output: Path, kind: FolderKind, key: str) -> Iterator[Path]:
 def _filled(output: Path, kind: FolderKind, key: str | None) -> Iterator[Path]:
     check_replaceable(output, kind)
     output.parent.mkdir(parents=True, exist_ok=True)
+    _clean(output)
     folder, lock = _own_folder(output, key)
     keep = False
     try:
@@ -151,7 +161,7 @@ def _filled(output: Path, kind: FolderKind, key: str | None) -> Iterator[Path]:
 
 
 def _partial(output: Path, key: str) -> str:
-    return f".{output.name}.{key}.partial"
+    return f".{output.name}.{key}{PARTIAL}"
 
 
 def _own_folder(output: Path, key: str | None) -> tuple[Path, int]:
@@ -172,22 +182,105 @@ def _own_folder(output: Path, key: str | None) -> tuple[Path, int]:
 def publish_folder(folder: Path, output: Path) -> None:
     """Flush a filled folder to disk and give it its final name, in place of what is there.
 
+    Whenever the process is killed, one of the two has that name, or gets it by `restore`.
+
     Raises:
         OSError: it could not be moved; what was there before is there again.
     """
     apply_umask(folder)
     for path in [*folder.rglob("*"), folder]:
         sync(path)
-    replaced = folder.with_suffix(".replaced")
-    if output.exists():
-        move(output, replaced)
-    try:
+    if not output.exists():
         move(folder, output)
+        return
+    # Its own number tells, after a kill, whether what has this name is still the new folder
+    new = folder.with_suffix(f".{folder.stat().st_ino}{NEW}")
+    move(folder, new)
+    try:
+        old = _replace(output, new)
     except OSError:
-        if replaced.exists():
-            move(replaced, output)
+        move(new, folder)
         raise
-    shutil.rmtree(replaced, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _replace(output: Path, new: Path) -> Path:
+    """Put a folder in place of another, and return where that is now."""
+    if exchange(new, output):
+        return new
+    old = new.with_suffix(OLD)
+    move(output, old)
+    try:
+        move(new, output)
+    except OSError:
+        move(old, output)
+        raise
+    return old
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Exchange the names of two folders at once; False where the kernel or the file system cannot.
+
+    Raises:
+        OSError: it failed, and they have the names that they had.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(AT_FDCWD, os.fsencode(one.absolute()), AT_FDCWD, os.fsencode(other.absolute()), RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            return False
+        raise OSError(number, os.strerror(number), str(other))
+    sync(one.parent)
+    sync(other.parent)
+    return True
+
+
+def restore(output: Path) -> None:
+    """Put back what a process moved away that was killed before it had put something in its place."""
+    for old in () if os.path.lexists(output) else _hidden(output, OLD):
+        with _abandoned(old.with_suffix(NEW)) as abandoned:
+            if abandoned and not os.path.lexists(output):
+                with contextlib.suppress(OSError):  # another process does the same, or may, where we may not write
+                    move(old, output)
+
+
+def _clean(output: Path) -> None:
+    """Remove what killed processes left that were replacing a folder; what is finished can be gone on with."""
+    restore(output)
+    for old in _hidden(output, OLD) if os.path.lexists(output) else ():
+        shutil.rmtree(old, ignore_errors=True)
+    for new in _hidden(output, NEW):
+        with _abandoned(new) as abandoned:
+            name, number, _ = new.name.rsplit(".", 2)
+            partial = new.with_name(name + PARTIAL)
+            if abandoned and new.stat().st_ino == int(number) and not partial.exists():
+                move(new, partial)
+            elif abandoned:
+                shutil.rmtree(new, ignore_errors=True)
+
+
+def _hidden(output: Path, ending: str) -> list[Path]:
+    """Return the folders beside an output that are named after it and end so."""
+    return list(output.parent.glob(f".{glob.escape(output.name)}.*{ending}"))
+
+
+@contextlib.contextmanager
+def _abandoned(folder: Path) -> Iterator[bool]:
+    """Yield whether a folder is there and no process fills or publishes it; none can meanwhile."""
+    try:
+        lock = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield True
+    except BlockingIOError:
+        yield False
+    finally:
+        os.close(lock)
 
 
 def apply_umask(folder: Path) -> None:
@@ -241,9 +334,7 @@ def move(source: Path, target: Path) -> None:
 
 
 def _remove_abandoned(output: Path, own: Path) -> None:
-    for folder in set(output.parent.glob(f".{output.name}.*.partial")) - {own}:
-        descriptor = os.open(folder, os.O_RDONLY)
-        with contextlib.suppress(BlockingIOError):  # locked: another process is filling it
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-        os.close(descriptor)
+    for folder in set(_hidden(output, PARTIAL)) - {own}:
+        with _abandoned(folder) as abandoned:
+            if abandoned:
+                shutil.rmtree(folder)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from plumbline.data.corpus import MANIFEST, Counts, FileRecord, Manifest, SplitRecord, read_manifest
+from plumbline.data.corpus import MANIFEST, Counts, FileRecord, Manifest, SplitRecord, folder_at, read_manifest
 from plumbline.data.heldout import HeldOut, UInt64s, smallest_cut
 from plumbline.data.indexed import Int64s
 from plumbline.data.preparation.duplicates import check_mode
@@ -80,7 +80,7 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
     corpus = request.output
     _, frequencies = checked_frequencies(corpus)
     if not (folder / "tokenizer").is_dir():
-        shutil.copytree(corpus / "tokenizer", folder / ".tokenizer", dirs_exist_ok=True)
+        shutil.copytree(corpus / before.folder / "tokenizer", folder / ".tokenizer", dirs_exist_ok=True)
         (folder / ".tokenizer").replace(folder / "tokenizer")
     names = [name for split in SPLITS for name in pairs_of(before, split)]
     first = 1 + max(int((re.findall(r"-(\d+)$", name) or ["0"])[0]) for name in names)
@@ -90,7 +90,7 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
         lambda split, shard: f"{split}-{first + shard:05}",
         lambda parts: _held_out_as_before(before, request.validation_fraction, parts),
     )
-    _link(corpus, folder, {file: file for file in before.files})
+    _link(corpus / before.folder, folder, {file: file for file in before.files})
     manifest = _grown(before, filled, identity, frequencies)
     finish(folder, manifest)
     return manifest
@@ -130,6 +130,7 @@ def _grown(before: Manifest, filled: Filled, identity: dict[str, Any], frequenci
             "versions": versions(),
             "sources": _sources([before.sources, totals.sources]),
             "bad_records": [*before.bad_records, *filled.bad],
+            "folder": "",
         }
     )
 
@@ -159,7 +160,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
     if exists_already(output, request, overwrite):
         return Result(output, read_manifest(output), None), warnings
     with new_folder(output, CORPUS) as folder:
-        shutil.copytree(corpora[0] / "tokenizer", folder / "tokenizer")
+        shutil.copytree(corpora[0] / manifests[0].folder / "tokenizer", folder / "tokenizer")
         parts: dict[str, list[tuple[Counts | None, list[str]]]] = {split: [] for split in SPLITS}
         files: dict[str, FileRecord] = {}
         total = np.zeros((len(SPLITS), manifests[0].vocab_size), np.int64)
@@ -171,7 +172,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
                 renamed = {name: f"{split}-{first + n:05}" for n, name in enumerate(pairs_of(manifest, split))}
                 parts[split].append((manifest.splits[split], list(renamed.values())))
                 of_pairs = {f"{a}.{end}": f"{b}.{end}" for a, b in renamed.items() for end in ("bin", "idx")}
-                _link(corpus, folder, of_pairs)
+                _link(corpus / manifest.folder, folder, of_pairs)
                 files.update({new: manifest.files[old] for old, new in of_pairs.items()})
         merged = manifests[0].model_copy(
             update={
@@ -185,6 +186,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
                 "held_out": None if warnings else manifests[0].held_out,
                 "sources": _sources([manifest.sources for manifest in manifests]),
                 "bad_records": [bad for manifest in manifests for bad in manifest.bad_records],
+                "folder": "",
             }
         )
         finish(folder, merged)
@@ -192,7 +194,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
 
 
 def _manifest_of(corpus: Path) -> Manifest:
-    if not (corpus / MANIFEST).is_file():
+    if not folder_at(corpus).has(MANIFEST):
         raise ValueError(f"{corpus}: no corpus here (no {MANIFEST}); make one with --source")
     return read_manifest(corpus)
 

@@ -21,14 +21,11 @@ from plumbline.data.workspace import FolderKind
 
 WORK = ".work"
 """The folder of the work in progress, in that of the corpus to be."""
-CORPUS = FolderKind(
-    name="a corpus",
-    marks=(MANIFEST,),
-    others=(
-        *(f"{split}{number}.{ending}" for split in SPLITS for number in ("", "-*") for ending in ("bin", "idx")),
-        *(f"tokenizer/{file}" for file in TOKENIZER_FILES),
-    ),
+_FILES = (
+    *(f"{split}{number}.{ending}" for split in SPLITS for number in ("", "-*") for ending in ("bin", "idx")),
+    *(f"tokenizer/{file}" for file in TOKENIZER_FILES),
 )
+CORPUS = FolderKind(name="a corpus", marks=(MANIFEST,), others=(*_FILES, *(f"generation-*/{file}" for file in _FILES)))
 
 
 def finish(folder: Path, manifest: Manifest) -> None:

@@ -1,7 +1,8 @@
 """Put a corpus where a URL says: every file first, corpus.json last, so that a corpus that opens is whole.
 
 It is made in a hidden folder here, which goes when it is uploaded. A run that fails or is killed is gone on with by the
-same command: what is there already is not sent again.
+same command: what is there already is not sent again. Where a corpus takes the place of another, its files go into a
+folder of their own, so that the other one can be read until `corpus.json` is replaced; then the other one is removed.
 """
 
 import json
@@ -18,14 +19,16 @@ from typing import Any
 import xxhash
 from pydantic import ValidationError
 
-from plumbline.data.corpus import MANIFEST, Manifest
-from plumbline.data.preparation.manifest import check_same
+from plumbline.data.corpus import MANIFEST, Manifest, read_manifest
+from plumbline.data.preparation.manifest import CORPUS, check_same
 from plumbline.data.preparation.request import Request
+from plumbline.data.preparation.work import whole
 from plumbline.data.prepare import Result, prepare
 from plumbline.data.remote.fetch import check_url, file_system
 
 THREADS = 8
 UPLOADED = "uploaded.jsonl"
+"""Lists the files that were sent, each with the time at which it was made here."""
 
 
 def prepare_at(url: str, request: Request, staging: Path) -> Result:
@@ -44,23 +47,41 @@ def prepare_at(url: str, request: Request, staging: Path) -> Result:
     url = url.rstrip("/")
     remote = _Remote(url)
     there = remote.manifest()
+    name = url.rpartition("/")[2]
+    folder = staging / f".{name}.{xxhash.xxh3_64_hexdigest(url.encode())[:8]}.upload"
     if there is not None and not request.overwrite:
         request.check()
         check_same(url, there.request, request.identity())
+        if folder.is_dir():  # of an upload in its place, which was broken off
+            remote.remove_all_but(there)
+            shutil.rmtree(folder)
         return Result(url, there, None)
-    name = url.rpartition("/")[2]
-    folder = staging / f".{name}.{xxhash.xxh3_64_hexdigest(url.encode())[:8]}.upload"
     journal = folder / UPLOADED
-    if there is None and not journal.is_file() and remote.holds_something():
+    if there is None and not journal.is_file() and remote.sizes():
         raise ValueError(
             f"--output {url}: exists and is not a corpus (no {MANIFEST}); choose another name, or empty it"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    local = prepare(replace(request, output=folder / name))
+    local = _prepared(request, folder / name)
+    content = local.manifest.model_dump_json()
+    if there is None:
+        place = ""
+    elif journal.is_file() and there.model_copy(update={"folder": ""}).model_dump_json() == content:
+        place = there.folder  # all was sent, but what it replaced may be there still
+    else:
+        place = f"generation-{xxhash.xxh3_64_hexdigest(content.encode())}"
+    manifest = local.manifest.model_copy(update={"folder": place})
     journal.touch()
-    remote.send(folder / name, journal, there)
+    remote.send(folder / name, manifest, journal)
+    remote.remove_all_but(manifest)
     shutil.rmtree(folder)
-    return Result(url, local.manifest, time.monotonic() - started)
+    return Result(url, manifest, time.monotonic() - started)
+
+
+def _prepared(request: Request, output: Path) -> Result:
+    """Make the corpus here, unless an earlier command did; another one that it left is replaced."""
+    stale = (output / MANIFEST).is_file() and read_manifest(output).request != request.identity()
+    return prepare(replace(request, output=output, overwrite=stale))
 
 
 class _Remote:
@@ -84,33 +105,43 @@ class _Remote:
         except Exception as error:  # every file system has errors of its own
             raise OSError(f"--output {self._url}: cannot be read ({error})") from error
 
-    def holds_something(self) -> bool:
-        """Return whether there is anything at the URL."""
+    def sizes(self) -> dict[str, int]:
+        """Return the size of every file at the URL, by its name there."""
         try:
-            return bool(self._files.exists(self._root) and self._files.find(self._root))
+            found = self._files.find(self._root, detail=True) if self._files.exists(self._root) else {}
+            return {path.removeprefix(f"{self._root}/"): info["size"] for path, info in found.items()}
         except Exception as error:  # every file system has errors of its own
             raise OSError(f"--output {self._url}: cannot be read ({error})") from error
 
-    def send(self, local: Path, journal: Path, replaced: Manifest | None) -> None:
-        """Upload a corpus; files that the journal names are there already."""
-        names = sorted(str(path.relative_to(local)) for path in local.rglob("*") if path.is_file())
-        names.remove(MANIFEST)
-        checksum = xxhash.xxh3_64_hexdigest((local / MANIFEST).read_bytes())
-        done = _read_journal(journal, checksum)
+    def send(self, local: Path, manifest: Manifest, journal: Path) -> None:
+        """Upload a corpus, its manifest last; files that the journal names and that are there are not sent again."""
+        files = {str(path.relative_to(local)): path for path in local.rglob("*") if path.is_file()}
+        del files[MANIFEST]
+        there, sent = self.sizes(), set(journal.read_text().splitlines())
         lock = threading.Lock()
 
         def send_one(name: str) -> None:
-            self._try(name, partial(self._put, local / name, name))
+            path, target = files[name], _within(manifest.folder, name)
+            line = json.dumps([target, path.stat().st_mtime_ns])
+            if line in sent and there.get(target) == path.stat().st_size:
+                return
+            self._try(target, partial(self._put, path, target))
             with lock, journal.open("a") as file:
-                file.write(json.dumps([checksum, name]) + "\n")
+                file.write(f"{line}\n")
 
-        if replaced is not None and not done:  # what is replaced must not open while it is neither
-            self._try(MANIFEST, partial(self._files.rm_file, f"{self._root}/{MANIFEST}"))
         with ThreadPoolExecutor(THREADS) as threads:
-            list(threads.map(send_one, [name for name in names if name not in done]))
-        self._try(MANIFEST, partial(self._put, local / MANIFEST, MANIFEST))
-        for name in sorted(set(replaced.files if replaced else ()) - set(names)):
-            self._try(name, partial(self._files.rm_file, f"{self._root}/{name}"))
+            list(threads.map(send_one, sorted(files)))
+        with whole(journal.with_name(MANIFEST)) as path:
+            path.write_text(json.dumps(manifest.model_dump(), indent=2) + "\n")
+        self._try(MANIFEST, partial(self._put, journal.with_name(MANIFEST), MANIFEST))
+
+    def remove_all_but(self, manifest: Manifest) -> None:
+        """Remove the files of other corpora, replaced ones and such as were sent in part."""
+        kept = {MANIFEST, *(_within(manifest.folder, name) for name in manifest.files)}
+        tokenizer = _within(manifest.folder, "tokenizer/")
+        for name in self.sizes():
+            if CORPUS.owns(Path(name)) and name not in kept and not name.startswith(tokenizer):
+                self._try(name, partial(self._files.rm_file, f"{self._root}/{name}"))
 
     def _put(self, path: Path, name: str) -> None:
         self._files.put_file(str(path), f"{self._root}/{name}")
@@ -128,14 +159,5 @@ class _Remote:
             ) from error
 
 
-def _read_journal(journal: Path, checksum: str) -> set[str]:
-    """Return the files of this very corpus that were uploaded; a last line that was cut off counts for nothing."""
-    done = set()
-    for line in journal.read_text().splitlines() if journal.is_file() else ():
-        try:
-            of, name = json.loads(line)
-        except ValueError:
-            continue
-        if of == checksum:
-            done.add(name)
-    return done
+def _within(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name

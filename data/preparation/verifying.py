@@ -34,6 +34,7 @@ def verify(path: str | Path) -> tuple[Manifest, list[str]]:
     if not folder.has(MANIFEST):
         raise ValueError(f"{path}: no corpus here (no {MANIFEST})")
     manifest = read_manifest(path)
+    folder = folder.within(manifest.folder)
     with ThreadPoolExecutor(THREADS) as threads:
         found = list(threads.map(lambda file: _damage(folder, *file), sorted(manifest.files.items())))
     name = f"tokenizer/{TOKENIZER}"
@@ -63,7 +64,7 @@ def checked_frequencies(folder: Path) -> tuple[Manifest, Int64s]:
     frequencies = np.zeros((len(SPLITS), manifest.vocab_size), np.int64)
     for number, split in enumerate(SPLITS):
         for pair in pairs_of(manifest, split):
-            with (folder / f"{pair}.bin").open("rb") as file:
+            with (folder / manifest.folder / f"{pair}.bin").open("rb") as file:
                 while block := file.read(BLOCK_BYTES):
                     tokens = np.frombuffer(block, token_dtype(manifest.vocab_size))
                     frequencies[number] += np.bincount(tokens, minlength=manifest.vocab_size)

@@ -4,6 +4,7 @@
     pieces/KEY.partial  one that arrives, locked by who fetches it; what a killed process left is written over
     tokenizers/         of the corpora that were opened
     plans/              what each process needs next (plans.py)
+    held                the bytes in pieces/ (shelf.py)
     lock                held while room is made
 
 A piece appears under its name by a rename, whole, checked and on disk. Locks end with the process that holds them. When
@@ -18,6 +19,7 @@ import os
 import time
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,12 +27,11 @@ from pydantic import BaseModel, PositiveInt
 
 from plumbline.data.remote.fetch import TRIES, RemoteError, download
 from plumbline.data.remote.piece import Piece
-from plumbline.data.remote.plans import Plan, is_held, needs_of_all, same_file
+from plumbline.data.remote.plans import Plan, needs_of_all, same_file
+from plumbline.data.remote.shelf import PARTIAL, Shelf
 
-PARTIAL = ".partial"
 NOW = -1
 """Steps until a piece is needed whose reader waits: everything else is needed later."""
-UNPLANNED = 1 << 62
 
 
 class CacheConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -62,6 +63,10 @@ class Cache:
     def folder(self) -> Path:
         """Return the folder; nobody asks for it, nor for a home directory, where all corpora are local."""
         return self._config.folder.absolute()
+
+    @cached_property
+    def _shelf(self) -> Shelf:
+        return Shelf(self._pieces, self.folder / "held")
 
     @property
     def _pieces(self) -> Path:
@@ -96,7 +101,8 @@ class Cache:
 
     def forget(self, piece: Piece) -> None:
         """Remove a piece."""
-        self._path(piece).unlink(missing_ok=True)
+        with self.locked():
+            self._shelf.remove(piece.key)
 
     def plan(self) -> Plan:
         """Return a new plan of this process, for what it will read."""
@@ -155,7 +161,8 @@ class Cache:
 
     def _drop(self, partial: Path, file: BinaryIO, result: BinaryIO | None) -> BinaryIO | None:
         """Remove a file that is not needed, while its lock is held."""
-        partial.unlink(missing_ok=True)
+        with self.locked():
+            self._shelf.remove(partial.name)
         file.close()
         return result
 
@@ -176,15 +183,20 @@ class Cache:
         """Make room for a piece and give its file the size that it will have; who needs it now waits for others."""
         while True:
             with self.locked():
-                if self._make_room(piece, steps):
-                    os.truncate(file.fileno(), piece.size)
+                if self._make_room(piece, steps, os.fstat(file.fileno()).st_size):
+                    self._shelf.grow(file, piece.size)
                     return True
             if steps != NOW:
                 return False
             time.sleep(0.05)
 
-    def _make_room(self, piece: Piece, steps: int) -> bool:
+    def _make_room(self, piece: Piece, steps: int, there: int) -> bool:
         """Remove what is needed later than in `steps` steps, the last first, until a piece fits.
+
+        Args:
+            piece: what is to come.
+            steps: until it is needed.
+            there: bytes that its file has already.
 
         Raises:
             RemoteError: it can never fit.
@@ -195,34 +207,27 @@ class Cache:
                 f"{piece}: {piece.size:,} bytes do not fit data.cache.max_bytes = {self.max_bytes} (of which {fixed:,} "
                 f"hold tokenizers and plans); raise it to several times as much, or make the corpus of smaller shards"
             )
-        pieces = self._scan()
-        excess = fixed + sum(size for size, _ in pieces.values()) + piece.size - self.max_bytes
-        if excess <= 0:
+        allowed = self.max_bytes - fixed - piece.size + there
+        if self._shelf.held() <= allowed:
             return True
         needs = needs_of_all(self._plans)
-        kept = {name: used for name, (_, used) in pieces.items() if not name.endswith(PARTIAL)}
-        victims = []
-        for name in sorted(kept, key=lambda name: (-needs.get(name, UNPLANNED), kept[name])):
-            if excess <= 0 or needs.get(name, UNPLANNED) <= steps:
+        victims: dict[str, int] = {}
+        for name, size in chain(self._shelf.unused(needs), self._needed_later(needs, steps)):
+            if self._shelf.held() - sum(victims.values()) <= allowed:
                 break
-            victims.append(name)
-            excess -= pieces[name][0]
-        if excess > 0:
+            victims[name] = size
+        if self._shelf.held() - sum(victims.values()) > allowed:
             return False
         for name in victims:
-            (self._pieces / name).unlink(missing_ok=True)
+            self._shelf.remove(name)
         return True
 
-    def _scan(self) -> dict[str, tuple[int, int]]:
-        """Return size and time of last use of each file in pieces/; removes what arrived in part and nobody fetches."""
-        found = {}
-        for entry in os.scandir(self._pieces) if self._pieces.is_dir() else ():
-            with contextlib.suppress(FileNotFoundError):
-                if entry.name.endswith(PARTIAL) and _remove_abandoned(Path(entry.path)):
-                    continue
-                status = entry.stat()
-                found[entry.name] = (status.st_size, status.st_mtime_ns)
-        return found
+    def _needed_later(self, needs: dict[str, int], steps: int) -> Iterator[tuple[str, int]]:
+        """Yield name and bytes of each piece that is needed later than in `steps` steps, the last first."""
+        found = [(-need, *there, name) for name, need in needs.items() if (there := self._shelf.look(name))]
+        for need, _, size, name in sorted(found):
+            if -need > steps:
+                yield name, size
 
     def _other_bytes(self) -> int:
         """Return the bytes of what stays: tokenizers and plans."""
@@ -232,13 +237,3 @@ class Cache:
             with contextlib.suppress(FileNotFoundError):
                 total += path.stat().st_size if path.is_file() else 0
         return total
-
-
-def _remove_abandoned(partial: Path) -> bool:
-    """Remove a file that a dead process left; False if somebody fetches it."""
-    with partial.open("r+b") as file:
-        if is_held(file.fileno()):
-            return False
-        if same_file(file.fileno(), partial):
-            partial.unlink(missing_ok=True)
-        return True

@@ -48,6 +48,10 @@ class RemoteFolder:
     def __truediv__(self, name: str) -> str:
         return f"{self.path}/{name}"
 
+    def within(self, name: str) -> "RemoteFolder":
+        """Return a folder in this one; itself if the name is empty."""
+        return RemoteFolder(self / name, self._cache) if name else self
+
     def has(self, name: str) -> bool:
         """Return whether there is a file of this name.
 

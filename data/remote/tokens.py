@@ -4,24 +4,25 @@ import os
 
 import numpy as np
 
+from plumbline.data.boundaries import OneByOne
 from plumbline.data.indexed import Index, Int64s, Integers, open_index, starts_between
 from plumbline.data.remote.cache import Cache
 from plumbline.data.remote.files import RemoteFile
 from plumbline.data.remote.piece import Piece
 
 
-class RemoteTokens:
+class RemoteTokens(OneByOne):
     """Read one remote pair: the index whole, the tokens in pieces.
 
     Args:
         cache: where pieces are kept.
         tokens: the `.bin`.
         index: the `.idx`.
-        shape: bytes of one token and number of documents, where they are known; None opens the index now.
+        shape: bytes of one token, and number of documents where it is known; None opens the index now.
     """
 
     def __init__(
-        self, cache: Cache, tokens: RemoteFile, index: RemoteFile, shape: tuple[int, int] | None = None
+        self, cache: Cache, tokens: RemoteFile, index: RemoteFile, shape: tuple[int, int | None] | None = None
     ) -> None:
         self._cache, self._tokens, self._index = cache, tokens, index
         self._shape = shape
@@ -30,7 +31,7 @@ class RemoteTokens:
             found = self._open()
             self._shape = found.dtype.itemsize, len(found.first_bytes)
         assert self._shape is not None
-        self._itemsize, self.num_documents = self._shape
+        self._itemsize, self._documents = self._shape
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -38,6 +39,11 @@ class RemoteTokens:
 
     def __str__(self) -> str:
         return self._tokens.url
+
+    @property
+    def num_documents(self) -> int:
+        """Return the number of documents."""
+        return len(self._open().first_bytes) if self._documents is None else self._documents
 
     @property
     def index_piece(self) -> Piece:
@@ -74,7 +80,7 @@ class RemoteTokens:
                 "the pair does not belong together: copy or prepare it again"
             )
         found = index.dtype.itemsize, len(index.first_bytes)
-        if self._shape not in (None, found):
+        if self._shape not in (None, found, (found[0], None)):
             raise ValueError(
                 f"{self._index.url}: {found[0]} bytes per token and {found[1]} documents, where corpus.json makes "
                 f"{self._shape} of it; prepare the corpus again with --overwrite"

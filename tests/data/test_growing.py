@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from plumbline.data import workspace
 from plumbline.data.corpus import Corpus, open_corpus, read_manifest, verify_checksums
 from plumbline.data.heldout import place
 from plumbline.data.preparation.growing import append, merge
@@ -92,6 +93,49 @@ def test_an_append_that_was_killed_is_gone_on_with(corpus: Path, tmp_path: Path,
     assert files(corpus) == before
     append(corpus, new, shard_bytes=2000)
     assert files(corpus) == files(tmp_path / "d")
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("exchanged", "function", "count"),
+    [(True, "move", 0), (True, "exchange", 0), (True, "rmtree", 2),
+     (False, "move", 0), (False, "move", 1), (False, "move", 2), (False, "rmtree", 2)],
+)  # fmt: skip
+def test_a_kill_while_a_corpus_is_replaced_leaves_one_of_the_two(
+    corpus: Path, tmp_path: Path, exchanged: bool, function: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process kills itself before the step that is named: where folders cannot be exchanged, there are two more."""
+    if not exchanged:
+        monkeypatch.setattr(workspace, "exchange", lambda *_: False)
+    shutil.copytree(corpus, tmp_path / "d")
+    new = source(tmp_path / "new.jsonl", NEW)
+    append(tmp_path / "d", new)
+    before, after = files(corpus), files(tmp_path / "d")
+    killed(count, function, partial(append, corpus, new), shutil if function == "rmtree" else workspace)
+    assert len(leftovers(tmp_path)) == (2 if (exchanged, function, count) == (False, "move", 2) else 1)
+    open_corpus(corpus)
+    assert files(corpus) == (after if function == "rmtree" else before)
+    append(corpus, new)
+    assert files(corpus) == after
+    if function != "rmtree":  # which is cleaned by the next that makes something
+        assert leftovers(tmp_path) == []
+    append(corpus, source(tmp_path / "third.jsonl", ["third"] * 3))
+    assert leftovers(tmp_path) == []
+    open_corpus(corpus)
+
+
+@pytest.mark.parametrize(("function", "count"), [("exchange", 0), ("rmtree", 3)])
+def test_a_damaged_corpus_that_was_replaced_does_not_come_back(
+    corpus: Path, tmp_path: Path, function: str, count: int
+) -> None:
+    """What was finished and what it replaced have the same name at one time or another, and are the same request's."""
+    flip(corpus / "train.bin")
+    again = Request(Sources((str(tmp_path / "old.jsonl"),)), "byte", corpus, 0.1, overwrite=True)
+    killed(count, function, partial(prepare, again), shutil if function == "rmtree" else workspace)
+    assert bool(verify(corpus)[1]) == (function == "exchange")
+    assert len(leftovers(tmp_path)) == 1
+    prepare(again)
+    assert verify(corpus)[1] == []
     assert leftovers(tmp_path) == []
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow
@@ -108,11 +109,10 @@ def test_shards_hold_the_tokens_of_one_pair(every_kind: Path, tmp_path: Path) ->
         make(every_kind, tmp_path / "shards", validation_fraction=0.2)
 
 
-def killed(count: int, function: str, action: Callable[[], object]) -> None:
+def killed(count: int, function: str, action: Callable[[], object], module: ModuleType = filling) -> None:
     """Do something in a process that kills itself before a function is called once more than `count` times."""
 
     def run() -> None:
-        module = prepare_module if function == "finish" else filling
         original: Callable[..., Any] = getattr(module, function)
         calls = iter(range(count))
 
@@ -157,7 +157,7 @@ def test_a_killed_run_is_gone_on_with(
 ) -> None:
     make(ten_files, tmp_path / "whole", "train-bpe:300", shard_bytes=15_000)
     request = Request(Sources((str(ten_files),)), "train-bpe:300", tmp_path / "c", shard_bytes=15_000)
-    killed(count, function, partial(prepare, request))
+    killed(count, function, partial(prepare, request), prepare_module if function == "finish" else filling)
     assert len(leftovers(tmp_path)) == 1
     surveyed = []
 

@@ -116,7 +116,7 @@ def test_without_a_folder_the_users_cache_is_taken(
     np.testing.assert_array_equal(held_out.read(3, 64).labels, expected.read(3, 64).labels)
     assert held_out.bits_per_byte(1.0) == expected.bits_per_byte(1.0)
     assert {path.name for path in (tmp_path / "plumbline" / "corpora").iterdir()} == {
-        "lock", "pieces", "tokenizers", "tokenizers.lock",
+        "held", "lock", "pieces", "tokenizers", "tokenizers.lock",
     }  # fmt: skip
 
 

@@ -4,15 +4,18 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from plumbline.data.corpus import read_manifest
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.files import RemoteFile
 from plumbline.data.remote.piece import Piece
+from plumbline.data.remote.shelf import Shelf
 from tests.conftest import PATIENCE, REPOSITORY, environment
 from tests.data.made import shard
 from tests.data.servers import Server, serve
@@ -68,6 +71,108 @@ def test_what_is_needed_last_goes_first(tmp_path: Path) -> None:
         cache.open(pieces[5]).close()
         assert kept(cache, pieces) == [2, 4, 5, 6]  # the process that needed 0 is gone
         mine.close()
+
+
+def local_pieces(folder: Path, sizes: Sequence[int]) -> list[Piece]:
+    """Make files on this machine; return each as a piece of a remote one."""
+    folder.mkdir()
+    for number, size in enumerate(sizes):
+        (folder / f"{number}").write_bytes(bytes(size))
+    return [RemoteFile(f"file://{folder}/{number}", size, None).whole() for number, size in enumerate(sizes)]
+
+
+def in_pieces(cache: Cache) -> dict[str, tuple[int, int]]:
+    """Return size and time of last use of each file."""
+    listed = {path.name: path.stat() for path in (cache.folder / "pieces").glob("*")}
+    return {name: (status.st_size, status.st_mtime_ns) for name, status in listed.items()}
+
+
+def what_stays(before: dict[str, tuple[int, int]], needs: dict[str, int], steps: int, excess: int) -> set[str] | None:
+    """Return what is left when room is made by the rule, from a listing; None if not enough may go."""
+    stays = set(before)
+    for name in sorted(before, key=lambda name: (-needs.get(name, 99), before[name][1])):
+        if excess <= 0 or needs.get(name, 99) <= steps:
+            break
+        stays.remove(name)
+        excess -= before[name][0]
+    return None if excess > 0 else stays
+
+
+def test_what_goes_is_what_a_listing_would_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes, each with what it knows of a folder that it seldom lists, and plans that change."""
+    draw = np.random.default_rng(0)
+    pieces = local_pieces(tmp_path / "there", draw.integers(1, 900, 60).tolist())
+    caches = [Cache(CacheConfig(path=str(tmp_path / "cache"), max_bytes=13_000)) for _ in range(2)]
+    plans = [cache.plan() for cache in caches]
+    listings: list[Shelf] = []
+    recount = Shelf.recount
+
+    def counted(self: Shelf) -> int:
+        listings.append(self)
+        return recount(self)
+
+    monkeypatch.setattr(Shelf, "recount", counted)
+    needs: list[dict[str, int]] = [{}, {}]
+    gone = 0
+    for turn in range(500):
+        who, piece, steps = turn % 2, pieces[draw.integers(60)], int(draw.integers(-1, 9))
+        if turn % 10 < 2:
+            needs[who] = {pieces[number].key: int(draw.integers(9)) for number in draw.integers(0, 60, 6)}
+            plans[who].write(needs[who])
+        soonest = {key: min(each[key] for each in needs if key in each) for key in {**needs[0], **needs[1]}}
+        before = in_pieces(caches[0])
+        excess = sum(size for size, _ in before.values()) + piece.size + caches[0]._other_bytes() - 13_000
+        stays = set(before) if piece.key in before else what_stays(before, soonest, steps, excess)
+        assert caches[who].fetch(piece, steps) == (stays is not None)
+        after = in_pieces(caches[0])
+        assert set(after) == (set(before) if stays is None else stays | {piece.key})
+        assert caches[who]._shelf.held() == sum(size for size, _ in after.values())
+        if piece.key in after:
+            caches[who].open(piece).close()
+            os.utime(tmp_path / "cache" / "pieces" / piece.key, ns=(turn + 2 * 10**18,) * 2)  # each later than the last
+        gone += len(set(before) - set(after))
+    assert gone > 150
+    assert len(listings) < gone / 4
+
+
+def test_a_count_that_is_wrong_is_set_right(tmp_path: Path) -> None:
+    """A process is killed after it wrote down what it was about to fetch; or the machine is started anew."""
+    pieces = local_pieces(tmp_path / "there", [1000] * 5)
+    cache = Cache(CacheConfig(path=str(tmp_path / "cache"), max_bytes=4500))
+    account = tmp_path / "cache" / "held"
+    for piece in pieces[:3]:
+        cache.open(piece).close()
+    boot, held = account.read_text().split()
+    assert held == "3000"
+    for wrong in (f"{boot} 4000\n", "another-start 0\n", ""):
+        account.write_text(wrong)
+        Cache(CacheConfig(path=str(tmp_path / "cache"), max_bytes=4500)).open(pieces[3]).close()
+        assert kept(cache, pieces) == [0, 1, 2, 3]  # nothing had to go
+        assert account.read_text() == f"{boot} 4000\n"
+        cache.forget(pieces[3])
+        assert account.read_text() == f"{boot} 3000\n"
+
+
+def test_processes_keep_one_count(tmp_path: Path) -> None:
+    pieces = local_pieces(tmp_path / "there", [100 + 7 * number for number in range(30)])
+    config = CacheConfig(path=str(tmp_path / "cache"), max_bytes=2500)
+
+    def read(seed: int) -> None:
+        cache = Cache(config)
+        for number in np.random.default_rng(seed).integers(0, 30, 60):
+            with cache.open(pieces[number]) as file:
+                assert len(file.read()) == pieces[number].size
+            if number % 5 == 0:
+                cache.forget(pieces[number])
+
+    processes = [get_context("fork").Process(target=read, args=(seed,)) for seed in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(PATIENCE)
+        assert process.exitcode == 0
+    cache = Cache(config)
+    assert cache._shelf.held() == sum(size for size, _ in in_pieces(cache).values())
 
 
 CHILD = """

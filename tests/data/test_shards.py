@@ -89,6 +89,27 @@ def test_a_manifest_names_shards(byte_corpus: Path, tmp_path: Path) -> None:
     assert next(iter(batches.iterate(10**6, 10**6 + 1)))[0]["input_ids"].shape == (2, 16)
 
 
+@pytest.mark.parametrize("cuts", [[], [5, 31]])
+def test_documents_of_several_sequences_are_counted_once(
+    byte_corpus: Path, tmp_path: Path, cuts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The format counts 2^31 - 1 tokens in one sequence; here, it is as if it were 300."""
+    monkeypatch.setattr("plumbline.data.indexed.LONGEST_SEQUENCE", 300)
+    folder, cache = shard(byte_corpus, tmp_path / "s", cuts), CacheConfig(path=str(tmp_path / "cache"))
+    whole = open_corpus(byte_corpus)
+    for address in (str(folder), f"file://{folder}"):
+        found = open_corpus(address, cache)
+        same_stream(whole, found)
+        verify_checksums(found)
+    manifest = json.loads((folder / "corpus.json").read_text())
+    for wrong in (-1, 1):
+        there = {**manifest["splits"]["train"], "documents": whole.splits["train"].num_documents + wrong}
+        changed = {**manifest, "splits": {**manifest["splits"], "train": there}}
+        (folder / "corpus.json").write_text(json.dumps(changed))
+        with pytest.raises(ValueError, match=r"train-00000\.bin.* documents, corpus\.json expects"):
+            open_corpus(f"file://{folder}", cache)
+
+
 def test_damage_to_a_shard_is_named(byte_corpus: Path, tmp_path: Path) -> None:
     folder = shard(byte_corpus, tmp_path / "s", [5, 31])
     data = bytearray((folder / "train-00001.bin").read_bytes())

@@ -11,6 +11,7 @@ import fsspec
 import pytest
 
 from plumbline.data.corpus import open_corpus
+from plumbline.data.preparation.growing import append
 from plumbline.data.preparation.upload import prepare_at
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Request, prepare
@@ -102,6 +103,84 @@ def test_a_corpus_is_replaced_and_nothing_else(
     assert "train.bin" not in at(url)
     assert at(url)["thesis.txt"] == b"the only copy"
     assert verify(url)[1] == []
+
+
+def broken_off(url: str, request: Request, sent: list[str], staging: Path) -> None:
+    sent.append("fail")
+    with pytest.raises(OSError, match="the wire is cut"):
+        prepare_at(url, request, staging)
+    sent.clear()
+
+
+def test_a_corpus_can_be_read_until_the_one_in_its_place_is_whole(
+    url: str, request_of_it: Request, sent: list[str], tmp_path: Path
+) -> None:
+    prepare_at(url, request_of_it, tmp_path / "staging")
+    before, cache = at(url), CacheConfig(path=str(tmp_path / "cache"))
+    sharded = replace(request_of_it, overwrite=True, shard_bytes=1000)
+    broken_off(url, sharded, sent, tmp_path / "staging")
+    assert before.items() <= at(url).items()
+    assert verify(url)[1] == []
+    done = set(at(url)) - set(before)
+    assert done
+    prepare_at(url, sharded, tmp_path / "staging")
+    assert not done & set(sent)  # nothing is sent twice
+    assert sent[-1] == "corpus.json"
+    prepare(replace(sharded, output=tmp_path / "c"))
+    (generation,) = {name.partition("/")[0] for name in at(url)} - {"corpus.json"}
+    assert {name.removeprefix(f"{generation}/") for name in at(url)} == set(files(tmp_path / "c"))
+    assert verify(url)[1] == []
+    there, here = open_corpus(url, cache), open_corpus(tmp_path / "c")
+    assert (there.fingerprint, there.name, str(there)) == (here.fingerprint, "c", url)
+    assert there.splits["train"].read(3, 64).inputs.tolist() == here.splits["train"].read(3, 64).inputs.tolist()
+    assert list((tmp_path / "staging").iterdir()) == []
+    third = replace(request_of_it, overwrite=True, seed=3)
+    prepare_at(url, third, tmp_path / "staging")
+    assert not any(name.startswith(generation) for name in at(url))
+    assert verify(url)[1] == []
+    broken_off(url, sharded, sent, tmp_path / "staging")
+    assert prepare_at(url, replace(third, overwrite=False), tmp_path / "staging").seconds is None  # it stays after all
+    assert not any(name.startswith(generation) for name in at(url))
+    assert list((tmp_path / "staging").iterdir()) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_was_replaced_is_removed_by_the_next_command(
+    url: str, request_of_it: Request, sent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    prepare_at(url, request_of_it, tmp_path)
+    second = replace(request_of_it, overwrite=True, seed=3)
+
+    def cut(*_: object) -> None:
+        raise RuntimeError("the wire is cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(fsspec.filesystem("memory")), "rm_file", cut)
+        with pytest.raises(OSError, match="the wire is cut"):
+            prepare_at(url, second, tmp_path)
+    assert "train.bin" in at(url)
+    sent.clear()
+    prepare_at(url, replace(second, overwrite=overwrite), tmp_path)
+    assert set(sent) <= {"corpus.json"}
+    assert len({name.partition("/")[0] for name in at(url)}) == 2
+    assert verify(url)[1] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_of_what_replaced_another_grows(url: str, request_of_it: Request, tmp_path: Path) -> None:
+    prepare_at(url, request_of_it, tmp_path / "staging")
+    prepare_at(url, replace(request_of_it, overwrite=True, seed=3), tmp_path / "staging")
+    for name, data in at(url).items():
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(data)
+    copied = open_corpus(tmp_path / "copy")
+    assert copied.fingerprint == open_corpus(url).fingerprint
+    (tmp_path / "new.txt").write_text("one more document")
+    append(tmp_path / "copy", Sources((str(tmp_path / "new.txt"),)))
+    assert verify(tmp_path / "copy")[1] == []
+    grown = open_corpus(tmp_path / "copy")
+    assert sum(split.num_documents for split in grown.splits.values()) == 61
+    assert not list((tmp_path / "copy").glob("generation-*"))
 
 
 @pytest.fixture
