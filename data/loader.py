@@ -25,7 +25,7 @@ from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.piece import Piece
 from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskSource
-from plumbline.data.windows import BYTES_PER_TOKEN, Batch, gather
+from plumbline.data.windows import BYTES_PER_TOKEN, Batch, check_ids, gather
 
 CALIBRATION_ROWS = 8
 LOCATED = 4096  # samples that are located together: many cost little more than one
@@ -45,8 +45,17 @@ class TrainBatches:
         accumulation_steps: Micro-batches per step, after the batch-size warm-up.
     """
 
-    def __init__(self, config: DataConfig, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, config: DataConfig, seed: int, rank: int = 0, world_size: int = 1, vocab_size: int | None = None
+    ) -> None:
         """Open the corpora and check that they can make a batch.
+
+        Args:
+            config: What to read, and in which batch shape.
+            seed: Of the order of samples.
+            rank: This process.
+            world_size: Processes that share the work.
+            vocab_size: Refuse token ids from there on when they are read; None takes any.
 
         Raises:
             ValueError: a corpus is missing, damaged, too short, or made with another tokenizer than the rest, or the
@@ -62,6 +71,7 @@ class TrainBatches:
         self.order = TrainOrder(list(self._ordered_sources()), seed)
         self._rank = rank
         self._world_size = world_size
+        self._vocab_size = vocab_size
 
     @property
     def is_remote(self) -> bool:
@@ -115,10 +125,13 @@ class TrainBatches:
         return first[:, None] + np.arange(size)
 
     def _gather(self, samples: Int64s, sources: Int64s, windows: Int64s) -> list[Batch]:
-        return [
-            gather(self._streams, *rows, self.config.sequence_length)
-            for rows in zip(sources, windows, samples, strict=True)
-        ]
+        return [self._micro_batch(*rows) for rows in zip(sources, windows, samples, strict=True)]
+
+    def _micro_batch(self, source: Int64s, window: Int64s, samples: Int64s) -> Batch:
+        batch = gather(self._streams, source, window, samples, self.config.sequence_length)
+        if self._vocab_size is None:
+            return batch
+        return check_ids(batch, self._vocab_size, lambda row: list(self.corpora.values())[source[row]])
 
     def pieces(self, step: int) -> list[Piece]:
         """Return what this rank has to fetch to read step `step`, in order; nothing of local corpora and tasks."""
@@ -214,6 +227,7 @@ class ValidationBatches:
         max_batches: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        vocab_size: int | None = None,
     ) -> None:
         """Choose the windows.
 
@@ -225,6 +239,7 @@ class ValidationBatches:
                 the whole split, to its last token.
             rank: This process.
             world_size: Processes that share the work.
+            vocab_size: Refuse token ids from there on; None takes any.
 
         Raises:
             ValueError: the split has no token to predict.
@@ -239,6 +254,7 @@ class ValidationBatches:
         self._rows = micro_batch_size
         self._rank = rank
         self._world_size = world_size
+        self._vocab_size = vocab_size
 
     def __len__(self) -> int:
         """Return the number of batches that each rank yields."""
@@ -251,7 +267,8 @@ class ValidationBatches:
             numbers = np.full(self._rows, -1)
             mine = self._windows[first : first + self._rows]
             numbers[: len(mine)] = mine
-            yield gather([self._split], np.minimum(numbers, 0), numbers, numbers, self._length)
+            batch = gather([self._split], np.minimum(numbers, 0), numbers, numbers, self._length)
+            yield batch if self._vocab_size is None else check_ids(batch, self._vocab_size, lambda _: self._split)
 
 
 def _fetched(ahead: Ahead, lock: threading.Lock, step: int, task: Callable[[], list[Batch]]) -> list[Batch]:

@@ -31,7 +31,7 @@ STOP = StopRequest()  # ahead of the imports below, which take seconds; each wor
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=cli.existing, help="YAML file of the sweep (see configs/sweeps/)")
     source.add_argument("--plan", type=cli.existing, help="a plan that --slurm saved, in place of --config")

@@ -1,12 +1,13 @@
 """Continue a run from its newest whole checkpoint, if it is the same run."""
 
-import json
 from pathlib import Path
 
+from plumbline.data.damage import reading
 from plumbline.data.loader import same_past
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import (
+    MANIFEST,
     STATE,
     CheckpointError,
     TrainState,
@@ -21,6 +22,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.world import World
 
 
@@ -62,8 +64,24 @@ def damage(folder: Path, world: World) -> list[str]:
 
 def load(engine: Engine, folder: Path) -> TrainState:
     """Read the engine's state from a checkpoint that `find` returned, and return where training stands. Collective."""
+    state = read_state(folder)
     tensors.restore(engine, folder)
-    return TrainState(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+    return state
+
+
+def read_state(folder: Path) -> TrainState:
+    """Return where training stands in a checkpoint.
+
+    Raises:
+        CheckpointError: its state is none, or contradicts its manifest.
+    """
+    with reading(folder / STATE):
+        state = TrainState(**read_object(folder / STATE))
+    manifest = read_manifest(folder)
+    for name, value in vars(state).items():
+        if value != manifest.get(name):
+            raise CheckpointError(f"{folder / STATE}: {name} = {value!r}, and in {MANIFEST} {manifest.get(name)!r}")
+    return state
 
 
 def other_layout(folder: Path, config: Config, world: World) -> str | None:

@@ -59,7 +59,7 @@ class GridConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Describe a sweep. Its cells are the union of its grids, each once for each seed."""
 
-    name: str = Field(min_length=1, pattern=r"^[\w.+-]+$")
+    name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
     """Name of the sweep and of its folder."""
     root: str = "runs/sweeps"
     """Folder that holds sweep folders."""
