@@ -25,6 +25,7 @@ import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from plumbline.data.damage import reading
+from plumbline.data.hub import is_reachable
 from plumbline.data.indexed import Integers, token_dtype
 
 EOS = "<|endoftext|>"
@@ -214,8 +215,9 @@ def _adopt(spec: str, folder: Path) -> None:
         return
     from transformers import AutoTokenizer  # slow to import, and only needed here
 
-    with reading(f"--tokenizer {spec}"):
-        tokenizer = AutoTokenizer.from_pretrained(spec.removeprefix("hf:"), trust_remote_code=False)
+    name, here = spec.removeprefix("hf:"), not (spec.startswith("hf:") and is_reachable())
+    with reading(f"--tokenizer {spec}", "the hub cannot be reached" if here and spec.startswith("hf:") else ""):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=here)
     if tokenizer.eos_token is None:
         raise ValueError(f"--tokenizer {spec}: it has no eos_token to end documents with; set one and save it again")
     with _errors_of_the_system():

@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import yaml
+
 CONFIG = """\
 run: {name: NAME, root: runs}
 model:
@@ -43,6 +45,8 @@ def make_folder(folder: Path, run: Callable[[Path, str], None]) -> None:
     }.items():
         text = CONFIG.replace("NAME", name).replace("FAMILY", family).replace("HEADS", str(heads))
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    whole = yaml.safe_load((folder / "new.yaml").read_text(encoding="utf-8"))
+    (folder / "from.yaml").write_text(yaml.safe_dump({**whole, "model": {}}), encoding="utf-8")  # a model is named
     run(folder, CORPUS)
     for name in MODELS:
         run(folder, f"pretrain --config {name}.yaml")
@@ -50,7 +54,9 @@ def make_folder(folder: Path, run: Callable[[Path, str], None]) -> None:
     _interrupt(folder / "runs" / "qwen3", folder / "runs" / "stopped")
     (folder / "sweep.yaml").write_text(SWEEP)
     (folder / "recipes.yaml").write_text(RECIPES)
-    (folder / "text.jsonl").write_text('{"text": "one two three"}\n' * 50)
+    (folder / "text.jsonl").write_text(
+        "".join(json.dumps({"text": f"one two {number}"}) + "\n" for number in range(50))
+    )
     (folder / "pairs").mkdir()
     for kind in ("bin", "idx"):
         shutil.copy(folder / "corpus" / f"train.{kind}", folder / "pairs")

@@ -5,8 +5,8 @@
 The inputs are wrong values for every key of the configuration, derived from its schema (wrong_values.py), and the
 command lines, damaged files and edited JSON of wrong_inputs.yaml. Each meets its command in a copy of a folder with a
 corpus, runs, models and results, in a process that is forked from a warm one. An error is clear if the command ends
-with exit code 2, without a traceback, in at most 25 lines that begin with `error:` and hold the word that the case
-asks for: the key, the file or the option. `unclear` is an error that lacks it or is longer.
+with exit code 2, without a traceback, in at most 25 lines that begin with `error:`, and standard error holds the word
+that the case asks for: the key, the file or the option. `unclear` is an error that lacks it or is longer.
 Prints JSON: how many are of each kind, and those that are not clear. Exit codes: 0 all are clear; 1 one is not.
 """
 
@@ -126,9 +126,10 @@ def kind_of(case: Case, code: int, output: str, errors: str) -> str:
         return TRACEBACK
     if code == 0:
         return ACCEPTED
-    _, found, told = errors.partition("error: ")
+    found = re.search(r"error( on rank .*)?: (?P<told>[^\0]*)", errors)
+    told = found["told"] if found else ""
     short = len(told) <= CHARACTERS and told.strip().count("\n") < LINES
-    return CLEAR if found and short and case.says in told else UNCLEAR
+    return CLEAR if told and short and case.says in errors else UNCLEAR
 
 
 def end(process: Forked) -> None:

@@ -1,5 +1,6 @@
 """Continue a run from its newest whole checkpoint, if it is the same run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from plumbline.data.damage import reading
@@ -51,9 +52,19 @@ def find(root: Path, world: World, local: LocalCheckpoints | None = None) -> Pat
         return damage(folder, world) if local is None or folder in shared else local.damage(folder)
 
     newest = newest_whole(candidates, check)
-    if newest is None and shared:
-        raise CheckpointError(f"{root}: no whole checkpoint among {len(shared)}; remove them to start from scratch")
+    if newest is None:
+        check_any(root, shared)
     return newest
+
+
+def check_any(root: Path, damaged: Sequence[Path]) -> None:
+    """Refuse to begin a run anew where there are checkpoints, none of them whole.
+
+    Raises:
+        CheckpointError: there are some.
+    """
+    if damaged:
+        raise CheckpointError(f"{root}: no whole checkpoint among {len(damaged)}; remove them to start from scratch")
 
 
 def damage(folder: Path, world: World) -> list[str]:

@@ -166,9 +166,9 @@ def _check_manifest(manifest: dict[str, Any], path: Path) -> None:
     Its checksum says that it is as it was written, not who wrote it.
     """
     try:
-        for key in ("step", "samples", "tokens", "world_size", "zero_stage"):
-            if read_key(manifest, key, int, path) < 0:
-                raise DamagedFileError(f"{path}: {key} = {manifest[key]}: less than 0")
+        for key, least in (("step", 1), ("samples", 0), ("tokens", 0), ("world_size", 1), ("zero_stage", 0)):
+            if read_key(manifest, key, int, path) < least:
+                raise DamagedFileError(f"{path}: {key} = {manifest[key]}: less than {least}")
         read_key(manifest, "corpora", dict, path)
         for name, facts in read_key(manifest, "files", dict, path).items():
             if Path(name).is_absolute() or ".." in Path(name).parts:

@@ -156,13 +156,14 @@ class SavedTensors:
             whole = {kind: file.get_tensor(f"{kind}/{name}") for kind in entry["whole"]}
             self.whole.setdefault(name, {}).update({**whole, **entry["numbers"]})
         for key in file.keys():  # noqa: SIM118
-            if (kept := file.get_slice(key).get_dtype()) != "F32":
-                raise ValueError(f"{key} is {kept}, expected F32")
+            kept = file.get_slice(key)
+            if kept.get_dtype() != "F32":
+                raise ValueError(f"{key} is {kept.get_dtype()}, expected F32")
             kind, _, name = key.partition("/")
             if kind not in index[name]["whole"]:
                 self.kinds.setdefault(name, set()).add(kind)
-                start = index[name]["start"]
-                self._parts.setdefault(key, []).append(_Part(file, start, start + file.get_slice(key).get_shape()[0]))
+                start, (length,) = index[name]["start"], kept.get_shape()
+                self._parts.setdefault(key, []).append(_Part(file, start, start + length))
 
     def read(self, kind: str, name: str, start: int, length: int) -> Tensor:
         """Return a range of a flattened tensor: fp32 [length], on the CPU.

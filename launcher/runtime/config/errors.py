@@ -64,6 +64,11 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
             yield f"{path} = {problem['input']!r}: {problem['msg']}"
 
 
+def path_of(schema: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """Return a place in values for `schema`, as pydantic has it, as one types it."""
+    return _follow(schema, location)[0]
+
+
 def _hint(schema: type[BaseModel], location: tuple[int | str, ...], value: object) -> str:
     """Say what may be meant by an unknown key: one spelled nearly so, of another section, or of other trainers."""
     _, section = _follow(schema, location[:-1])

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.damage import reading
+from plumbline.data.hub import is_reachable
 from plumbline.launcher.runtime.config.parse import parse
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.config import ModelConfig
@@ -46,9 +47,9 @@ def hub_folder(spec: str, patterns: list[str], download: bool = True) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    name = spec.removeprefix(HUB)
+    name, here = spec.removeprefix(HUB), not (download and is_reachable())
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=not download))
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=here))
     except LocalEntryNotFoundError as error:
         raise ValueError(
             "the hub cannot be reached, and this machine has no copy; give a folder, or see to the network (HF_HOME is "

@@ -41,6 +41,7 @@ def read_values(path: Path, overrides: list[str]) -> dict[str, Any]:
     with yaml_problems(str(path)):
         merged = OmegaConf.merge(file, others)
     written = OmegaConf.to_container(merged, resolve=False)
+    assert isinstance(written, dict)
     for override in into_lists:
         _set(written, override)
     values: dict[str, Any] = plain_values(OmegaConf.create(written), str(path))

@@ -29,6 +29,8 @@ def yaml_problems(source: str) -> Iterator[None]:
         mark = error.problem_mark
         where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
         raise ConfigError(f"{source}: cannot be read as YAML: {error.problem}{where}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: cannot be read as YAML: it is nested too deeply") from error
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: cannot be read as YAML: {error}") from error
 
