@@ -209,6 +209,7 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
 def _adopt(spec: str, folder: Path) -> None:
     """Copy a transformers tokenizer from a folder or the hub."""
     if _is_generic(Path(spec)):
+        _load(Path(spec))  # so that an error names this file and not its copy
         # Byte for byte: loading and saving rewrites tokenizer.json, and two corpora of one tokenizer would not match.
         for name in (TOKENIZER, CONFIG):
             shutil.copyfile(Path(spec) / name, folder / name)

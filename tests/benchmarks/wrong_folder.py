@@ -36,34 +36,34 @@ MODELS = {"qwen3": 1, "llama": 1, "gpt2": 2}
 
 
 def make_folder(folder: Path, run: Callable[[Path, str], None]) -> None:
-    """Fill a folder by the commands of `run`."""
-    folder.mkdir(parents=True)
-    shutil.copytree(Path(email.__file__).parent, folder / "email", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, (family, heads) in {
-        "new": ("qwen3", 1),
-        **{each: (each, heads) for each, heads in MODELS.items()},
-    }.items():
-        text = CONFIG.replace("NAME", name).replace("FAMILY", family).replace("HEADS", str(heads))
-        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
-    whole = yaml.safe_load((folder / "new.yaml").read_text(encoding="utf-8"))
-    (folder / "from.yaml").write_text(yaml.safe_dump({**whole, "model": {}}), encoding="utf-8")  # a model is named
-    run(folder, CORPUS)
+    """Fill a folder with files, and by the commands of `run` with what is made of them."""
+    make_files(folder, run)
     for name in MODELS:
         run(folder, f"pretrain --config {name}.yaml")
         run(folder, f"export --model runs/{name} --output models/{name}")
     _interrupt(folder / "runs" / "qwen3", folder / "runs" / "stopped")
-    (folder / "sweep.yaml").write_text(SWEEP)
-    (folder / "recipes.yaml").write_text(RECIPES)
-    (folder / "text.jsonl").write_text(
-        "".join(json.dumps({"text": f"one two {number}"}) + "\n" for number in range(50))
-    )
-    (folder / "pairs").mkdir()
-    for kind in ("bin", "idx"):
-        shutil.copy(folder / "corpus" / f"train.{kind}", folder / "pairs")
-    (folder / "points.jsonl").write_text("".join(map(_point, range(30))))
     run(folder, "fit points.jsonl --output law --form chinchilla --bootstrap 0")
     run(folder, "sweep --config sweep.yaml --workers 1")
     run(folder, "quantize --model runs/qwen3 --data corpus --recipes rtn-w4 --output rows --max-batches 2")
+
+
+def make_files(folder: Path, run: Callable[[Path, str], None]) -> None:
+    """Fill a folder with what needs no training: configurations, text, a corpus, points of a law."""
+    folder.mkdir(parents=True)
+    shutil.copytree(Path(email.__file__).parent, folder / "email", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, (family, heads) in {"new": ("qwen3", 1), **{each: (each, MODELS[each]) for each in MODELS}}.items():
+        text = CONFIG.replace("NAME", name).replace("FAMILY", family).replace("HEADS", str(heads))
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    whole = yaml.safe_load((folder / "new.yaml").read_text(encoding="utf-8"))
+    (folder / "from.yaml").write_text(yaml.safe_dump({**whole, "model": {}}), encoding="utf-8")  # a model is named
+    (folder / "sweep.yaml").write_text(SWEEP)
+    (folder / "recipes.yaml").write_text(RECIPES)
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": f"one two {each}"}) + "\n" for each in range(50)))
+    (folder / "points.jsonl").write_text("".join(map(_point, range(30))))
+    run(folder, CORPUS)
+    (folder / "pairs").mkdir()
+    for kind in ("bin", "idx"):
+        shutil.copy(folder / "corpus" / f"train.{kind}", folder / "pairs")
 
 
 def _interrupt(run: Path, stopped: Path) -> None:

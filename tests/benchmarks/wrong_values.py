@@ -11,28 +11,17 @@ OTHERS = {"null": "null", "string": "word", "array": "[1]", "object": "{a: 1}", 
 """Type -> a value of it, which is wrong for a key of other types."""
 
 
-def wrong_overrides() -> Iterator[tuple[str, str]]:
-    """Yield (section.key=value, the key that the error must name), every one of which must be refused."""
+def wrong_overrides() -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield (overrides, the key that the error must name), every one of which must be refused."""
     whole = Config.model_json_schema()
     for section, node in whole["properties"].items():
         for wrong in ("word", "[1, 2]", "7"):
-            yield f"{section}={wrong}", section
+            yield (f"{section}={wrong}",), section
         for path, choice, leaf in _leaves(section, node, whole["$defs"]):
+            chosen = (f"{choice['path']}.{choice['key']}={choice['value']}",) if choice else ()
             for wrong in _wrong(leaf, whole["$defs"]):
-                yield _override(path, wrong, choice), path
-            parent, _, key = path.rpartition(".")
-            yield _override(f"{parent}.{key[:-1]}{key[-1]}x", "1", choice), f"{key}x"
-
-
-def _override(path: str, wrong: str, choice: Node) -> str:
-    """Write the wrong value of a key as an override; in a section that is one of several, behind what chooses it."""
-    if not choice:
-        return f"{path}={wrong}"
-    section, keys = choice["path"], path.removeprefix(choice["path"] + ".").split(".")
-    nested = f"{keys[-1]}: {wrong}"
-    for key in reversed(keys[:-1]):
-        nested = f"{key}: {{{nested}}}"
-    return f"{section}={{{choice['key']}: {choice['value']}, {nested}}}"
+                yield (*chosen, f"{path}={wrong}"), path
+            yield (*chosen, f"{path}x=1"), f"{path}x"
 
 
 def _leaves(path: str, node: Node, known: Node, choice: Node | None = None) -> Iterator[tuple[str, Node, Node]]:

@@ -90,7 +90,10 @@ def initial_weights(config: Config) -> Mapping[str, Tensor] | None:
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise ValueError(f"{folder} holds no .safetensors; nothing else is read")
-        stock = {name: weight.float() for name, weight in read_weights(files).items()}
+        read = read_weights(files)
+        if wrong := [name for name, weight in read.items() if not weight.is_floating_point()]:
+            raise ValueError(f"{folder}: {wrong[0]} is {read[wrong[0]].dtype}: no weights, or rounded ones")
+        stock = {name: weight.float() for name, weight in read.items()}
         weights = from_stock(stock_entries(folder), stock, config.model, forward)
     found = {name: tuple(weight.shape) for name, weight in weights.items()}
     grafted = attention_kind(config.model).grafted

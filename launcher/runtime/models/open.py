@@ -302,5 +302,5 @@ def load_tokenizer(path: Path) -> Any:
     """
     from transformers import AutoTokenizer
 
-    with reading(path):
+    with reading(f"{path} (its tokenizer)"):
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)

@@ -24,7 +24,7 @@ from plumbline.launcher.runtime.sweep.kinds import Summary
 from plumbline.launcher.runtime.sweep.result import MATCHES, Outliers, Result, RunOutcome
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
-from plumbline.launcher.runtime.system.files import read_json_lines, read_object, write_json, write_json_lines
+from plumbline.launcher.runtime.system.files import read_json_lines, read_key, read_object, write_json, write_json_lines
 
 RESULTS, SUMMARY, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.png", "lock"
 NOWHERE: Mapping[str, RunOutcome] = MappingProxyType({})
@@ -94,6 +94,7 @@ def _read_run(cell: Cell) -> RunOutcome:
     if status == "diverged":
         return replace(outcome, diverged=True)
     result = read_object(config.run.folder / RESULT)
+    read_key(result, "step", int, config.run.folder / RESULT)
     outcome = replace(outcome, outliers=_outliers(records, result), result=result)
     loss = _mean_of_corpora("loss", result)
     train_loss = _mean([record["loss"] for record in steps[-max(1, round(len(steps) * LAST)) :]])
