@@ -1,7 +1,7 @@
 """Train a grid of runs, each once, and say what came of it: on this machine, or as a Slurm job array.
 
     python launcher/sweep.py --config configs/sweeps/grid.yaml                       a worker for each GPU, or core
-    python launcher/sweep.py --config configs/sweeps/grid.yaml --workers 2 train.steps=50
+    python launcher/sweep.py --config configs/sweeps/grid.yaml --workers 2 train.steps=100
     python launcher/sweep.py --config configs/sweeps/grid.yaml --dry-run             check it, train nothing
     python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --json    what came of it so far
     python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --rows FILE      the same, of rows alone
