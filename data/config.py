@@ -100,10 +100,10 @@ class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     """Corpora to evaluate on, each by its held-out split (a bare Megatron pair and a file of examples have none: all
     is read). Empty: the held-out split of every training corpus."""
 
-    sequence_length: int = Field(ge=1)
+    sequence_length: int = Field(ge=1, le=2**31)
     """Tokens per sample (T); each sample of text reads T + 1 tokens so that every position has a target."""
 
-    global_batch_size: int = Field(ge=1)
+    global_batch_size: int = Field(ge=1, le=2**31)
     """Sequences per optimizer step, over all ranks and accumulation steps."""
 
     batch_size_warmup: list[BatchStage] = []

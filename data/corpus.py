@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import xxhash
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
 from plumbline.data.indexed import FileFacts, Int64s, count_documents, token_dtype
@@ -35,7 +35,7 @@ CorpusPath = str | Path | Sequence[str]
 class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """State what one file of the corpus must be."""
 
-    size: int
+    size: int = Field(ge=0)
     """Size in bytes."""
 
     xxh3_64: str
@@ -48,13 +48,13 @@ class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 class Counts(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Count what is in a split, or in a part of one."""
 
-    documents: int
+    documents: int = Field(ge=0)
     """Documents, each ended by one end-of-text token."""
 
-    tokens: int
+    tokens: int = Field(ge=0)
     """Tokens, end-of-text tokens included."""
 
-    source_bytes: int
+    source_bytes: int = Field(ge=0)
     """UTF-8 bytes of source text: the denominator of bits per byte."""
 
 
@@ -95,10 +95,10 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
     tokenizer: TokenizerRecord
     """The tokenizer, stored whole in the folder tokenizer/."""
 
-    vocab_size: int
+    vocab_size: int = Field(ge=1, le=2**31)
     """Number of token ids, end-of-text included."""
 
-    eos_token_id: int
+    eos_token_id: int = Field(ge=0)
     """The token that ends each document."""
 
     splits: dict[str, SplitRecord]
@@ -133,6 +133,14 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
     bad_records: list[str] = []
     """The first of the records left out that are damaged: file, line or row, and what is wrong."""
 
+    @model_validator(mode="after")
+    def _check(self) -> "Manifest":
+        if "train" not in self.splits:
+            raise ValueError(f"splits = {', '.join(self.splits) or 'none'}: there is no train among them")
+        if self.eos_token_id >= self.vocab_size:
+            raise ValueError(f"eos_token_id = {self.eos_token_id} is beyond vocab_size = {self.vocab_size}")
+        return self
+
 
 @dataclass(frozen=True)
 class Split:
@@ -147,6 +155,9 @@ class Split:
     source_bytes: int | None
     """UTF-8 bytes of source text; None when unknown (a bare Megatron-LM pair)."""
     has_answers: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        return str(self.indexed)
 
     @property
     def num_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """Reach the files of a corpus folder on this machine, as remote/folder.py does at a URL."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -124,6 +125,18 @@ class LocalFolder:
         """Open one pair."""
         return open_indexed(self.path / facts.prefix)
 
-    def tokenizer(self, sha256: str) -> Path:  # noqa: ARG002 - who fetches it checks it
-        """Return the folder of the tokenizer."""
-        return self.path / "tokenizer"
+    def tokenizer(self, sha256: str) -> Path:
+        """Return the folder of the tokenizer.
+
+        Raises:
+            ValueError: it is not the one that made the tokens, or is missing.
+        """
+        file = self.path / "tokenizer" / "tokenizer.json"
+        if not file.is_file():
+            raise ValueError(f"{file}: is missing; copy the corpus again, or prepare it again with --overwrite")
+        if hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
+            raise ValueError(
+                f"{file}: is not the tokenizer that made the tokens (its SHA-256 is not that in corpus.json); copy the "
+                "corpus again, or prepare it again with --overwrite"
+            )
+        return file.parent

@@ -26,7 +26,7 @@ from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.piece import Piece
 from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskSource
-from plumbline.data.windows import BYTES_PER_TOKEN, Batch, gather, split
+from plumbline.data.windows import BYTES_PER_TOKEN, Batch, check_ids, gather, split
 
 Steps = list[list[Batch]]
 """The micro-batches of one step, and of others."""
@@ -50,8 +50,17 @@ class TrainBatches:
         accumulation_steps: Micro-batches per step, after the batch-size warm-up.
     """
 
-    def __init__(self, config: DataConfig, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self, config: DataConfig, seed: int, rank: int = 0, world_size: int = 1, vocab_size: int | None = None
+    ) -> None:
         """Open the corpora and check that they can make a batch.
+
+        Args:
+            config: What to read, and in which batch shape.
+            seed: Of the order of samples.
+            rank: This process.
+            world_size: Processes that share the work.
+            vocab_size: Refuse token ids from there on when they are read; None takes any.
 
         Raises:
             ValueError: a corpus is missing, damaged, too short, or made with another tokenizer than the rest, or the
@@ -67,6 +76,7 @@ class TrainBatches:
         self.order = TrainOrder(list(self._ordered_sources()), seed)
         self._rank = rank
         self._world_size = world_size
+        self._vocab_size = vocab_size
 
     @property
     def is_remote(self) -> bool:
@@ -136,6 +146,8 @@ class TrainBatches:
         """Return the micro-batches of some steps, of which `samples` are [accumulation_steps, micro_batch] each."""
         numbers = np.concatenate([each.reshape(-1) for each in samples])
         rows = gather(self._streams, sources, windows, numbers, self.config.sequence_length)
+        if self._vocab_size is not None:
+            check_ids(rows, self._vocab_size, lambda row: list(self.corpora.values())[sources[row]])
         batches = iter(split(rows, self.micro_batch))
         return [list(islice(batches, len(each))) for each in samples]
 
@@ -233,6 +245,7 @@ class ValidationBatches:
         max_batches: int | None = None,
         rank: int = 0,
         world_size: int = 1,
+        vocab_size: int | None = None,
     ) -> None:
         """Choose the windows.
 
@@ -244,6 +257,7 @@ class ValidationBatches:
                 the whole split, to its last token.
             rank: This process.
             world_size: Processes that share the work.
+            vocab_size: Refuse token ids from there on; None takes any.
 
         Raises:
             ValueError: the split has no token to predict.
@@ -258,6 +272,7 @@ class ValidationBatches:
         self._rows = micro_batch_size
         self._rank = rank
         self._world_size = world_size
+        self._vocab_size = vocab_size
 
     def __len__(self) -> int:
         """Return the number of batches that each rank yields."""
@@ -270,7 +285,8 @@ class ValidationBatches:
             numbers = np.full(self._rows, -1)
             mine = self._windows[first : first + self._rows]
             numbers[: len(mine)] = mine
-            yield gather([self._split], np.minimum(numbers, 0), numbers, numbers, self._length)
+            batch = gather([self._split], np.minimum(numbers, 0), numbers, numbers, self._length)
+            yield batch if self._vocab_size is None else check_ids(batch, self._vocab_size, lambda _: self._split)
 
 
 def _fetched(ahead: Ahead, lock: threading.Lock, step: int, task: Callable[[], Steps]) -> Steps:

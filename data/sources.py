@@ -20,11 +20,13 @@ from typing import Any
 
 import xxhash
 
+from plumbline.data.hub import is_reachable
 from plumbline.data.preparation.long_text import PART_BYTES
 
 UNIT_BYTES = 64 << 20
 """Most bytes of a file of lines, or of small files together, that are one unit."""
 LINES = ".jsonl"
+TABLES = (".csv", ".tsv", ".xls", ".xlsx")
 COMPRESSED_LINES = (".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
 SAVED_SPLITS, SAVED_FILES = "dataset_dict.json", "state.json"  # what `datasets` writes with save_to_disk
 
@@ -166,6 +168,8 @@ def open_dataset(spec: str) -> Any:
     import datasets  # slow to import, and only needed here
 
     name, config, split = _dataset_of(spec)
+    if not Path(name).is_dir() and not is_reachable():
+        raise ValueError(f"--source {spec}: the hub cannot be reached; give files, or see to the network")
     try:
         return datasets.load_dataset(name, config or None, split=split, streaming=True)
     except (OSError, ValueError) as error:
@@ -204,6 +208,11 @@ def _files_of(spec: str) -> list[Path]:
     else:
         matches = [spec] if Path(spec).is_file() else glob.glob(spec, recursive=True)  # noqa: PTH207 - absolute globs
         files = sorted(path for path in map(Path, matches) if path.is_file())
+        if tables := [path for path in files if path.suffix.lower() in TABLES]:
+            raise ValueError(
+                f"--source {tables[0]}: a table, which would be read as one text, its commas included: write it as "
+                ".jsonl or .parquet, a document in each row"
+            )
     if not files:
         raise ValueError(f"--source {spec}: no file matches; give a file, a folder, a glob, hf:NAME or stdlib")
     return files

@@ -24,6 +24,8 @@ import numpy as np
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from plumbline.data.damage import reading
+from plumbline.data.hub import is_reachable
 from plumbline.data.indexed import Integers, token_dtype
 
 EOS = "<|endoftext|>"
@@ -62,6 +64,8 @@ def trained_size(spec: str) -> int | None:
         return None
     if not number.isdecimal():
         raise ValueError(f"--tokenizer {spec}: expected {kind}:N with N a whole number, for example {kind}:8192")
+    if len(number) > 7:
+        raise ValueError(f"--tokenizer {spec}: at most {kind}:9999999; training takes hours from a million tokens on")
     if int(number) < smallest:
         raise ValueError(
             f"--tokenizer {spec}: the smallest vocabulary is {smallest}, since every byte needs a token; "
@@ -205,16 +209,16 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
 def _adopt(spec: str, folder: Path) -> None:
     """Copy a transformers tokenizer from a folder or the hub."""
     if _is_generic(Path(spec)):
+        _load(Path(spec))  # so that an error names this file and not its copy
         # Byte for byte: loading and saving rewrites tokenizer.json, and two corpora of one tokenizer would not match.
         for name in (TOKENIZER, CONFIG):
             shutil.copyfile(Path(spec) / name, folder / name)
         return
     from transformers import AutoTokenizer  # slow to import, and only needed here
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(spec.removeprefix("hf:"), trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--tokenizer {spec}: transformers cannot load it: {str(error).splitlines()[0]}") from error
+    name, here = spec.removeprefix("hf:"), not (spec.startswith("hf:") and is_reachable())
+    with reading(f"--tokenizer {spec}", "the hub cannot be reached" if here and spec.startswith("hf:") else ""):
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=here)
     if tokenizer.eos_token is None:
         raise ValueError(f"--tokenizer {spec}: it has no eos_token to end documents with; set one and save it again")
     with _errors_of_the_system():
@@ -239,7 +243,7 @@ def _is_generic(folder: Path) -> bool:
     """Return whether tokenizer.json says everything: no model's own class adds to it when transformers loads it."""
     if not ((folder / TOKENIZER).is_file() and (folder / CONFIG).is_file()):
         return False
-    config = json.loads((folder / CONFIG).read_text())
+    config = _read_config(folder)
     return config.get("tokenizer_class") in GENERIC_CLASSES and config.get("eos_token") is not None
 
 
@@ -262,14 +266,16 @@ class Encoder:
         Raises:
             ValueError: the end-of-text token has no id.
         """
-        config: dict[str, Any] = json.loads((folder / CONFIG).read_text())
-        eos = config["eos_token"]
-        self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        eos = _read_config(folder).get("eos_token")
+        eos = eos.get("content") if isinstance(eos, dict) else eos
+        if not isinstance(eos, str):
+            raise ValueError(f"--tokenizer {spec}: {folder / CONFIG}: eos_token = {eos!r}: expected its text")
+        self._tokenizer = _load(folder)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True  # "<|endoftext|>" written in a text is text, not an end
         self._bytes_only = spec == "byte"
-        eos_token_id = self._tokenizer.token_to_id(eos["content"] if isinstance(eos, dict) else eos)
+        eos_token_id = self._tokenizer.token_to_id(eos)
         if eos_token_id is None:
             raise ValueError(f"--tokenizer {spec}: its eos_token {eos!r} is not in its vocabulary; add it there")
         self.eos_token_id: int = eos_token_id
@@ -298,7 +304,7 @@ class Decoder:
 
     def __init__(self, folder: Path) -> None:
         """Load the tokenizer."""
-        self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        self._tokenizer = _load(folder)
 
     @cached_property
     def is_bytes(self) -> bool:
@@ -313,6 +319,29 @@ class Decoder:
     def pieces(self, pieces: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each of several pieces, computed on all cores."""
         return self._tokenizer.decode_batch(pieces, skip_special_tokens=False)
+
+
+def _load(folder: Path) -> Tokenizer:
+    """Return the tokenizer in a folder.
+
+    Raises:
+        DamagedFileError: its file is none.
+    """
+    with reading(folder / TOKENIZER):
+        return Tokenizer.from_file(str(folder / TOKENIZER))
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return what transformers knows of the tokenizer in a folder.
+
+    Raises:
+        DamagedFileError: its file holds no JSON object.
+    """
+    with reading(folder / CONFIG):
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"a {type(found).__name__}, not an object with keys")
+    return found
 
 
 def tokenizer_folder(spec: str) -> Path:

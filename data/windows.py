@@ -1,6 +1,6 @@
 """Gather windows of any sources into the tensors of a batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TypedDict, cast
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.data.indexed import Int64s
 from plumbline.data.streams import IGNORED, Rows, WindowStream
 
@@ -32,6 +33,29 @@ class Batch(TypedDict):
     sample_index: torch.Tensor
     """int64 [b]: number of the sample in the training order, or of the window in a validation split; -1 in a row that
     only pads the batch."""
+
+
+def check_ids(batch: Batch, vocab_size: int, source_of: Callable[[int], object]) -> Batch:
+    """Return a batch as it is, if its token ids are all below `vocab_size`.
+
+    Args:
+        batch: what was gathered.
+        vocab_size: ids that the model has an embedding for.
+        source_of: returns what to call the source of a row.
+
+    Raises:
+        DamagedFileError: names the source, and the id.
+    """
+    ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
+    if ids.max() < vocab_size and labels.max() < vocab_size and ids.min() >= 0:
+        return batch
+    worst = np.where(labels >= vocab_size, labels, ids)
+    row, place = np.argwhere((worst < 0) | (worst >= vocab_size))[0].tolist()
+    raise DamagedFileError(
+        f"{source_of(row)}: holds token id {worst[row, place]}, and the vocabulary of the model ends at "
+        f"{vocab_size - 1}: it was made with another tokenizer, or is damaged; set model.vocab_size to that of its "
+        "tokenizer, or prepare it again"
+    )
 
 
 def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, sample_index: Int64s, length: int) -> Batch:

@@ -164,7 +164,7 @@ def score_held_out(arguments: argparse.Namespace) -> None:
     check_tokenizer(model, corpus)
     length = window_length(model, arguments.sequence_length)
     split = held_out(corpus, arguments.shuffle_questions)
-    batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches)
+    batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches, vocab_size=model.vocab_size)
     scores = held_out_loss(model, tqdm(batches, unit="batch", disable=None), split, arguments.thinking)
     report(arguments, model, corpus, length, scores)
 

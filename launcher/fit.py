@@ -49,6 +49,8 @@ from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.scaling_laws.fit import fit
 
 LAW = "law.json"
+EXPLAINS = 0.5
+"""R^2 below which a fit is called one that explains nothing: half of the variance of the losses."""
 LAW_START = '{\n  "form": '
 
 
@@ -76,7 +78,10 @@ def main() -> None:
 
 
 def print_fit(facts: dict[str, Any]) -> None:
-    """Print constants, scores, consequences and warnings."""
+    """Print constants, scores, consequences and warnings; first of all, if the law explains next to nothing."""
+    if (explained := facts["fit"]["r2"]) is None or explained < EXPLAINS:
+        shown = "-" if explained is None else f"{explained:.2f}"
+        print(f"R^2 {shown}: this law explains next to nothing of these losses, and what follows from it is of no use")
     for name, value in facts["constants"].items():
         band = facts["bands"].get(name)
         print(f"{name:<10} {value:>12.5g}" + (f"   {band[0]:.4g} to {band[1]:.4g}" if band else ""))

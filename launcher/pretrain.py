@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.signals import StopRequest
 
 STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
@@ -27,7 +28,7 @@ STOP = StopRequest()  # ahead of the imports below: they take seconds, in which 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line; the DeepSpeed launcher adds `--local_rank`, which the environment says as well."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="YAML file of the run (see configs/)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
@@ -39,6 +40,7 @@ if __name__ == "__main__":
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
 
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
@@ -103,7 +105,7 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus) -> 
     """Train; tell the run's status how that ended, and return the exit code."""
     try:
         complete = train(config, inputs, world, STOP, status)
-    except (ConfigError, CheckpointError, OSError) as error:
+    except (ConfigError, CheckpointError, DamagedFileError, OSError) as error:
         return fail(error, status.end(UNUSABLE, str(error)))
     except TrainingError as error:
         return fail(error, status.end(BROKEN, str(error)))

@@ -120,7 +120,8 @@ def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
     try:
         return recipes(named)
     except ValidationError as error:
-        raise ValueError(f"--recipes: {'; '.join(explain(error.errors(), Recipe))}") from error
+        asked = " ".join(given)
+        raise ValueError(f"--recipes {asked}: {'; '.join(explain(error.errors(), Recipe))}") from error
 
 
 def open_model(path: Path, arguments: argparse.Namespace, source: SampleSource) -> LoadedModel:

@@ -1,7 +1,7 @@
 """Train a grid of runs, each once, and say what came of it: on this machine, or as a Slurm job array.
 
     python launcher/sweep.py --config configs/sweeps/grid.yaml                       a worker for each GPU, or core
-    python launcher/sweep.py --config configs/sweeps/grid.yaml --workers 2 train.steps=50
+    python launcher/sweep.py --config configs/sweeps/grid.yaml --workers 2 train.steps=100
     python launcher/sweep.py --config configs/sweeps/grid.yaml --dry-run             check it, train nothing
     python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --json    what came of it so far
     python launcher/sweep.py --config configs/sweeps/grid.yaml --summarize --rows FILE      the same, of rows alone
@@ -31,7 +31,7 @@ STOP = StopRequest()  # ahead of the imports below, which take seconds; each wor
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=cli.existing, help="YAML file of the sweep (see configs/sweeps/)")
     source.add_argument("--plan", type=cli.existing, help="a plan that --slurm saved, in place of --config")

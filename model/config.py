@@ -22,21 +22,21 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 
     family: str = "qwen3"
     """Named set of switches that the other keys start from: one of model/families.py."""
-    vocab_size: PositiveInt
+    vocab_size: int = Field(gt=0, le=2**31)
     """Rows of the embedding. Left out, a run takes the corpus's; a larger one pads it."""
-    hidden_size: PositiveInt
+    hidden_size: int = Field(gt=0, le=2**20)
     """Width of the residual stream."""
-    num_hidden_layers: PositiveInt
+    num_hidden_layers: int = Field(gt=0, le=10_000)
     """Number of blocks, each an attention branch and an MLP branch."""
-    num_attention_heads: PositiveInt
+    num_attention_heads: int = Field(gt=0, le=2**20)
     """Query heads."""
-    num_key_value_heads: PositiveInt
+    num_key_value_heads: int = Field(gt=0, le=2**20)
     """Key and value heads (grouped-query attention when fewer than the query heads). Default: as many."""
-    head_dim: PositiveInt
+    head_dim: int = Field(gt=0, le=2**20)
     """Width of one head. Default: hidden_size / num_attention_heads. Keep it fixed when scaling width; add heads."""
-    intermediate_size: PositiveInt
+    intermediate_size: int = Field(gt=0, le=2**24)
     """Inner width of the MLP. Default: 4 x hidden_size, or 8/3 x (rounded up to 64) when the MLP is gated."""
-    max_position_embeddings: PositiveInt
+    max_position_embeddings: int = Field(gt=0, le=2**31)
     """Longest sequence, in tokens. Left out, a run takes data.sequence_length."""
 
     block: str = "pre_norm"

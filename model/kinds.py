@@ -47,6 +47,6 @@ def kind_named(kinds: Mapping[str, Kind], key: str, name: str) -> Kind:
     """
     if name in kinds:
         return kinds[name]
-    close = difflib.get_close_matches(name, kinds, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, kinds, n=1, cutoff=0.7)
     hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(kinds)}"
     raise ValueError(f"{key} = {name}: there is none of that name; {hint}")

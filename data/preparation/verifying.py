@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from plumbline.data.corpus import MANIFEST, FileRecord, Manifest, folder_at, read_manifest
+from plumbline.data.corpus import MANIFEST, FileRecord, Manifest, folder_at, open_corpus, read_manifest
 from plumbline.data.folders import CorpusFolder
 from plumbline.data.indexed import Int64s, token_dtype
 from plumbline.data.preparation.encoding import SPLITS
 from plumbline.data.preparation.manifest import pairs_of
+from plumbline.data.remote.fetch import is_url
 from plumbline.data.tokenizers import TOKENIZER
 
 BLOCK_BYTES = 4 << 20
@@ -27,7 +28,7 @@ def verify(path: str | Path) -> tuple[Manifest, list[str]]:
         The manifest, and for each damaged file its name and what is wrong with it.
 
     Raises:
-        ValueError: there is no corpus.
+        ValueError: there is no corpus, or its manifest contradicts its files.
         OSError: a file cannot be read.
     """
     folder = folder_at(path)
@@ -42,7 +43,10 @@ def verify(path: str | Path) -> tuple[Manifest, list[str]]:
         found.append(f"{name}: is missing")
     elif (actual := hashlib.sha256(folder.read(name)).hexdigest()) != manifest.tokenizer.sha256:
         found.append(f"{name}: SHA-256 {actual}, {MANIFEST} expects {manifest.tokenizer.sha256}")
-    return manifest, [damage for damage in found if damage]
+    damaged = [damage for damage in found if damage]
+    if not damaged and not is_url(path):
+        open_corpus(path)  # what it states of whole files has to be true as well
+    return manifest, damaged
 
 
 def _damage(folder: CorpusFolder, name: str, record: FileRecord) -> str | None:

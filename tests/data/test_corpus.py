@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from plumbline.data.corpus import Corpus, open_corpus, verify_checksums
+from plumbline.data.preparation.verifying import verify
 
 
 @pytest.fixture
@@ -97,3 +98,36 @@ def test_a_half_written_manifest_is_refused(corpus: Path) -> None:
     (corpus / "corpus.json").write_text(text[: len(text) // 2])
     with pytest.raises(ValueError, match=r"corpus\.json: the file: Invalid JSON"):
         open_corpus(corpus)
+
+
+def test_another_tokenizer_in_its_place_is_noticed(corpus: Path) -> None:
+    file = corpus / "tokenizer" / "tokenizer.json"
+    file.write_text(file.read_text() + " ")
+    with pytest.raises(ValueError, match=r"tokenizer\.json: is not the tokenizer that made the tokens"):
+        open_corpus(corpus)
+    file.unlink()
+    with pytest.raises(ValueError, match=r"tokenizer\.json: is missing"):
+        open_corpus(corpus)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("splits", {}, "splits = none: there is no train among them"),
+        ("vocab_size", 256, "eos_token_id = 256 is beyond vocab_size = 256"),
+        ("vocab_size", 0, "vocab_size: Input should be greater than or equal to 1"),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_refused(corpus: Path, key: str, value: object, words: str) -> None:
+    manifest = json.loads((corpus / "corpus.json").read_text())
+    (corpus / "corpus.json").write_text(json.dumps({**manifest, key: value}))
+    with pytest.raises(ValueError, match=words):
+        open_corpus(corpus)
+
+
+def test_verifying_finds_a_manifest_that_contradicts_its_files(corpus: Path) -> None:
+    manifest = json.loads((corpus / "corpus.json").read_text())
+    manifest["splits"]["train"]["tokens"] += 1
+    (corpus / "corpus.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"corpus\.json expects"):
+        verify(corpus)

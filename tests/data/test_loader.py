@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from plumbline.data.boundaries import KEPT, Boundaries
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus
+from plumbline.data.damage import DamagedFileError
 from plumbline.data.loader import TrainBatches, ValidationBatches, open_corpora, validation_splits
 from plumbline.data.prefetch import prefetch
 from plumbline.data.prepare import Request, prepare
@@ -371,3 +372,17 @@ def test_validation_defaults_to_what_training_holds_out(
         "bytes": "validation",
         "tokens": "train",
     }
+
+
+def test_ids_beyond_the_vocabulary_name_their_corpus(make_pair: MakePair, make_config: MakeConfig) -> None:
+    """Ids of the pairs are 0, 1, 2, ...: 33 windows of 8 end at id 264."""
+    small, large = make_pair([9], "small"), make_pair([8 * 33 + 1], "large")
+    config = make_config(small, large, batch=64)
+    whole = TrainBatches(config, seed=0, vocab_size=265).micro_batches(0)
+    assert max(int(batch["labels"].max()) for batch in whole) == 264
+    with pytest.raises(DamagedFileError, match=r"large: holds token id 26\d, .* ends at 263"):
+        TrainBatches(config, seed=0, vocab_size=264).micro_batches(0)
+    held_out = large.held_out
+    assert len(list(ValidationBatches(held_out, 8, 4, vocab_size=265))) == 9
+    with pytest.raises(DamagedFileError, match=r"large\.bin: holds token id 100, .* ends at 99"):
+        list(ValidationBatches(held_out, 8, 4, vocab_size=100))

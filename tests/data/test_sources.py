@@ -245,3 +245,12 @@ def test_the_standard_library_is_there() -> None:
     first = [record.text for record, _ in zip(read_records(sources, unit), range(200), strict=False)]
     assert any("def " in (text or "") for text in first)
     assert first == [record.text for record, _ in zip(read_records(sources, unit), range(200), strict=False)]
+
+
+def test_a_table_is_not_read_as_one_text(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "text.txt").write_text("one")
+    for spec in (tmp_path / "rows.csv", tmp_path / "*"):
+        with pytest.raises(ValueError, match=r"rows\.csv: a table, which would be read as one text"):
+            list(Sources((str(spec),)).units())
+    assert len(list(Sources((str(tmp_path),)).units())) == 1, "in a folder of text it is text"

@@ -1,12 +1,14 @@
 """Continue a run from its newest whole checkpoint, if it is the same run."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 
+from plumbline.data.damage import reading
 from plumbline.data.loader import same_past
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import (
+    MANIFEST,
     STATE,
     CheckpointError,
     TrainState,
@@ -21,6 +23,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.world import World
 
 
@@ -49,9 +52,19 @@ def find(root: Path, world: World, local: LocalCheckpoints | None = None) -> Pat
         return damage(folder, world) if local is None or folder in shared else local.damage(folder)
 
     newest = newest_whole(candidates, check)
-    if newest is None and shared:
-        raise CheckpointError(f"{root}: no whole checkpoint among {len(shared)}; remove them to start from scratch")
+    if newest is None:
+        check_any(root, shared)
     return newest
+
+
+def check_any(root: Path, damaged: Sequence[Path]) -> None:
+    """Refuse to begin a run anew where there are checkpoints, none of them whole.
+
+    Raises:
+        CheckpointError: there are some.
+    """
+    if damaged:
+        raise CheckpointError(f"{root}: no whole checkpoint among {len(damaged)}; remove them to start from scratch")
 
 
 def damage(folder: Path, world: World) -> list[str]:
@@ -62,8 +75,24 @@ def damage(folder: Path, world: World) -> list[str]:
 
 def load(engine: Engine, folder: Path) -> TrainState:
     """Read the engine's state from a checkpoint that `find` returned, and return where training stands. Collective."""
+    state = read_state(folder)
     tensors.restore(engine, folder)
-    return TrainState(**json.loads((folder / STATE).read_text(encoding="utf-8")))
+    return state
+
+
+def read_state(folder: Path) -> TrainState:
+    """Return where training stands in a checkpoint.
+
+    Raises:
+        CheckpointError: its state is none, or contradicts its manifest.
+    """
+    with reading(folder / STATE):
+        state = TrainState(**read_object(folder / STATE))
+    manifest = read_manifest(folder)
+    for name, value in vars(state).items():
+        if value != manifest.get(name):
+            raise CheckpointError(f"{folder / STATE}: {name} = {value!r}, and in {MANIFEST} {manifest.get(name)!r}")
+    return state
 
 
 def other_layout(folder: Path, config: Config, world: World) -> str | None:

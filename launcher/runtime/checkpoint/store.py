@@ -19,6 +19,8 @@ from typing import Any, TypedDict
 
 import xxhash
 
+from plumbline.data.damage import DamagedFileError
+from plumbline.launcher.runtime.system.files import read_key, read_object
 from plumbline.launcher.runtime.system.log import LOG
 
 FORMAT = 2
@@ -147,14 +149,36 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         CheckpointError: it is missing, damaged or of a newer format.
     """
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder / MANIFEST} cannot be read: {error}") from error
+        manifest = read_object(folder / MANIFEST)
+    except (OSError, DamagedFileError) as error:
+        raise CheckpointError(str(error)) from error
     if manifest.pop("checksum", None) != manifest_checksum(manifest):
         raise CheckpointError(f"{folder / MANIFEST} has another checksum than when it was written")
-    if manifest["format"] != FORMAT:
-        raise FormatError(f"{folder}: checkpoint format {manifest['format']}, this version reads {FORMAT}")
+    if manifest.get("format") != FORMAT:
+        raise FormatError(f"{folder}: checkpoint format {manifest.get('format')}, this version reads {FORMAT}")
+    _check_manifest(manifest, folder / MANIFEST)
     return manifest
+
+
+def _check_manifest(manifest: dict[str, Any], path: Path) -> None:
+    """Refuse a manifest of which a value is missing or of another kind, or that names files outside of its folder.
+
+    Its checksum says that it is as it was written, not who wrote it.
+    """
+    try:
+        for key, least in (("step", 1), ("samples", 0), ("tokens", 0), ("world_size", 1), ("zero_stage", 0)):
+            if read_key(manifest, key, int, path) < least:
+                raise DamagedFileError(f"{path}: {key} = {manifest[key]}: less than {least}")
+        read_key(manifest, "corpora", dict, path)
+        for name, facts in read_key(manifest, "files", dict, path).items():
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise DamagedFileError(f"{path}: files: {name}: not a file of this folder")
+            if not isinstance(facts, dict):
+                raise DamagedFileError(f"{path}: files: {name} = {facts!r}: expected bytes and xxh3")
+            read_key(facts, "bytes", int, path)
+            read_key(facts, "xxh3", str, path)
+    except DamagedFileError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def manifest_checksum(manifest: dict[str, Any]) -> str:

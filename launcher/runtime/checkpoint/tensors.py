@@ -25,6 +25,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from plumbline.data.damage import reading
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, read_manifest
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.engine.interface import Engine
@@ -113,6 +114,9 @@ class SavedTensors:
 
     Args:
         folder: the checkpoint, whose files have been verified.
+
+    Raises:
+        DamagedFileError: a file holds something else than its rank wrote, whatever the checksums say.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -128,7 +132,8 @@ class SavedTensors:
         """Half-life and tokens of the moving average; None where there is none."""
         for name in sorted(read_manifest(folder)["files"]):
             if name.startswith(f"{FOLDER}/"):
-                self._open(folder / name)
+                with reading(folder / name):
+                    self._open(folder / name)
 
     def __enter__(self) -> "SavedTensors":
         """Return this, whose files are open."""
@@ -151,11 +156,14 @@ class SavedTensors:
             whole = {kind: file.get_tensor(f"{kind}/{name}") for kind in entry["whole"]}
             self.whole.setdefault(name, {}).update({**whole, **entry["numbers"]})
         for key in file.keys():  # noqa: SIM118
+            kept = file.get_slice(key)
+            if kept.get_dtype() != "F32":
+                raise ValueError(f"{key} is {kept.get_dtype()}, expected F32")
             kind, _, name = key.partition("/")
             if kind not in index[name]["whole"]:
                 self.kinds.setdefault(name, set()).add(kind)
-                start = index[name]["start"]
-                self._parts.setdefault(key, []).append(_Part(file, start, start + file.get_slice(key).get_shape()[0]))
+                start, (length,) = index[name]["start"], kept.get_shape()
+                self._parts.setdefault(key, []).append(_Part(file, start, start + length))
 
     def read(self, kind: str, name: str, start: int, length: int) -> Tensor:
         """Return a range of a flattened tensor: fp32 [length], on the CPU.

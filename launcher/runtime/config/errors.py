@@ -8,8 +8,18 @@ from typing import get_args
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from plumbline.launcher.runtime.config.synonyms import meant_by
+
 DISCRIMINATORS = ("name", "rope_type")
 """Keys of a section by which one of several schemas is chosen."""
+
+FOLLOWS: dict[tuple[int | str, ...], tuple[tuple[int | str, ...], ...]] = {
+    ("model", "num_key_value_heads"): (("model", "num_attention_heads"), ("model", "hidden_size")),
+    ("model", "head_dim"): (("model", "num_attention_heads"), ("model", "hidden_size")),
+    ("model", "intermediate_size"): (("model", "num_attention_heads"), ("model", "hidden_size")),
+    ("model", "max_position_embeddings"): (("data", "sequence_length"), ("data",)),
+}
+"""Keys that are filled in, and from which others; without those they are missing, which is no problem of its own."""
 
 
 class ConfigError(ValueError):
@@ -24,14 +34,15 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
             have several lines.
         schema: what the values were validated against.
     """
+    problems = list(problems)
+    wrong = {problem["loc"] for problem in problems}
     for problem in problems:
         typed, _ = _follow(schema, problem["loc"])
         path = ".".join(typed)
+        if problem["type"] == "missing" and wrong.intersection(FOLLOWS.get(problem["loc"], ())):
+            continue
         if problem["type"] == "extra_forbidden":
-            _, section = _follow(schema, problem["loc"][:-1])
-            known = list(section.model_fields) if section is not None else []
-            close = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+            hint = _hint(schema, problem["loc"], problem["input"])
             yield f"{path} = {problem['input']!r}: unknown key; {hint}"
         elif problem["type"] == "missing":
             yield f"{path}: missing, and it has no default"
@@ -51,6 +62,37 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
             yield f"{path} = {problem['input']!r}: a section of keys is expected"
         else:
             yield f"{path} = {problem['input']!r}: {problem['msg']}"
+
+
+def path_of(schema: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """Return a place in values for `schema`, as pydantic has it, as one types it."""
+    return _follow(schema, location)[0]
+
+
+def _hint(schema: type[BaseModel], location: tuple[int | str, ...], value: object) -> str:
+    """Say what may be meant by an unknown key: one spelled nearly so, of another section, or of other trainers."""
+    _, section = _follow(schema, location[:-1])
+    known, name = [] if section is None else list(section.model_fields), str(location[-1])
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+        return f"did you mean {close[0]}?"
+    names = [str(key) for key in value] if len(location) == 1 and isinstance(value, dict) else [name]
+    if elsewhere := list(filter(None, (_elsewhere(schema, each) for each in names))):
+        return " ".join(elsewhere)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+
+
+def _elsewhere(schema: type[BaseModel], name: str) -> str | None:
+    """Say where in the configuration of a run a key belongs that was written in another section."""
+    sections = {
+        key: field.annotation
+        for key, field in schema.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+    if "optimizer" not in sections:  # of a sweep, a recipe, a task
+        return None
+    places = [section for section, keys in sections.items() if name in keys.model_fields]
+    return f"did you mean {places[0]}.{name}?" if len(places) == 1 else meant_by(name)
 
 
 def _follow(schema: type[BaseModel], location: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel] | None]:

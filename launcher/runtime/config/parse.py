@@ -7,8 +7,11 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from plumbline.launcher.runtime.config.errors import ConfigError, explain
+from plumbline.launcher.runtime.config.errors import ConfigError, explain, path_of
 from plumbline.launcher.runtime.config.schema import Config
+
+MOST = 20
+"""Problems that one message lists."""
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
@@ -41,6 +44,9 @@ def check_written(values: dict[str, Any], source: str) -> None:
     Raises:
         ConfigError: names every problem, one for each line, with `source` in front.
     """
+    if not Config.model_fields.keys() & values:
+        sections = ", ".join(Config.model_fields)
+        raise ConfigError(f"{source}: no configuration of a run: it has none of the sections {sections}")
     refuse_non_finite(values, source)
     model = values.get("model")
     if isinstance(model, dict) and model.get("vocab_size") is None:
@@ -54,6 +60,31 @@ def check_written(values: dict[str, Any], source: str) -> None:
             problems = [each for each in problems if each["loc"][:1] != ("model",) or each["type"] not in absent]
         if problems:
             raise _refusal(problems, Config, source) from error
+
+
+def with_whole_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with an integer for each float that is one and stands where one is expected: 1e9 tokens.
+
+    YAML reads 1e9 and 4e1 as floats.
+    """
+    try:
+        Config.model_validate(values)
+    except ValidationError as error:
+        for problem in error.errors():
+            number = problem["input"]
+            if problem["type"] == "int_type" and isinstance(number, float) and number.is_integer():
+                values = _replaced(values, path_of(Config, problem["loc"]), int(number))
+    return values
+
+
+def _replaced(values: Any, path: Sequence[str], value: Any) -> Any:
+    """Return nested plain values with another one at a path."""
+    if not path:
+        return value
+    copy = [*values] if isinstance(values, list) else {**values}
+    key: Any = int(path[0]) if isinstance(values, list) else path[0]
+    copy[key] = _replaced(values[key], path[1:], value)
+    return copy
 
 
 def takes_shape_from_stock(values: dict[str, Any]) -> bool:
@@ -88,4 +119,5 @@ def _refusal(problems: Sequence[ErrorDetails], schema: type[BaseModel], source: 
 
 
 def _message(source: str, lines: list[str]) -> str:
-    return "\n  ".join([f"{source}: {len(lines)} problem(s) in the configuration", *lines])
+    shown = lines if len(lines) <= MOST else [*lines[:MOST], f"... and {len(lines) - MOST} more"]
+    return "\n  ".join([f"{source}: {len(lines)} problem(s) in the configuration", *shown])

@@ -9,7 +9,12 @@ from plumbline.data.config import DataConfig
 from plumbline.data.corpus import read_manifest
 from plumbline.data.remote.fetch import RemoteError
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.parse import check_written, parse_config, takes_shape_from_stock
+from plumbline.launcher.runtime.config.parse import (
+    check_written,
+    parse_config,
+    takes_shape_from_stock,
+    with_whole_numbers,
+)
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.stock import section_of
 
@@ -28,6 +33,7 @@ def resolve(values: dict[str, Any], source: str) -> Config:
         ConfigError: names every problem of what is written, or the corpus that is not there.
         ValueError: train.initialize_from is no model that a run can start from.
     """
+    values = with_whole_numbers(values)
     check_written(values, source)
     model = values.get("model") or {}
     if takes_shape_from_stock(values):

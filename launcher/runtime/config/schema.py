@@ -67,8 +67,9 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         if not isinstance(model, dict) or not isinstance(data, dict):
             return values
         filled = {}
-        if model.get("max_position_embeddings") is None and data.get("sequence_length") is not None:
-            filled["max_position_embeddings"] = data["sequence_length"]
+        length = data.get("sequence_length")
+        if model.get("max_position_embeddings") is None and isinstance(length, int) and length > 0:
+            filled["max_position_embeddings"] = length
         if "document_mask" not in model and data.get("packing") == "best_fit":
             filled["document_mask"] = True
         return {**values, "model": {**model, **filled}} if filled else values

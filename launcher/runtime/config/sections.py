@@ -12,9 +12,9 @@ from plumbline.launcher.runtime.optim.duration import Duration
 class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say where a run lives and what makes it repeatable."""
 
-    name: str = Field(min_length=1, pattern=r"^[\w.+-]+$")
-    """Name of the run and of its folder."""
-    root: str = "runs"
+    name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
+    """Name of the run and of its folder: letters, digits, _ . + and -, not dots alone."""
+    root: str = Field(default="runs", min_length=1)
     """Folder that holds run folders."""
     seed: NonNegativeInt = Field(default=1, json_schema_extra={"shapes": "run"})
     """Seed of the initial weights, the order of the data and dropout."""

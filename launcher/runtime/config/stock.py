@@ -1,9 +1,13 @@
 """Read which model a stock Hugging Face folder holds, for train.initialize_from."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from plumbline.data.damage import reading
+from plumbline.data.hub import is_reachable
+from plumbline.launcher.runtime.config.parse import parse
+from plumbline.launcher.runtime.system.files import read_object
+from plumbline.model.config import ModelConfig
 from plumbline.model.export.from_stock import KINDS, model_section
 
 HUB = "hf:"
@@ -16,21 +20,41 @@ def section_of(spec: str) -> dict[str, Any]:
         spec: a folder, or hf:NAME for one of the hub.
 
     Raises:
-        ValueError: there is no such model, or none that a run can start from.
+        DamagedFileError: there is no such model, or none that a run can start from.
+        ConfigError: its values are none that a model can have.
     """
-    try:
-        return model_section(stock_entries(stock_folder(spec)))
-    except ValueError as error:
-        raise ValueError(f"train.initialize_from = {spec}: {error}") from error
+    source = f"train.initialize_from = {spec}"
+    with reading(source):
+        section = model_section(stock_entries(stock_folder(spec)))
+        parse(ModelConfig, section, source)
+    return section
 
 
 def stock_folder(spec: str) -> Path:
     """Return the folder of a model; of one on the hub, a folder with its config.json and whatever is there already."""
     if not spec.startswith(HUB):
         return Path(spec)
-    from huggingface_hub import snapshot_download
+    return hub_folder(spec, ["config.json"])
 
-    return Path(snapshot_download(spec.removeprefix(HUB), allow_patterns=["config.json"]))
+
+def hub_folder(spec: str, patterns: list[str], download: bool = True) -> Path:
+    """Return the folder on this machine of a model on the hub, with the files of these patterns.
+
+    Raises:
+        ValueError: the hub cannot be reached, and they are not here.
+        OSError: the hub does not have it, or does not give it.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    name, here = spec.removeprefix(HUB), not (download and is_reachable())
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=here))
+    except LocalEntryNotFoundError as error:
+        raise ValueError(
+            "the hub cannot be reached, and this machine has no copy; give a folder, or see to the network (HF_HOME is "
+            "where copies are kept)"
+        ) from error
 
 
 def stock_entries(folder: Path) -> dict[str, Any]:
@@ -39,7 +63,7 @@ def stock_entries(folder: Path) -> dict[str, Any]:
 
     if not (folder / "config.json").is_file():
         raise ValueError("not a Hugging Face folder (no config.json)")
-    entries: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    entries = read_object(folder / "config.json")
     if entries.get("model_type") in KINDS:
         entries = AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict()
     return entries

@@ -35,11 +35,16 @@ def read_values(path: Path, overrides: list[str]) -> dict[str, Any]:
     Raises:
         ConfigError: unreadable file, bad YAML, or something that is no override.
     """
-    layers = [_read(path), _parse_overrides(overrides)]
+    file = _read(path)
+    into_lists = [override for override in overrides if _enters_list(file, override)]
+    others = _parse_overrides([override for override in overrides if override not in into_lists])
     with yaml_problems(str(path)):
-        merged = OmegaConf.merge(*layers)
-    assert isinstance(merged, DictConfig)
-    values: dict[str, Any] = plain_values(merged, str(path))
+        merged = OmegaConf.merge(file, others)
+    written = OmegaConf.to_container(merged, resolve=False)
+    assert isinstance(written, dict)
+    for override in into_lists:
+        _set(written, override)
+    values: dict[str, Any] = plain_values(OmegaConf.create(written), str(path))
     return values
 
 
@@ -61,11 +66,48 @@ def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> DictConfig:
 def _parse_overrides(overrides: list[str]) -> DictConfig:
     for override in overrides:
         key, equals, _ = override.partition("=")
-        if not equals or "." not in key:
+        if not equals or "." not in key or not all(key.split(".")):
             raise ConfigError(f"{override!r}: an override is section.key=value, for example optimizer.lr=0.003")
     source = " ".join(overrides)
     with yaml_problems(source):
         return _layer(OmegaConf.from_dotlist(overrides), source)
+
+
+def _enters_list(file: DictConfig, override: str) -> bool:
+    """Return whether the key of an override leads to a list of the file, or to an entry of one: data.train.0.path."""
+    node: Any = OmegaConf.to_container(file, resolve=False)
+    for part in override.partition("=")[0].split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+        if isinstance(node, list):
+            return True
+    return False
+
+
+def _set(values: Any, override: str) -> None:
+    """Replace in nested plain values what an override leads to; entries of lists are counted from 0.
+
+    Raises:
+        ConfigError: it leads nowhere, or its value is not YAML.
+    """
+    key, _, text = override.partition("=")
+    *parents, last = key.split(".")
+    with yaml_problems(override):
+        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]), resolve=False)
+    assert isinstance(value, dict)
+    for part in parents:
+        place = _place(values, part, override)
+        values = values.setdefault(place, {}) if isinstance(values, dict) else values[place]
+    values[_place(values, last, override)] = value["value"]
+
+
+def _place(values: Any, part: str, override: str) -> str | int:
+    """Return the key, or the number of an entry, that a part of an override names."""
+    if isinstance(values, dict):
+        return part
+    if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+        return int(part)
+    held = f"{len(values)} entries, counted from 0" if isinstance(values, list) else f"{values!r}, no section"
+    raise ConfigError(f"{override}: there is no {part} there, but {held}")
 
 
 def _layer(node: DictConfig | ListConfig, source: str) -> DictConfig:

@@ -16,6 +16,9 @@ Node = DictConfig | ListConfig
 RESOLVER = re.compile(r"(?<!\\)(\\\\)*\$\{[^}]*:")
 """An insertion by a function, such as ${oc.env:HOME}, that is not escaped by a backslash."""
 
+DEEP = re.compile(rb"(?:[\[{]\s*){500}")
+"""What no file that a person writes begins with or holds."""
+
 
 @contextmanager
 def yaml_problems(source: str) -> Iterator[None]:
@@ -29,7 +32,11 @@ def yaml_problems(source: str) -> Iterator[None]:
         mark = error.problem_mark
         where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
         raise ConfigError(f"{source}: cannot be read as YAML: {error.problem}{where}") from error
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise ConfigError(f"{source}: cannot be read as YAML: it is nested too deeply") from error
+    except (YAMLError, OmegaConfBaseException, OSError, ValueError, TypeError) as error:  # numbers of 5000 digits
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"{source}: cannot be read as YAML: {error}") from error
 
 
@@ -44,7 +51,11 @@ def read_yaml(path: Path) -> Node:
     if not path.exists():
         known = ", ".join(sorted(str(file) for file in path.parent.glob("*.yaml"))) or "no .yaml files"
         raise ConfigError(f"{path}: no such file; {path.parent} holds {known}")
+    if path.is_fifo():
+        raise ConfigError(f"{path}: is a pipe, which can be read once and no more: write it to a file")
     with yaml_problems(str(path)):
+        if path.is_file() and DEEP.search(path.read_bytes()):
+            raise RecursionError  # ahead of the parser, whose stack would end the process
         node: Node = OmegaConf.load(path)
         written = OmegaConf.to_container(node, resolve=False)
     for text in filter(RESOLVER.search, _strings(written)):

@@ -9,7 +9,6 @@ warnings, undetermined             what the points could not tell; constants tha
 derived, curves                    what follows, null where it would stand on such constants; f_x(P) with its band
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from plumbline.data.damage import reading
 from plumbline.launcher.runtime.laws.rows import Rows
+from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.scaling_laws.derived import (
     allocate,
     allocate_with_precision,
@@ -122,13 +123,11 @@ def open_law(name: str) -> SourcedLaw:
         return published(name)
     if not path.is_file():
         raise ValueError(f"law {name}: no such file; give one that launcher/fit.py wrote, or {', '.join(PUBLISHED)}")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "give a law.json of launcher/fit.py"):
+        document = read_object(path)
         form = form_named(document["form"])
         law = form(**{name: float(value) for name, value in document["constants"].items()})
         training = document["training"]
         ranges = tuple(training["parameters"]), tuple(training["tokens"])
         undetermined = frozenset(map(str, document["undetermined"]))
         return SourcedLaw(law, f"{path}, {document['source']}", *ranges, undetermined=undetermined)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"law {name}: not a law.json of launcher/fit.py ({error!r})") from error

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from plumbline.data.damage import reading
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
@@ -53,19 +54,28 @@ def open_weights(path: Path, average: str | None) -> OpenedWeights:
     folders = _window(
         path, average, partial(checkpoint.problems, contents=True, only=lambda name: name.startswith(needed))
     )
-    config, *others = (load_config(folder / "config.yaml", []) for folder in folders)
+    config, *others = (_configuration(folder) for folder in folders)
     for folder, other in zip(folders[1:], others, strict=True):
         if changes := differences(config, other, ["model"]):
             raise ValueError(f"--average {average}: {folder} is of another model: {'; '.join(changes)}")
     if len(folders) > 1:
         names = ", ".join(folder.name for folder in reversed(folders))
-        return OpenedWeights(tensors.mean_model(folders), folders[0], config, f"mean of {names}")
+        with reading(f"--average {average}"):
+            return OpenedWeights(tensors.mean_model(folders), folders[0], config, f"mean of {names}")
     if average != "ema":
-        return OpenedWeights(tensors.read_model(folders[0]), folders[0], config, None)
+        with reading(folders[0]):
+            return OpenedWeights(tensors.read_model(folders[0]), folders[0], config, None)
     if config.train.ema_half_life_tokens is None:
         raise ValueError(f"--average ema: {folders[0]} has no moving average; train with train.ema_half_life_tokens")
     words = f"exponential moving average, half-life {config.train.ema_half_life_tokens:,} tokens"
-    return OpenedWeights(tensors.read_model(folders[0], tensors.AVERAGE), folders[0], config, words)
+    with reading(folders[0]):
+        return OpenedWeights(tensors.read_model(folders[0], tensors.AVERAGE), folders[0], config, words)
+
+
+def _configuration(folder: Path) -> Config:
+    """Return the configuration in a checkpoint, in which nothing is left to corpora or models elsewhere."""
+    with reading(folder):
+        return load_config(folder / "config.yaml", [])
 
 
 def _window(path: Path, average: str | None, check: Check) -> list[Path]:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from plumbline.data.damage import DamagedFileError, reading
 from plumbline.launcher.runtime.checkpoint.weights import read_weights
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.config.stock import HUB, section_of, stock_entries
+from plumbline.launcher.runtime.config.stock import HUB, hub_folder, section_of, stock_entries
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.attention import attention_kind
@@ -55,22 +56,20 @@ def fetch(config: Config, world: World) -> None:
     """Download the model that training starts from, if it is on the hub: one rank of each host; all ranks must call.
 
     Raises:
-        ValueError: a host could not download it.
+        DamagedFileError: a host could not download it.
     """
     spec = config.train.initialize_from
     if spec is None or not spec.startswith(HUB):
         return
     problem = None
     if world.local_rank == 0:
-        from huggingface_hub import snapshot_download
-
         try:
-            snapshot_download(spec.removeprefix(HUB), allow_patterns=FILES)
+            hub_folder(spec, FILES)
         except (OSError, ValueError) as error:
             problem = f"rank {world.rank}: {error}"
     problems = [each for each in gather_objects(problem, world) if each is not None]
     if problems:
-        raise ValueError(f"train.initialize_from = {spec}: not downloaded: {'; '.join(problems)}")
+        raise DamagedFileError(f"train.initialize_from = {spec}: not downloaded: {'; '.join(problems)}")
 
 
 def initial_weights(config: Config) -> Mapping[str, Tensor] | None:
@@ -79,33 +78,33 @@ def initial_weights(config: Config) -> Mapping[str, Tensor] | None:
     Those of a model on the hub have to be there: see `fetch`.
 
     Raises:
-        ValueError: the folder does not hold the tensors that its configuration asks for.
+        DamagedFileError: the folder does not hold the tensors that its configuration asks for.
     """
     spec = config.train.initialize_from
     if spec is None:
         return None
-    folder = _fetched_folder(spec)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"train.initialize_from = {spec}: {folder} holds no .safetensors; nothing else is read")
-    stock = {name: weight.float() for name, weight in read_weights(files).items()}
-    try:
-        forward = multipliers(config.model, config.parameterization)
+    source = f"train.initialize_from = {spec}"
+    forward = multipliers(config.model, config.parameterization)
+    with reading(source):
+        folder = _fetched_folder(spec)
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ValueError(f"{folder} holds no .safetensors; nothing else is read")
+        read = read_weights(files)
+        if wrong := [name for name, weight in read.items() if not weight.is_floating_point()]:
+            raise ValueError(f"{folder}: {wrong[0]} is {read[wrong[0]].dtype}: no weights, or rounded ones")
+        stock = {name: weight.float() for name, weight in read.items()}
         weights = from_stock(stock_entries(folder), stock, config.model, forward)
-    except KeyError as error:
-        raise ValueError(f"train.initialize_from = {spec}: {folder} has no tensor {error}") from error
     found = {name: tuple(weight.shape) for name, weight in weights.items()}
     grafted = attention_kind(config.model).grafted
     expected = {name: shape for name, shape in parameter_shapes(config.model).items() if not name.endswith(grafted)}
     if found != expected:
         names = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-        raise ValueError(f"train.initialize_from = {spec}: {folder} has other tensors: {', '.join(names[:4])}")
+        raise DamagedFileError(f"{source}: {folder} has other tensors: {', '.join(names[:4])}")
     return weights
 
 
 def _fetched_folder(spec: str) -> Path:
     if not spec.startswith(HUB):
         return Path(spec)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(spec.removeprefix(HUB), allow_patterns=FILES, local_files_only=True))
+    return hub_folder(spec, FILES, download=False)

@@ -3,7 +3,6 @@
 Code that lies in a folder is never run, so opening a stranger's model runs none of theirs.
 """
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -16,11 +15,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from plumbline.data.damage import reading
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.models.averages import open_weights
 from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
+from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker
 from plumbline.model.export.native import MODEL_TYPE
@@ -221,12 +222,13 @@ def _load_checkpoint(
 ) -> LoadedModel:
     opened = open_weights(path, average)
     config, weights, manifest = opened.config, opened.weights, checkpoint.read_manifest(opened.folder)
-    module = build_model(config if with_objective else without_objective(config), torch.device("meta"))
-    if not with_objective:
-        weights = {name: weight for name, weight in weights.items() if not name.startswith("objective.")}
-    if config.model.tie_word_embeddings:
-        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    module.load_state_dict(weights, assign=True)
+    with reading(opened.folder):
+        module = build_model(config if with_objective else without_objective(config), torch.device("meta"))
+        if not with_objective:
+            weights = {name: weight for name, weight in weights.items() if not name.startswith("objective.")}
+        if config.model.tie_word_embeddings:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        module.load_state_dict(weights, assign=True)
     module.tie_weights()
     tokenizer = opened.folder.resolve().parent.parent / "tokenizer"
     return LoadedModel(
@@ -245,7 +247,7 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
 
     try:
         # A native export runs by our own code, not by the copy in the folder
-        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        entries = read_object(folder / "config.json")
         kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
         with quiet_transformers(), torch.no_grad():
             module, found = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, trust_remote_code=False)
@@ -255,7 +257,7 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
         raise ValueError(f"{folder}: {error} (pip install -e '.[quantize]' brings compressed-tensors)") from error
     except SafetensorError as error:
         raise ValueError(f"{folder}: a file of weights is cut short or damaged; copy it again ({error})") from error
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: shapes that are not those of config.json
+    except Exception as error:  # the values of a stranger's config.json reach all of transformers, unchecked
         reason = "its model is Python code of its own (auto_map in config.json), which is not run here"
         reason = reason if "trust_remote_code" in str(error) else f"transformers cannot load this folder: {error}"
         raise ValueError(f"{folder}: {reason}") from error
@@ -293,7 +295,12 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Return the Hugging Face tokenizer stored in a folder."""
+    """Return the Hugging Face tokenizer stored in a folder.
+
+    Raises:
+        DamagedFileError: it cannot be read.
+    """
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    with reading(f"{path} (its tokenizer)"):
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)

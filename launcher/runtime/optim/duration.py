@@ -81,6 +81,12 @@ class Duration:
             return total - batches.tokens_before(max(0, total_steps - int(self.amount)))
         return self._tokens(batches, total)
 
+    def steps_of(self, batches: BatchPlan, total_steps: int) -> int:
+        """Return how many steps it takes in a run of `total_steps`; a part of a step at its end counts for nothing."""
+        if self.unit == "steps":
+            return int(self.amount)
+        return self._tokens(batches, batches.tokens_before(total_steps)) // batches.tokens_per_step
+
     def end_step(self, batches: BatchPlan, first_step: int = 0) -> int:
         """Return the step at which it ends when it begins at `first_step`.
 

@@ -145,6 +145,25 @@ def with_one_key_each(section: Mapping[Any, Any]) -> dict[Any, Any]:
     return section
 
 
+def check_phases(config: ScheduleConfig, plan: BatchPlan, total_steps: int) -> None:
+    """Refuse a warm-up, and a decay of wsd, that do not fit into the run; a branch has its parent's warm-up.
+
+    Raises:
+        ValueError: together they are longer than the run; names them and its steps.
+    """
+    if config.branch is not None:
+        return
+    phases = {"warmup": config.warmup.steps_of(plan, total_steps)}
+    if config.name == "wsd":
+        phases["decay"] = config.decay.steps_of(plan, total_steps)
+    if sum(phases.values()) > total_steps:
+        lengths = " and ".join(f"schedule.{phase} = {getattr(config, phase)}" for phase in phases)
+        raise ValueError(
+            f"{lengths}: {sum(phases.values()):,} steps, but the run has {total_steps:,}: "
+            "shorten them (5% and 20% fit any length), or train for longer"
+        )
+
+
 class Schedule:
     """Count the durations of a ScheduleConfig in tokens, and give the learning rate of one run.
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from plumbline.data.damage import reading
 from plumbline.data.streams import SampleSource
 from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.damage import compare, damage
@@ -157,10 +158,11 @@ def _append(path: Path, items: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _row(place: str, item: Mapping[str, Any]) -> Row:
-    try:
-        return Row.from_json(item)
-    except KeyError as error:
-        raise ValueError(f"{place}: no key {error}, so this is no row of quantize.py; give another --output") from error
+    with reading(place, "it is no row of quantize.py: give another --output"):
+        row = Row.from_json(item)
+        if not isinstance(row.damage.loss, float) or not isinstance(row.recipe, str):
+            raise ValueError(f"loss = {row.damage.loss!r}, recipe = {row.recipe!r}")
+        return row
 
 
 def _read(path: Path) -> list[tuple[int, dict[str, Any]]]:

@@ -7,7 +7,6 @@ samples.txt        continuations by the final model result.json     final scores
 logs/              what each rank said, with times
 """
 
-import json
 import shutil
 from typing import Any
 
@@ -18,7 +17,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.metrics import environment
-from plumbline.launcher.runtime.system.files import remove_leftovers, write_json
+from plumbline.launcher.runtime.system.files import read_key, read_object, remove_leftovers, write_json
 from plumbline.launcher.runtime.system.world import World
 
 RESULT = "result.json"
@@ -38,12 +37,16 @@ def prepare_run_folder(config: Config, inputs: Inputs, world: World) -> None:
 
 
 def read_result(config: Config) -> dict[str, Any] | None:
-    """Return the final scores of a run that has made all steps of this configuration, else None."""
+    """Return the final scores of a run that has made all steps of this configuration, else None.
+
+    Raises:
+        DamagedFileError: the file does not hold any.
+    """
     path = config.run.folder / RESULT
     if not path.is_file():
         return None
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return result if result["step"] == plan_run(config).total_steps else None
+    result = read_object(path)
+    return result if read_key(result, "step", int, path) == plan_run(config).total_steps else None
 
 
 def finished_step(config: Config) -> int | None:

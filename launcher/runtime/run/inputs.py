@@ -34,7 +34,7 @@ def open_inputs(config: Config, world: World) -> Inputs:
             many repetitions of a corpus.
     """
     data = config.data
-    train = TrainBatches(data, config.run.seed, world.rank, world.size)
+    train = TrainBatches(data, config.run.seed, world.rank, world.size, config.model.vocab_size)
     train.check_epochs(last_step(config))
     for name, corpus in train.corpora.items():
         if corpus.vocab_size is not None and corpus.vocab_size > config.model.vocab_size:
@@ -46,7 +46,13 @@ def open_inputs(config: Config, world: World) -> Inputs:
         name: (
             split,
             ValidationBatches(
-                split, data.sequence_length, data.micro_batch_size, config.train.eval_batches, world.rank, world.size
+                split,
+                data.sequence_length,
+                data.micro_batch_size,
+                config.train.eval_batches,
+                world.rank,
+                world.size,
+                config.model.vocab_size,
             ),
         )
         for name, split in validation_splits(data).items()

@@ -18,7 +18,7 @@ import torch
 from plumbline.launcher.runtime.run.event_file import EventFile
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.system.cli import duration
-from plumbline.launcher.runtime.system.files import read_json_lines, write_json_lines
+from plumbline.launcher.runtime.system.files import read_json_lines, read_key, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
 
@@ -135,9 +135,10 @@ def _truncate(path: Path, step: int) -> int | None:
     if not path.exists():
         return None
     kept = []
-    for _, record in read_json_lines(path):
+    for number, record in read_json_lines(path):
         of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
-        if record["step"] < step or (record["step"] == step and of_a_step):
+        its = read_key(record, "step", int, f"{path}, line {number}")
+        if its < step or (its == step and of_a_step):
             kept.append(record)
     write_json_lines(path, kept)
     return max((record["step"] for record in kept), default=None)

@@ -59,7 +59,7 @@ class GridConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
 class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Describe a sweep. Its cells are the union of its grids, each once for each seed."""
 
-    name: str = Field(min_length=1, pattern=r"^[\w.+-]+$")
+    name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
     """Name of the sweep and of its folder."""
     root: str = "runs/sweeps"
     """Folder that holds sweep folders."""
@@ -84,6 +84,20 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     coordinate_check: CoordinateCheckConfig | None = None
     """Settings of kind coordinate_check."""
 
+    @validator(mode="before")
+    @classmethod
+    def _check_grids(cls, values: Any) -> Any:
+        """Say where axes belong, wherever else they were written."""
+        if not isinstance(values, dict):
+            return values
+        grids = values.get("grids")
+        entries = grids if isinstance(grids, list) else []
+        if "axes" in values or isinstance(grids, dict) or any(map(_is_bare_grid, entries)):
+            raise ValueError(
+                "axes belong under grids:, in entries of a list: grids: [{axes: {optimizer.lr: [0.001, 0.002]}}]"
+            )
+        return values
+
     @validator(mode="after")
     def _check(self) -> "SweepConfig":
         if self.kind not in KINDS:
@@ -107,6 +121,11 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     def settings(self) -> Any:
         """Return the block of the kind's own name; None where there is none."""
         return getattr(self, self.kind, None)
+
+
+def _is_bare_grid(entry: Any) -> bool:
+    """Return whether an entry of grids holds config keys where its axes should be."""
+    return isinstance(entry, dict) and "axes" not in entry and any("." in str(key) for key in entry)
 
 
 def axis_keys(axis: str, values: Axis) -> list[str]:

@@ -6,7 +6,6 @@ summary.png     the figure, for kinds that have one
 """
 
 import fcntl
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from plumbline.launcher.runtime.sweep.kinds import Summary
 from plumbline.launcher.runtime.sweep.result import MATCHES, Outliers, Result, RunOutcome
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
-from plumbline.launcher.runtime.system.files import read_json_lines, write_json, write_json_lines
+from plumbline.launcher.runtime.system.files import read_json_lines, read_key, read_object, write_json, write_json_lines
 
 RESULTS, SUMMARY, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.png", "lock"
 NOWHERE: Mapping[str, RunOutcome] = MappingProxyType({})
@@ -94,7 +93,8 @@ def _read_run(cell: Cell) -> RunOutcome:
     outcome = RunOutcome(status, tokens=done[-1] if done else 0, seconds=round(sum(seconds), 3))
     if status == "diverged":
         return replace(outcome, diverged=True)
-    result = json.loads((config.run.folder / RESULT).read_text(encoding="utf-8"))
+    result = read_object(config.run.folder / RESULT)
+    read_key(result, "step", int, config.run.folder / RESULT)
     outcome = replace(outcome, outliers=_outliers(records, result), result=result)
     loss = _mean_of_corpora("loss", result)
     train_loss = _mean([record["loss"] for record in steps[-max(1, round(len(steps) * LAST)) :]])

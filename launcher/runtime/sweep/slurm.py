@@ -8,7 +8,7 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.sweep.plan import Plan, save_plan
 from plumbline.launcher.runtime.system.attempts import forget
-from plumbline.launcher.runtime.system.slurm import Request, next_number, write_script
+from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, write_script
 
 ABOUT = """\
 # Written by launcher/sweep.py. Run it again to queue the same runs again: a task skips those that are finished."""
@@ -24,6 +24,6 @@ def write_submission(plan: Plan, request: Request) -> Path:
     plan_file, script = folder / f"plan-{number}.json", folder / f"submit-{number}.sh"
     save_plan(plan, plan_file)
     forget(folder)
-    options = {"job-name": plan.sweep.name, **request.options, "output": folder / "job-%A_%a.log"}
+    options = {"job-name": plan.sweep.name, **request.options, "output": log_file(folder, "job-%A_%a.log")}
     write_script(script, ABOUT, options, "sweep.sbatch", [f"--plan={plan_file}"], request.notice)
     return script

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,17 @@ from plumbline.launcher.runtime.system.log import LOG
 
 AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
 """Help of `--average`, which `models.averages` reads."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Read a command line that ends with overrides; whoever writes one as an option is told how it is written here."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print what is wrong and exit with 2."""
+        found = re.search(r"unrecognized arguments: -+([\w-]+\.[\w.-]+)(=\S*)?", message)
+        if found is not None:
+            message += f"; keys of the configuration have no dashes: {found[1]}{found[2] or '=VALUE'}"
+        super().error(message)
 
 
 def run(command: Callable[[], int | None]) -> NoReturn:

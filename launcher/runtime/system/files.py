@@ -11,9 +11,36 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from plumbline.data.damage import DamagedFileError, in_words, reading
 from plumbline.data.workspace import move, sync
 
 T = TypeVar("T")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the keys and values of a JSON file.
+
+    Raises:
+        DamagedFileError: it holds something else; names the file.
+        OSError: there is none.
+    """
+    with reading(path):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"a {type(found).__name__}, not an object with keys")
+    return found
+
+
+def read_key(values: Mapping[str, Any], key: str, kind: type[T], path: Path | str) -> T:
+    """Return the value of a key in a file that was read.
+
+    Raises:
+        DamagedFileError: it is missing, or of another type; names the file, the key and the value.
+    """
+    value = values.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise DamagedFileError(f"{path}: {key} = {value!r}: expected a value of type {kind.__name__}")
+    return value
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -50,7 +77,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     A last line without an end that is no JSON is left out: its writer is not done with it, or was killed over it.
 
     Raises:
-        ValueError: any other line is not a JSON object; names the file and the line.
+        DamagedFileError: any other line is not a JSON object; names the file and the line.
     """
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines, start=1):
@@ -58,12 +85,13 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         try:
             item = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 return
-            raise ValueError(f"{path}, line {number}: not JSON ({error}); correct or remove the line") from error
+            reason = f"{path}, line {number}: not JSON ({in_words(error)}); correct or remove the line"
+            raise DamagedFileError(reason) from error
         if not isinstance(item, dict):
-            raise ValueError(f"{path}, line {number}: a {type(item).__name__}, not an object with keys")
+            raise DamagedFileError(f"{path}, line {number}: a {type(item).__name__}, not an object with keys")
         yield number, item
 
 

@@ -77,10 +77,16 @@ def _seconds(time: str) -> int | None:
     return 86400 * int(found["days"] or 0) + sum(unit * number for unit, number in zip(units, numbers, strict=False))
 
 
+def log_file(folder: Path, name: str) -> str:
+    """Return the path of a log for sbatch, which replaces what follows a % in the name, and nothing in the folder."""
+    return f"{str(folder).replace('%', '%%')}/{name}"
+
+
 def next_number(folder: Path) -> int:
-    """Return the number of the next submission that a folder takes; the folder is made."""
+    """Return the number of the next submission that a folder takes, above all that are there; the folder is made."""
     folder.mkdir(parents=True, exist_ok=True)
-    return 1 + len(list(folder.glob("submit-*.sh")))
+    taken = (re.fullmatch(r"[a-z]+-(\d+)\.\w+", file.name) for file in folder.iterdir())
+    return 1 + max((int(found[1]) for found in taken if found), default=0)
 
 
 def write_script(

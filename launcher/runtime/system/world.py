@@ -36,11 +36,25 @@ def _adopt_slurm_environment() -> None:
     # Ahead of the check: an error names the rank that it is of
     env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
     env["WORLD_SIZE"] = env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])
-    if int(env["WORLD_SIZE"]) > 1 and "MASTER_ADDR" not in env:
+    if _number("WORLD_SIZE") > 1 and "MASTER_ADDR" not in env:
         env["MASTER_ADDR"] = _address_of_first_task()
     env.setdefault("MASTER_ADDR", "127.0.0.1")
     # One port for each job, so that jobs on one node do not meet; below the ports of outgoing connections
     env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 12768))
+
+
+def _number(name: str) -> int:
+    """Return a variable of the environment as a number.
+
+    Raises:
+        ValueError: it is none; names it.
+    """
+    try:
+        return int(os.environ[name])
+    except ValueError as error:
+        raise ValueError(
+            f"{name} = {os.environ[name]!r}: expected a number; start with deepspeed, torchrun or srun, or unset it"
+        ) from error
 
 
 def _address_of_first_task() -> str:
@@ -87,7 +101,15 @@ def read_world() -> World:
     ]
     if missing:
         raise ValueError(f"{', '.join(missing)}: not set although RANK is; start with deepspeed, torchrun or srun")
-    rank, local_rank, size = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    rank, local_rank, size = (_number(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    if size < 1 or not 0 <= rank < size or local_rank < 0 or not 0 < _number("MASTER_PORT") < 2**16:
+        given = ", ".join(
+            f"{name} = {os.environ[name]}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
+        )
+        raise ValueError(
+            f"{given}: ranks count from 0 to WORLD_SIZE - 1, and a port is 1 to 65535; start with deepspeed, torchrun "
+            "or srun, or unset them to run one process"
+        )
     device = _device(rank, local_rank)
     if device.type == "cuda":
         os.environ["LOCAL_RANK"] = str(device.index)  # by which DeepSpeed chooses the device, in three places

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from plumbline.launcher.runtime.checkpoint import branch
-from plumbline.launcher.runtime.checkpoint.resume import check_resume
+from plumbline.launcher.runtime.checkpoint.resume import check_any, check_resume
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
@@ -21,7 +21,7 @@ from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.status_file import read_status
 from plumbline.launcher.runtime.system.attempts import forget
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.slurm import Request, next_number, write_script
+from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, write_script
 from plumbline.launcher.runtime.system.world import World
 
 ABOUT = """\
@@ -42,8 +42,11 @@ def check(config: Config, request: Request) -> None:
     inputs = open_inputs(config, world)
     branch.check(config, inputs.fingerprints)
     finished_step(config)  # refuses a complete run of other values
-    newest = newest_whole(checkpoints(config.run.folder / "checkpoints"), problems)
-    if newest is not None:
+    root = config.run.folder / "checkpoints"
+    newest = newest_whole(checkpoints(root), problems)
+    if newest is None:
+        check_any(root, checkpoints(root))
+    else:
         saved = load_config(newest / "config.yaml", [])
         check_resume(saved, config, inputs.fingerprints, newest)
     try:
@@ -74,7 +77,7 @@ def write_submission(config: Config, request: Request, chain: int) -> Path:
         "job-name": config.run.name,
         **request.options,
         "dependency": "singleton",
-        "output": folder / "job-%j.log",
+        "output": log_file(folder, "job-%j.log"),
     }
     write_script(script, ABOUT, options, "pretrain.sbatch", [f"--config={config_file}"], request.notice, chain)
     return script

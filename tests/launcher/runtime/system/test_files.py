@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 
 from plumbline.data import workspace
+from plumbline.data.damage import DamagedFileError, reading
 from plumbline.data.workspace import move
 from plumbline.launcher.runtime.system import files
-from plumbline.launcher.runtime.system.files import finite, read_json_lines, write_json_lines, write_whole
+from plumbline.launcher.runtime.system.files import (
+    finite,
+    read_json_lines,
+    read_key,
+    read_object,
+    write_json_lines,
+    write_whole,
+)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +145,28 @@ def test_a_name_is_flushed_after_it_was_given(tmp_path: Path, monkeypatch: pytes
     assert content.endswith(".staging")
     assert not named
     assert last == (tmp_path.name, True)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff{}", b"[" * 100_000, b'{"a": ' + b"9" * 10_000 + b"}"])
+def test_what_is_no_object_is_one_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "result.json").write_bytes(content)
+    with pytest.raises(DamagedFileError, match=r"^/.*result\.json: cannot be read: [^\n]{5,200}$"):
+        read_object(tmp_path / "result.json")
+
+
+def test_an_error_that_names_the_file_itself_is_left_as_it_is(tmp_path: Path) -> None:
+    told = ValueError(f"{tmp_path}/config.yaml: 2 problem(s)\n  one\n  two")
+    with pytest.raises(ValueError, match="2 problem") as caught, reading(tmp_path):
+        raise told
+    assert caught.value is told
+    with (
+        pytest.raises(DamagedFileError, match=f"{tmp_path}: cannot be read: 'step' is missing; copy it"),
+        reading(tmp_path, "copy it"),
+    ):
+        raise KeyError("step")
+
+
+@pytest.mark.parametrize("value", [None, "7", 7.0, True])
+def test_a_value_of_another_type_is_named(value: object) -> None:
+    with pytest.raises(DamagedFileError, match=r"^file: step = .*: expected a value of type int$"):
+        read_key({"step": value}, "step", int, "file")

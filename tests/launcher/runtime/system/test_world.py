@@ -79,3 +79,21 @@ def test_another_accelerator_than_the_hosts_is_refused(host: Host, gpus: int, ac
 def test_the_hosts_own_accelerator_may_be_named(host: Host, gpus: int, accelerator: str) -> None:
     host.shows(gpus, {**RANK, "DS_ACCELERATOR": accelerator})
     assert read_world().device.type == accelerator
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE = 'two': expected a number"),
+        ({"RANK": ""}, "RANK = '': expected a number"),
+        ({"WORLD_SIZE": "0", "RANK": "0"}, "WORLD_SIZE = 0"),
+        ({"RANK": "8"}, "RANK = 8"),
+        ({"RANK": "-1"}, "RANK = -1"),
+        ({"LOCAL_RANK": "-2"}, "LOCAL_RANK = -2"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT = 99999"),
+    ],
+)
+def test_a_place_that_no_rank_has_is_refused(host: Host, variables: dict[str, str], words: str) -> None:
+    host.shows(0, {**RANK, **variables})
+    with pytest.raises(ValueError, match=words):
+        read_world()
