@@ -14,7 +14,7 @@ from plumbline.data.missing import NoCorpusError, how_to_prepare
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.streams import SampleSource
-from plumbline.data.tokenizers import tokenizer_sha256
+from plumbline.data.tokenizers import tokenizer_folder, tokenizer_sha256
 from plumbline.launcher.runtime.models.facts import model_facts
 from plumbline.launcher.runtime.models.open import LoadedModel
 
@@ -84,11 +84,16 @@ def check_tokenizer(model: LoadedModel, corpus: SampleSource) -> None:
         return
     if not (model.tokenizer_path / "tokenizer.json").is_file():
         return
-    if tokenizer_sha256(model.tokenizer_path) != corpus.tokenizer_sha256:
+    if not is_same_tokenizer(model.tokenizer_path, corpus.tokenizer_sha256):
         raise ValueError(
             f"{corpus}: made with another tokenizer than {model.source}; prepare the text again with "
             f"--tokenizer {model.tokenizer_path}"
         )
+
+
+def is_same_tokenizer(folder: Path, sha256: str) -> bool:
+    """Return whether the tokenizer in a folder made a corpus: as it is, or as `prepare.py` saves it again."""
+    return tokenizer_sha256(folder) == sha256 or tokenizer_sha256(tokenizer_folder(str(folder))) == sha256
 
 
 def check_vocabulary(model: LoadedModel, corpus: SampleSource) -> None:
@@ -101,7 +106,7 @@ def check_vocabulary(model: LoadedModel, corpus: SampleSource) -> None:
     if corpus.vocab_size is not None and corpus.vocab_size > vocabulary:
         raise ValueError(
             f"{corpus}: vocabulary of {corpus.vocab_size}, but {model.source} knows {vocabulary} ids; "
-            "prepare the text with the model's tokenizer"
+            f"prepare the text with --tokenizer {model.tokenizer_path or 'TOKENIZER, that of the model'}"
         )
 
 
