@@ -14,7 +14,9 @@ class NoCorpusError(ValueError):
 def how_to_prepare(path: Path, tokenizer: str, options: str = "") -> str:
     """Return the command that makes a corpus at a path; what is there already is the text to make it of, elsewhere."""
     source, output = "PATH", path
-    if path.exists():
+    if path.suffix in (".bin", ".idx"):  # one file of a pair
+        output = path.with_suffix("")
+    elif path.exists():
         source, output = str(path), Path("corpora") / (path.stem or "text")
         if output.resolve() == path.resolve():
             output = output.with_name(f"{output.name}-tokens")

@@ -84,7 +84,13 @@ from plumbline.launcher.runtime.models.continuing import (
     read_think,
 )
 from plumbline.launcher.runtime.models.facts import ModelFacts, model_facts
-from plumbline.launcher.runtime.models.open import DTYPES, device_named, load_model, load_tokenizer
+from plumbline.launcher.runtime.models.open import (
+    DTYPES,
+    device_named,
+    load_model,
+    load_tokenizer,
+    refuse_own_thinker,
+)
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.lookahead.generation import Drafts
 
@@ -93,6 +99,8 @@ def main() -> None:
     """Check everything that can be without the weights, load them, continue what was given."""
     arguments = parse_arguments()
     think = read_think(arguments.think, arguments.temperature)
+    if think is not None:
+        refuse_own_thinker(arguments.model)
     facts = model_facts(arguments.model)
     tokenizer = load_tokenizer(facts.tokenizer)
     given = read_prompts(arguments.prompts) if arguments.prompts else [arguments.prompt]

@@ -58,6 +58,8 @@ def generate(
 ) -> Iterator[Tensor]:
     """Yield the continuation of prompt [B, T] one token at a time, each [B]; the caller decides when to stop.
 
+    For prompts of several lengths, and a seed for each row, see `continue_together`.
+
     Raises:
         ValueError: see `check_request`.
     """

@@ -62,8 +62,10 @@ def test_a_text_in_the_place_of_a_corpus_is_what_to_make_it_of(tmp_path: Path, m
         open_corpus("book.txt")
     with pytest.raises(ValueError, match=rf"--source corpora/web {made}/web-tokens$"):
         open_corpus("corpora/web")
-    with pytest.raises(ValueError, match=rf"--source PATH {made}/code$"):
-        open_corpus("corpora/code")
+    Path("corpora/half.bin").touch()
+    for name, output in (("code", "code"), ("half.bin", "half")):
+        with pytest.raises(ValueError, match=rf"--source PATH {made}/{output}$"):
+            open_corpus(f"corpora/{name}")
 
 
 @pytest.mark.parametrize("name", ["train.bin", "train.idx", "validation.bin", "validation.idx"])

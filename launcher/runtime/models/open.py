@@ -123,11 +123,7 @@ class LoadedModel:
         Raises:
             ValueError: the model was not trained for it, or is an exported folder.
         """
-        if self.config is None and (self.source / thinker.FILE).is_file():
-            raise ValueError(
-                f"{self.source}: an exported folder thinks with its own lookahead.py, as its README.md shows; "
-                "give --model the run to think here"
-            )
+        refuse_own_thinker(self.source)
         objective = self.module.objective if isinstance(self.module, TrainedLM) else None
         decoding = None if objective is None else objective.decoding
         if decoding is None:
@@ -216,6 +212,19 @@ class LoadedModel:
             top_k=top_k,
             top_p=top_p,
             stop_at=stop_at,
+        )
+
+
+def refuse_own_thinker(folder: Path) -> None:
+    """Refuse to think for an exported folder that brings code of its own for it.
+
+    Raises:
+        ValueError: it does.
+    """
+    if (folder / thinker.FILE).is_file():
+        raise ValueError(
+            f"{folder}: an exported folder thinks with its own lookahead.py, as its README.md shows; "
+            "give --model the run to think here"
         )
 
 
