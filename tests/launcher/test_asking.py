@@ -68,7 +68,7 @@ def test_many_prompts_in_batches_are_each_alone(
     assert [(sample["prompt"], sample["seed"]) for sample in found[0]] == [
         (prompt, seed) for prompt in prompts for seed in (3, 4)
     ]
-    assert len({tuple(sample["tokens"]) for sample in found[0]}) > 2
+    assert len({tuple(sample["tokens"]) for sample in found[0]}) > 1
     alone = answer(command("generate", "--model", trained, *options, "--prompt", "x"))["samples"]
     assert alone == found[0][2:3]
     printed = command("generate", "--model", trained, *file[:4], *file[5:], "--batch-size", "4")
