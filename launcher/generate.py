@@ -143,7 +143,7 @@ def one_by_one(arguments: argparse.Namespace, writer: Writer, prompts: list[Prom
     said = []
     for number, prompt in enumerate(prompts):
         if not arguments.json:
-            print(heading(prompts, number) + prompt.text, end="", flush=True)
+            print(opening(arguments, prompt), end="", flush=True)
         for piece in writer.stream(prompt):
             if isinstance(piece, Continuation):
                 said.append(piece)
@@ -163,15 +163,14 @@ def in_batches(arguments: argparse.Namespace, writer: Writer, prompts: list[Prom
         said.update(zip(numbers, together, strict=True))
         while printed in said and not arguments.json:
             end = "\n\n" if printed + 1 < len(prompts) else "\n"
-            print(heading(prompts, printed) + prompts[printed].text + said[printed].text, end=end, flush=True)
+            print(opening(arguments, prompts[printed]) + said[printed].text, end=end, flush=True)
             printed += 1
     return [said[number] for number in range(len(prompts))]
 
 
-def heading(prompts: list[Prompt], number: int) -> str:
-    """Return what stands before a continuation: its prompt, where there are several."""
-    several = len({prompt.text for prompt in prompts}) > 1
-    return f"=== {prompts[number].text!r}\n" if several else ""
+def opening(arguments: argparse.Namespace, prompt: Prompt) -> str:
+    """Return what stands before a continuation: its prompt, under a line that tells it from others of a file."""
+    return f"=== {prompt.text!r}\n{prompt.text}" if arguments.prompts else prompt.text
 
 
 def converse(arguments: argparse.Namespace, facts: ModelFacts, writer: Writer) -> None:
