@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from plumbline.data.folders import CorpusFolder, LocalFolder, ShardFacts
 from plumbline.data.indexed import FileFacts, Int64s, count_documents, token_dtype
+from plumbline.data.missing import NoCorpusError
 from plumbline.data.pairs import NoPairError, find_pairs, open_pairs
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import is_url
@@ -70,7 +71,7 @@ class HeldOutRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     """State which documents are held out, so that documents to come are chosen alike."""
 
     threshold: str
-    """16 hex digits: documents whose hash, keyed by the seed, is below this are held out whole."""
+    """Hex digits: documents whose hash, 64 bits keyed by the seed, is below this are held out whole; all below 2^64."""
 
     cut_above: float | None
     """Documents of more bytes than this are cut in two; null where none is."""
@@ -102,14 +103,14 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
     """The token that ends each document."""
 
     splits: dict[str, SplitRecord]
-    """train and validation."""
+    """train and validation; validation alone where everything is held out."""
 
     files: dict[str, FileRecord]
     """Every token file."""
 
     unigram_entropy: float
     """Nats per token of the validation split under the train split's add-one-smoothed token frequencies: what a
-    model that ignores context scores, so what training must beat."""
+    model that ignores context scores, so what training must beat. ln vocab_size where nothing trains."""
 
     request: dict[str, Any]
     """The arguments of the prepare command that shape the corpus, and a fingerprint of the source it read."""
@@ -135,8 +136,8 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
 
     @model_validator(mode="after")
     def _check(self) -> "Manifest":
-        if "train" not in self.splits:
-            raise ValueError(f"splits = {', '.join(self.splits) or 'none'}: there is no train among them")
+        if not self.splits.keys() & {"train", "validation"}:
+            raise ValueError(f"splits = {', '.join(self.splits) or 'none'}: neither train nor validation is there")
         if self.eos_token_id >= self.vocab_size:
             raise ValueError(f"eos_token_id = {self.eos_token_id} is beyond vocab_size = {self.vocab_size}")
         return self
@@ -255,7 +256,7 @@ class Corpus:
     @property
     def held_out(self) -> Split:
         """Return the split to evaluate on: the validation split, or everything where there is none."""
-        return self.splits.get("validation", self.splits["train"])
+        return self.splits.get("validation") or self.splits["train"]
 
 
 def open_corpus(path: CorpusPath, cache: CacheConfig | None = None) -> Corpus:
@@ -269,7 +270,8 @@ def open_corpus(path: CorpusPath, cache: CacheConfig | None = None) -> Corpus:
         cache: where the parts of one at a URL are kept.
 
     Raises:
-        ValueError: it is missing, truncated or damaged; the message names the file and the remedy.
+        NoCorpusError: it is missing.
+        ValueError: it is truncated or damaged; the message names the file and the remedy.
         OSError: it is at a URL, and cannot be had.
     """
     if isinstance(path, str | Path):
@@ -280,7 +282,7 @@ def open_corpus(path: CorpusPath, cache: CacheConfig | None = None) -> Corpus:
         prefixes = find_pairs([str(path)] if isinstance(path, str | Path) else path)
     except NoPairError as error:
         if isinstance(path, str | Path) and not is_url(path):
-            raise ValueError(_no_corpus(Path(path))) from error
+            raise NoCorpusError(Path(path), _no_corpus(Path(path))) from error
         raise
     tokens, facts = open_pairs(prefixes, Cache(cache or CacheConfig()))
     if len(prefixes) == 1:
@@ -311,10 +313,7 @@ def folder_at(path: str | Path, cache: CacheConfig | None = None) -> CorpusFolde
 def _no_corpus(path: Path) -> str:
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
     known = ", ".join(sorted(str(manifest.parent) for manifest in path.parent.glob(f"*/{MANIFEST}"))) or "none"
-    return (
-        f"{path}: no corpus here (no {path / MANIFEST}, no {prefix}.idx); corpora beside it: {known}. "
-        f"Make one with: python launcher/prepare.py --source PATH --tokenizer train-bpe:8192 --output {path}"
-    )
+    return f"{path}: no corpus here (no {path / MANIFEST}, no {prefix}.idx); corpora beside it: {known}"
 
 
 def _open_folder(folder: CorpusFolder) -> Corpus:

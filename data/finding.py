@@ -11,7 +11,7 @@ import numpy as np
 
 from plumbline.data.corpus import Split
 from plumbline.data.indexed import Int64s
-from plumbline.data.streams import IGNORED, SampleSource
+from plumbline.data.streams import IGNORED, SampleSource, training_split
 from plumbline.data.tasks.source import TaskStream
 from plumbline.data.tokenizers import Decoder
 
@@ -54,7 +54,7 @@ def find(source: SampleSource, text: str, length: int | None) -> Iterator[Found]
         raise ValueError("--find: an empty text is everywhere; give some characters")
     if source.tokenizer_path is None:
         raise ValueError(f"--find {text!r}: {source} has no tokenizer, so no text can be found in it")
-    decoder, split = Decoder(source.tokenizer_path), source.splits["train"]
+    decoder, split = Decoder(source.tokenizer_path), training_split(source)
     if isinstance(split, TaskStream):
         return _among_examples(split, text, decoder)
     assert isinstance(split, Split), "a source is a corpus or a task"

@@ -23,6 +23,8 @@ UInt64s = npt.NDArray[np.uint64]
 
 LARGE = 1 / 16  # of the text to be held out: when only smaller documents are left whole, their number evens out
 TOLERANCE = 2.0
+EVERYTHING = 1 << 64
+"""The place that every document is below."""
 
 
 class Document(NamedTuple):
@@ -68,17 +70,17 @@ def place(data: bytes, seed: int) -> int:
 
 
 def choose(parts: Iterable[tuple[UInt64s, UInt64s]], fraction: float) -> HeldOut:
-    """Count the documents and find where to split them. Neither split is empty, whatever the fraction.
+    """Count the documents and find where to split them. Neither split is empty, unless everything is held out.
 
     Args:
         parts: Places and sizes in bytes of the documents, some at a time.
-        fraction: Share of the text to hold out.
+        fraction: Share of the text to hold out; 1 holds out all of it.
 
     Raises:
         ValueError: there is nothing to split.
     """
     count = total = below = at_lowest = at_highest = 0
-    asked, lowest, highest = int(fraction * 2**64), 1 << 64, -1
+    asked, lowest, highest = min(int(fraction * EVERYTHING), EVERYTHING - 1), EVERYTHING, -1
     for places, sizes in parts:
         if not len(places):
             continue
@@ -91,7 +93,9 @@ def choose(parts: Iterable[tuple[UInt64s, UInt64s]], fraction: float) -> HeldOut
         at_highest += int(sizes[places == np.uint64(highest)].sum())
         below += int(sizes[places < np.uint64(asked)].sum())
     if count == 0:
-        raise ValueError("no document to read: every source is empty or is not UTF-8 text; check --source")
+        raise ValueError("no document to read: all that was given is empty or is not UTF-8 text")
+    if fraction == 1:
+        return HeldOut(fraction, count, total, EVERYTHING, math.inf)
     if count > 1 and lowest == highest:
         raise ValueError(f"all {count} documents are the same, so none can be held out; check --document-separator")
     threshold = max(min(asked, highest), lowest + 1)

@@ -24,7 +24,7 @@ from plumbline.data.remote.ahead import MEMORY, Ahead
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.piece import Piece
-from plumbline.data.streams import SampleSource, WindowStream
+from plumbline.data.streams import SampleSource, WindowStream, training_split
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.windows import BYTES_PER_TOKEN, Batch, check_ids, gather, split
 
@@ -310,7 +310,7 @@ def same_past(old: DataConfig, new: DataConfig, step: int) -> bool:
 
 
 def _training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
-    split = corpus.splits["train"]
+    split = training_split(corpus)
     if config.packing == "best_fit" and isinstance(split, Split):
         return open_packed(split, corpus.fingerprint, config.sequence_length)
     return split
@@ -385,7 +385,7 @@ def _remedy(first_name: str, first: SampleSource, name: str, corpus: SampleSourc
 
 def calibration_batches(source: SampleSource, length: int, sequences: int) -> Iterator[torch.Tensor]:
     """Yield token ids [B, T] of windows spread evenly over the training split, up to `CALIBRATION_ROWS` in a batch."""
-    split = source.splits["train"]
+    split = training_split(source)
     available = split.training_windows(length)
     numbers = np.arange(min(sequences, available)) * available // min(sequences, available)
     for first in range(0, len(numbers), CALIBRATION_ROWS):

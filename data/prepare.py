@@ -110,6 +110,7 @@ def _manifest(request: Request, folder: Path, identity: dict[str, Any], filled: 
         splits={
             split: SplitRecord(**totals.counts[split].model_dump(), shards=totals.pairs[split] if sharded else [])
             for split in SPLITS
+            if split in totals.counts  # nothing trains where everything is held out
         },
         files=totals.files,
         unigram_entropy=unigram_entropy(*filled.frequencies),

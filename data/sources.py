@@ -59,11 +59,13 @@ class Sources:
     """Makes the text of a row from its fields, named in braces; None: the field `text_key` alone."""
 
     def __post_init__(self) -> None:
-        """Check the template.
+        """Check separator and template.
 
         Raises:
-            ValueError: it names no field, or asks for more than fields.
+            ValueError: the separator is empty; the template names no field, or asks for more than fields.
         """
+        if self.document_separator == "":
+            raise ValueError("--document-separator is empty; leave it out to make each file one document")
         if self.template is None:
             return
         try:
@@ -138,6 +140,11 @@ class Sources:
                 yield Unit(source, "long text" if self.document_separator is None else "separated", (str(path),))
         if group:
             yield Unit(source, "text", tuple(group))
+
+
+def unescaped(text: str | None) -> str | None:
+    r"""Return a separator or a template as it was meant on the command line, where \n and \t are written out."""
+    return None if text is None else text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def kind_of(path: Path) -> str:

@@ -104,7 +104,7 @@ class SampleSource(Protocol):
 
     @property
     def splits(self) -> Mapping[str, WindowStream]:
-        """Return at least "train", and "validation" where something is held out."""
+        """Return "train", "validation", or both: what is trained on, and what is held out."""
 
     @property
     def held_out(self) -> WindowStream:
@@ -121,3 +121,18 @@ class SampleSource(Protocol):
     @property
     def tokenizer_sha256(self) -> str | None:
         """Return the hash of the tokenizer that made the tokens; None where there is none."""
+
+
+def training_split(source: SampleSource) -> WindowStream:
+    """Return the split to train on.
+
+    Raises:
+        ValueError: all of the source is held out.
+    """
+    split = source.splits.get("train")
+    if split is None:
+        raise ValueError(
+            f"{source}: was prepared with --validation-fraction 1, so all of it is held out and nothing can train on "
+            "it; list it under data.validation, or prepare the text again with a smaller fraction"
+        )
+    return split

@@ -2,6 +2,7 @@ r"""Score a model on held-out text: loss, perplexity, bits per byte; on a task o
 
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib
 python launcher/eval.py --model exports/quickstart --data corpora/stdlib --json     # a Hugging Face folder
+python launcher/eval.py --model runs/quickstart --text book.txt     # "-" is standard input
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib --average last:2   # mean of two checkpoints
 python launcher/eval.py --model runs/addition --task '{name: addition, digits: 3, seed: 1}'     # exact match
 python launcher/eval.py --model runs/star_graph_lookahead --task star_graph --thinking     # a task of the run itself
@@ -27,6 +28,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--average", help=cli.AVERAGE)
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--data", help="corpus; its held-out split is scored")
+    data.add_argument(
+        "--text",
+        type=cli.existing_or_stdin,
+        metavar="FILE",
+        help="text, scored whole and by the model's own tokenizer: what prepare.py --source reads; - is standard input",
+    )
     data.add_argument(
         "--task",
         help="one of our own synthetic tasks, in the place of a corpus: as YAML, '{name: addition, digits: 3}', or by "
@@ -81,7 +88,8 @@ def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace
     for name in NOT_OF_TASKS if arguments.tasks else OF_TASKS:
         value = getattr(arguments, name)
         if value is not None and value is not False:  # --num-fewshot 0 was given
-            wrong, right = ("--tasks", "--data or --task") if arguments.tasks else ("--data or --task", "--tasks")
+            ours = "--data, --text or --task"
+            wrong, right = ("--tasks", ours) if arguments.tasks else (ours, "--tasks")
             parser.error(f"--{name.replace('_', '-')} does not go with {wrong}: leave it out, or give {right}")
     if arguments.num_fewshot is not None and arguments.num_fewshot < 0:
         parser.error(f"--num-fewshot {arguments.num_fewshot}: 0 is none, more are examples before each question")
@@ -102,7 +110,15 @@ from plumbline.launcher.runtime.config.errors import ConfigError, explain
 from plumbline.launcher.runtime.config.parse import refuse_non_finite
 from plumbline.launcher.runtime.config.yaml_files import parse_yaml
 from plumbline.launcher.runtime.harness import tasks as harness_tasks
-from plumbline.launcher.runtime.models.held_out import check_tokenizer, own_task, window_length
+from plumbline.launcher.runtime.models.facts import model_facts
+from plumbline.launcher.runtime.models.held_out import (
+    check_tokenizer,
+    check_vocabulary,
+    open_data,
+    own_task,
+    prepared_text,
+    window_length,
+)
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model, load_tokenizer
 from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
 
@@ -112,8 +128,14 @@ def main() -> None:
     arguments = parse_arguments()
     if arguments.tasks:
         score_tasks(arguments)
+    elif arguments.text:
+        with prepared_text(arguments.text, model_facts(arguments.model).tokenizer) as text:
+            score_held_out(arguments, text)
+    elif arguments.data:
+        score_held_out(arguments, open_data(arguments.data, arguments.model))
     else:
-        score_held_out(arguments)
+        asked = read_task(arguments.task)
+        score_held_out(arguments, None if asked is None else open_source(asked))
 
 
 def score_tasks(arguments: argparse.Namespace) -> None:
@@ -143,10 +165,8 @@ def score_tasks(arguments: argparse.Namespace) -> None:
         print("no standard errors: ask for them with --bootstrap 1000")
 
 
-def score_held_out(arguments: argparse.Namespace) -> None:
-    """Load, check that model and corpus fit, score, print."""
-    asked = read_task(arguments.task) if arguments.task else SourceConfig(path=arguments.data)
-    corpus = None if asked is None else open_source(asked)
+def score_held_out(arguments: argparse.Namespace, corpus: SampleSource | None) -> None:
+    """Load, check that model and corpus fit, score, print; without a corpus on the run's own task of that name."""
     model = load_model(
         arguments.model,
         device_named(arguments.device),
@@ -161,7 +181,7 @@ def score_held_out(arguments: argparse.Namespace) -> None:
             f"--thinking: {model.source} is no run whose objective thinks (latent_lookahead, pause, coconut); of an "
             "exported folder, give the run that it comes from"
         )
-    check_tokenizer(model, corpus)
+    (check_vocabulary if arguments.text else check_tokenizer)(model, corpus)
     length = window_length(model, arguments.sequence_length)
     split = held_out(corpus, arguments.shuffle_questions)
     batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches, vocab_size=model.vocab_size)

@@ -1,16 +1,22 @@
-"""Continue a prompt with a trained model.
+"""Continue prompts with a trained model.
 
 python launcher/generate.py --model runs/quickstart --prompt "def main("
 python launcher/generate.py --model exports/quickstart --prompt "import " --temperature 0     # greedy
+python launcher/generate.py --model runs/quickstart --interactive     # a line is a prompt, until Ctrl-D
+python launcher/generate.py --model runs/quickstart --prompts prompts.txt --batch-size 8     # "-" is standard input
 python launcher/generate.py --model runs/lookahead --prompt "def " --think every:8     # docs/lookahead.md
 """
 
 import argparse
-import re
-from dataclasses import asdict
-from itertools import chain, islice
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 
 from plumbline.launcher.runtime.system import cli
+from plumbline.model.sampling import check_sampling
+
+OPTIONS = ("think", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
+"""Options that --json repeats."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -18,7 +24,15 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=cli.existing, required=True, help="run, checkpoint or Hugging Face folder")
     parser.add_argument("--average", help=cli.AVERAGE)
-    parser.add_argument("--prompt", default="", help="text to continue (default: start a new document)")
+    prompts = parser.add_mutually_exclusive_group()
+    prompts.add_argument("--prompt", default="", help="text to continue (default: start a new document)")
+    prompts.add_argument(
+        "--prompts",
+        type=cli.existing_or_stdin,
+        metavar="FILE",
+        help='a prompt a line, or of a .jsonl file an object {"prompt": "..."}; - is standard input',
+    )
+    prompts.add_argument("--interactive", action="store_true", help="ask for prompts; Ctrl-C ends a continuation")
     parser.add_argument("--max-new-tokens", type=cli.positive, default=100, help="length of the continuation")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
     parser.add_argument("--top-k", type=cli.positive, help="draw from the k likeliest tokens only")
@@ -29,27 +43,69 @@ def parse_arguments() -> argparse.Namespace:
         help="of a model trained with latent lookahead, when to think: never, first, every:TOKENS, probability:P, "
         "entropy:NATS; verify: greedy, with drafts of thoughts that the model checks",
     )
-    parser.add_argument("--samples", type=cli.positive, default=1, help="number of continuations")
-    parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same text")
+    parser.add_argument("--samples", type=cli.positive, default=1, help="number of continuations of each prompt")
+    parser.add_argument("--seed", type=cli.seed, default=0, help="the same seed draws the same text")
+    parser.add_argument(
+        "--batch-size",
+        type=cli.positive,
+        default=1,
+        help="continuations at a time (default: 1, printed as it is drawn)",
+    )
     cli.add_arithmetic_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    check_options(parser, arguments)
+    return arguments
+
+
+def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse values outside their range, and options that do not go together."""
+    try:
+        check_sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+    except ValueError as error:
+        parser.error(f"--{str(error).replace('_', '-', 1)}")
+    if arguments.interactive and (arguments.json or arguments.batch_size > 1):
+        parser.error("--interactive answers one prompt at a time, as text: leave out --json and --batch-size")
+    if arguments.think != "never" and arguments.batch_size > 1:
+        parser.error(f"--think {arguments.think} is for one sequence at a time: leave out --batch-size")
 
 
 if __name__ == "__main__":
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
 
 
-from plumbline.launcher.runtime.models.open import DTYPES, device_named, load_model, load_tokenizer
-from plumbline.model.lookahead.generation import Drafts, Trigger
+from plumbline.launcher.runtime.models.continuing import (
+    Continuation,
+    Prompt,
+    Writer,
+    alike,
+    encode,
+    read_prompts,
+    read_think,
+)
+from plumbline.launcher.runtime.models.facts import ModelFacts, model_facts
+from plumbline.launcher.runtime.models.open import (
+    DTYPES,
+    device_named,
+    load_model,
+    load_tokenizer,
+    refuse_own_thinker,
+)
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.model.lookahead.generation import Drafts
 
 
 def main() -> None:
-    """Load, encode, print text as it is drawn."""
+    """Check everything that can be without the weights, load them, continue what was given."""
     arguments = parse_arguments()
-    if arguments.temperature < 0:
-        raise ValueError(f"--temperature {arguments.temperature}: 0 is greedy, larger is more random")
     think = read_think(arguments.think, arguments.temperature)
+    if think is not None:
+        refuse_own_thinker(arguments.model)
+    facts = model_facts(arguments.model)
+    tokenizer = load_tokenizer(facts.tokenizer)
+    given = read_prompts(arguments.prompts) if arguments.prompts else [arguments.prompt]
+    texts = [] if arguments.interactive else given
+    prompts = [prompt for text in texts for prompt in samples(arguments, facts, tokenizer, text)]
     model = load_model(
         arguments.model,
         device_named(arguments.device),
@@ -59,77 +115,98 @@ def main() -> None:
     )
     if think is not None:
         _ = model.decoding  # raises now, before anything is printed, if the model cannot think
-    if model.tokenizer_path is None:
-        raise ValueError(
-            f"{model.source}: has no tokenizer, so text cannot be turned into tokens; a model of a task is scored by "
-            "launcher/eval.py --task"
-        )
-    tokenizer = load_tokenizer(model.tokenizer_path)
-    prompt = tokenizer.encode(arguments.prompt, add_special_tokens=False) or [tokenizer.eos_token_id]
-    samples = []
-    for number in range(arguments.samples):
-        stream = model.continuation(
-            prompt,
-            arguments.max_new_tokens,
-            think=think,
-            temperature=arguments.temperature,
-            top_k=arguments.top_k,
-            top_p=arguments.top_p,
-            seed=arguments.seed + number,
-            stop_at=tokenizer.eos_token_id,
-        )
-        tokens: list[int] = []
-        printed = ""
-        first = list(islice(stream, 1))  # raises, if the request is impossible, before anything is printed
-        if not arguments.json:
-            print(arguments.prompt, end="", flush=True)
-        for token in chain(first, stream):
-            tokens.append(token)
-            text = tokenizer.decode(tokens, skip_special_tokens=True)
-            # A character may span several tokens, and decodes to U+FFFD until its last one is there
-            if not arguments.json and not text.endswith("\ufffd"):
-                print(text[len(printed) :], end="", flush=True)
-                printed = text
-        samples.append({"text": tokenizer.decode(tokens, skip_special_tokens=True), "tokens": tokens})
-        if not arguments.json:
-            print("\n" if number + 1 < arguments.samples else "")
+    options = (arguments.max_new_tokens, arguments.temperature, arguments.top_k, arguments.top_p)
+    writer = Writer(model, tokenizer, *options, think)
+    if arguments.interactive:
+        converse(arguments, facts, writer)
+        return
+    said = (
+        in_batches(arguments, writer, prompts) if arguments.batch_size > 1 else one_by_one(arguments, writer, prompts)
+    )
     if arguments.json:
-        keys = ("think", "temperature", "top_k", "top_p", "seed")
-        facts = {"model": str(model.source), "average": model.average} | {key: getattr(arguments, key) for key in keys}
-        if isinstance(think, Drafts):
-            facts |= asdict(think)
-        cli.print_json({**facts, "prompt": arguments.prompt, "samples": samples})
-    elif isinstance(think, Drafts):
-        made = sum(len(sample["tokens"]) for sample in samples)
-        passes = f"{think.text_passes} passes of text and {think.slot_passes} of slots for {made} tokens"
-        print(f"\n{think.accepted} of {think.drafted} drafted tokens right; {passes}")
+        report = {"model": str(model.source), "average": model.average}
+        report |= {name: getattr(arguments, name) for name in OPTIONS}
+        report |= asdict(think) if isinstance(think, Drafts) else {}
+        cli.print_json({**report, "samples": [asdict(each) for each in said], "speed": writer.speed})
+    else:
+        tell_speed(writer)
 
 
-def read_think(text: str, temperature: float) -> Trigger | Drafts | None:
-    """Return when to think by what `--think` says: a trigger, verified drafts, or None for never.
+def samples(arguments: argparse.Namespace, facts: ModelFacts, tokenizer: object, text: str) -> list[Prompt]:
+    """Return a text once for each of its continuations, which differ in their seeds."""
+    first = encode(facts, tokenizer, text, arguments.seed, arguments.max_new_tokens)
+    return [replace(first, seed=first.seed + number) for number in range(arguments.samples)]
 
-    Raises:
-        ValueError: it is none of the known forms.
-    """
-    if text == "never":
-        return None
-    if text == "verify":
-        if temperature:
-            raise ValueError(f"--think verify checks greedy drafts: add --temperature 0 (it is {temperature})")
-        return Drafts()
-    if text == "first":
-        return Trigger("first")
-    form = re.fullmatch(r"(every|probability|entropy):(\d+|\d*\.\d+)", text)
-    kind, value = (form[1], float(form[2])) if form else ("", 0.0)
-    if kind == "every" and value >= 1 and value.is_integer():
-        return Trigger("every", value)
-    if kind == "probability" and value <= 1:
-        return Trigger("probability", value)
-    if kind == "entropy":
-        return Trigger("entropy", value)
-    raise ValueError(
-        f"--think {text}: it is never, first, every:TOKENS (a whole number from 1), probability:P (0 to 1), "
-        "entropy:NATS (from 0) or verify"
+
+def one_by_one(arguments: argparse.Namespace, writer: Writer, prompts: list[Prompt]) -> list[Continuation]:
+    """Continue prompts in turn, and print each as it is drawn."""
+    said = []
+    for number, prompt in enumerate(prompts):
+        if not arguments.json:
+            print(opening(arguments, prompt), end="", flush=True)
+        for piece in writer.stream(prompt):
+            if isinstance(piece, Continuation):
+                said.append(piece)
+            elif not arguments.json:
+                print(piece, end="", flush=True)
+        if not arguments.json:
+            print("\n" if number + 1 < len(prompts) else "")
+    return said
+
+
+def in_batches(arguments: argparse.Namespace, writer: Writer, prompts: list[Prompt]) -> list[Continuation]:
+    """Continue several prompts at a time, and print each when it and those before it are there."""
+    said: dict[int, Continuation] = {}
+    printed = 0
+    for numbers in alike(prompts, arguments.batch_size):
+        together = writer.together([prompts[number] for number in numbers])
+        said.update(zip(numbers, together, strict=True))
+        while printed in said and not arguments.json:
+            end = "\n\n" if printed + 1 < len(prompts) else "\n"
+            print(opening(arguments, prompts[printed]) + said[printed].text, end=end, flush=True)
+            printed += 1
+    return [said[number] for number in range(len(prompts))]
+
+
+def opening(arguments: argparse.Namespace, prompt: Prompt) -> str:
+    """Return what stands before a continuation: its prompt, under a line that tells it from others of a file."""
+    return f"=== {prompt.text!r}\n{prompt.text}" if arguments.prompts else prompt.text
+
+
+def converse(arguments: argparse.Namespace, facts: ModelFacts, writer: Writer) -> None:
+    """Continue each line that is typed, by seeds of its own; a line that cannot be continued is answered why."""
+    for number, line in enumerate(typed_lines()):
+        try:
+            own = argparse.Namespace(**{**vars(arguments), "seed": arguments.seed + number * arguments.samples})
+            one_by_one(own, writer, samples(own, facts, writer.tokenizer, line))
+        except ValueError as error:
+            LOG.error(error)
+        except KeyboardInterrupt:
+            print()
+    if writer.made:
+        tell_speed(writer)
+
+
+def typed_lines() -> Iterator[str]:
+    """Yield lines until the end of standard input; on a terminal ask for each."""
+    if sys.stdin.isatty():
+        import readline  # noqa: F401 - lines can be edited, and earlier ones recalled
+    while True:
+        try:
+            yield input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return
+
+
+def tell_speed(writer: Writer) -> None:
+    """Log what was made in which time, and of verified drafts how many were right."""
+    if isinstance(writer.think, Drafts):
+        passes = f"{writer.think.text_passes} passes of text and {writer.think.slot_passes} of slots"
+        LOG.info(f"{writer.think.accepted} of {writer.think.drafted} drafted tokens right; {passes}")
+    speed = writer.speed
+    LOG.info(
+        f"{speed['prompt_tokens']} tokens read and {speed['new_tokens']} written in {speed['seconds']:.2f} s: "
+        f"{speed['tokens_per_second']:,.1f} tokens per second"
     )
 
 

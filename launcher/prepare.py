@@ -7,6 +7,8 @@ Examples:
       --shard-size 4GB --deduplicate exact --on-bad-record skip
   python launcher/prepare.py --source hf:roneneldan/TinyStories --tokenizer train-unigram:8192 --output corpora/stories
   python launcher/prepare.py --source pages.jsonl --tokenizer hf:gpt2 --output s3://bucket/corpora/pages
+  python launcher/prepare.py --source exam.txt --tokenizer runs/web/tokenizer --output corpora/exam \
+      --validation-fraction 1
   python launcher/prepare.py --append june.jsonl.zst --output corpora/web
   python launcher/prepare.py --merge corpora/web corpora/code --output corpora/both
   python launcher/prepare.py --verify corpora/web
@@ -15,23 +17,12 @@ Examples:
 import argparse
 import json
 import os
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
-def size(text: str) -> int:
-    """Return bytes, written as 500MB or 4GB, for argparse."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?B?)", text, re.IGNORECASE)
-    if not found or found[2].upper() not in UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 500MB or 4GB")
-    count = int(float(found[1]) * UNITS[found[2].upper()])
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected at least one byte")
-    return count
+from plumbline.data.preparation.sizes import parse_size
+from plumbline.launcher.runtime.system import cli
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -99,12 +90,12 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.02,
         help="share of the text to hold out: whole documents, and where these are few or large, the end of each large "
-        "one (default: 0.02)",
+        "one (default: 0.02); 1: everything, for a corpus that only evaluates",
     )
     parser.add_argument("--seed", type=int, default=0, help="chooses which documents are held out (default: 0)")
     parser.add_argument(
         "--shard-size",
-        type=size,
+        type=cli.as_argument(parse_size),
         metavar="SIZE",
         help="text per shard, for example 4GB; its tokens take about half of that (default: one shard)",
     )
@@ -131,13 +122,11 @@ if __name__ == "__main__":
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
 
 
-from plumbline.data.preparation.growing import append, merge
+from plumbline.data.preparation.making import enlarge, join, make
 from plumbline.data.preparation.request import Request
-from plumbline.data.preparation.upload import prepare_at
 from plumbline.data.preparation.verifying import verify
-from plumbline.data.prepare import Result, prepare
-from plumbline.data.remote.fetch import is_url
-from plumbline.data.sources import Sources
+from plumbline.data.prepare import Result
+from plumbline.data.sources import Sources, unescaped
 from plumbline.launcher.runtime.system.log import LOG
 
 
@@ -147,7 +136,7 @@ def main() -> int:
     try:
         if arguments.verify:
             return _verify(arguments)
-        result = _make(arguments)
+        result = _prepared(arguments)
     except (ValueError, OSError) as error:
         LOG.error(error)
         return 2
@@ -159,47 +148,32 @@ def main() -> int:
     return 0
 
 
-def _make(arguments: argparse.Namespace) -> Result:
-    if is_url(arguments.output) and not arguments.source:
-        raise ValueError(f"--output {arguments.output}: --append and --merge work on folders; upload what they make")
-    output = Path(arguments.output)
+def _prepared(arguments: argparse.Namespace) -> Result:
+    output, shard_bytes, deduplicate = arguments.output, arguments.shard_size, arguments.deduplicate
     if arguments.merge:
-        result, warnings = merge(arguments.merge, output, arguments.overwrite)
-        for warning in warnings:
-            LOG.warning(warning)
-        return result
+        return join(arguments.merge, output, arguments.overwrite)
     sources = Sources(
         tuple(arguments.source or arguments.append),
         arguments.text_key,
-        _separator(arguments.document_separator),
-        _unescaped(arguments.text_template),
+        unescaped(arguments.document_separator),
+        unescaped(arguments.text_template),
     )
     skip_bad = arguments.on_bad_record == "skip"
     if arguments.append:
-        return append(output, sources, arguments.workers, arguments.shard_size, arguments.deduplicate, skip_bad)
+        return enlarge(output, sources, arguments.workers, shard_bytes, deduplicate, skip_bad)
     request = Request(
         sources=sources,
         tokenizer=arguments.tokenizer,
-        output=output,
+        output=Path(output),
         validation_fraction=arguments.validation_fraction,
         seed=arguments.seed,
         workers=arguments.workers,
         overwrite=arguments.overwrite,
-        shard_bytes=arguments.shard_size,
-        deduplicate=arguments.deduplicate,
+        shard_bytes=shard_bytes,
+        deduplicate=deduplicate,
         skip_bad=skip_bad,
     )
-    return prepare_at(arguments.output, request, arguments.staging) if is_url(arguments.output) else prepare(request)
-
-
-def _separator(text: str | None) -> str | None:
-    if text == "":
-        raise ValueError("--document-separator is empty; leave it out to make each file one document")
-    return _unescaped(text)
-
-
-def _unescaped(text: str | None) -> str | None:
-    return None if text is None else text.replace("\\n", "\n").replace("\\t", "\t")
+    return make(output, request, arguments.staging)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -220,18 +194,21 @@ def _summary(result: Result) -> dict[str, Any]:
     source_bytes = sum(counts.source_bytes for counts in manifest.splits.values())
     name = str(result.output).rpartition("/")[2]
     overrides = f"run.name={name} 'data.train=[{{path: {result.output}}}]'"
+    trains = "train" in manifest.splits
     return {
         "status": "already prepared" if result.seconds is None else "prepared",
         "output": str(result.output),
         "splits": {name: counts.model_dump() for name, counts in manifest.splits.items()},
         "vocab_size": manifest.vocab_size,
         "bytes_per_token": source_bytes / tokens,
-        "unigram_entropy": manifest.unigram_entropy,
+        "unigram_entropy": manifest.unigram_entropy if trains else None,
         "skipped": manifest.skipped,
         "bad_records": manifest.bad_records,
         "seconds": result.seconds,
         "tokens_per_second": tokens / result.seconds if result.seconds else None,
-        "next": f"deepspeed launcher/pretrain.py --config configs/quickstart.yaml {overrides}",
+        "next": f"deepspeed launcher/pretrain.py --config configs/quickstart.yaml {overrides}"
+        if trains
+        else f"python launcher/eval.py --model RUN --data {result.output}",
     }
 
 
@@ -244,10 +221,11 @@ def _readable(summary: dict[str, Any]) -> str:
             f"  {file:<15} documents {counts['documents']:>9,}   tokens {counts['tokens']:>13,}   "
             f"text {counts['source_bytes'] / 1e6:>9,.2f} MB{shards}"
         )
-    lines.append(
-        f"  {summary['vocab_size']:,} token ids, {summary['bytes_per_token']:.2f} bytes per token; "
-        f"a model must score below {summary['unigram_entropy']:.3f} nats per token (token frequencies alone)"
-    )
+    vocabulary = f"  {summary['vocab_size']:,} token ids, {summary['bytes_per_token']:.2f} bytes per token"
+    if summary["unigram_entropy"] is not None:
+        below = f"{summary['unigram_entropy']:.3f} nats per token (token frequencies alone)"
+        vocabulary += f"; a model must score below {below}"
+    lines.append(vocabulary)
     if summary["seconds"] is not None:
         lines.append(f"  {summary['seconds']:.1f} s, {summary['tokens_per_second']:,.0f} tokens per second")
     return "\n".join([*lines, f"next: {summary['next']}"])

@@ -51,15 +51,14 @@ if __name__ == "__main__":
 
 from pydantic import ValidationError
 
-from plumbline.data.config import SourceConfig
-from plumbline.data.loader import ValidationBatches, calibration_batches, open_source
+from plumbline.data.loader import ValidationBatches, calibration_batches
 from plumbline.data.streams import SampleSource
 from plumbline.data.workspace import check_replaceable_file
 from plumbline.launcher.runtime.config.errors import explain
 from plumbline.launcher.runtime.config.parse import refuse_non_finite
 from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.laws.document import open_law
-from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
+from plumbline.launcher.runtime.models.held_out import check_tokenizer, open_data, window_length
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model
 from plumbline.launcher.runtime.quantize.report import REPORT, TITLE, write_report
 from plumbline.launcher.runtime.quantize.row import TextSettings
@@ -78,7 +77,7 @@ def main() -> None:
     law = open_law(arguments.law).law if arguments.law else None
     if law is not None and "post_bits" not in law.USES:
         raise ValueError(f"--law {arguments.law}: says nothing of quantization after training; give another")
-    source = open_source(SourceConfig(path=arguments.data))
+    source = open_data(arguments.data, arguments.model[0], trains=True)
     if arguments.save is not None:
         save(arguments, source, wanted)
         return

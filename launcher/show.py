@@ -143,7 +143,7 @@ def show_sources(
             lines.append(f"{split_name}: {split.num_documents:,} documents, {split.num_tokens:,} tokens{size}")
             lines.extend(count_lines(counts, split.num_tokens, decoder_of[name], FREQUENT))
         length = facts.get("sequence_length", LENGTH)
-        for sample in spread(name, source.splits["train"], SAMPLES, length):
+        for sample in spread(name, source.splits.get("train", source.held_out), SAMPLES, length):
             facts["samples"].append(sample.facts(decoder_of[name]))
             lines.extend(sample_lines(sample, decoder_of[name], arguments.full))
     answer(arguments, facts, lines)

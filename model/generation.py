@@ -1,12 +1,17 @@
 """Sample autoregressively with a KV cache, through the same forward pass that trains (multipliers included)."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
+from plumbline.model.sampling import check_room, check_sampling
+
+Reader = Callable[[Tensor], Tensor]
+"""Reads the next tokens [B, T] of each row, behind all that it has read before; returns the logits that follow them,
+[B, V]."""
 
 
 def sample_token(
@@ -27,6 +32,19 @@ def sample_token(
     return torch.multinomial(logits.softmax(-1), 1, generator=generator).squeeze(-1)
 
 
+def cached_reader(model: CausalLM, rows: int, capacity: int) -> Reader:
+    """Return a reader of `rows` sequences of up to `capacity` tokens; its cache has the dtype of the weights."""
+    model.eval()
+    cache = model.new_cache(rows, capacity)
+
+    def read(tokens: Tensor) -> Tensor:
+        states = model.model(tokens, cache=cache)[:, -1:]  # (B, 1, D): logits of a whole prompt are not needed
+        logits: Tensor = model.lm_head(states, None, 0.0)[:, -1]
+        return logits
+
+    return read
+
+
 @torch.no_grad()
 def generate(
     model: CausalLM,
@@ -40,18 +58,71 @@ def generate(
 ) -> Iterator[Tensor]:
     """Yield the continuation of prompt [B, T] one token at a time, each [B]; the caller decides when to stop.
 
+    For prompts of several lengths, and a seed for each row, see `continue_together`.
+
     Raises:
         ValueError: see `check_request`.
     """
     check_request(model.config, prompt, max_new_tokens, temperature, top_k, top_p)
-    model.eval()
-    cache = model.new_cache(prompt.size(0), prompt.size(1) + max_new_tokens)
+    read = cached_reader(model, prompt.size(0), prompt.size(1) + max_new_tokens)
     tokens = prompt
     for _ in range(max_new_tokens):
-        logits = model(tokens, cache=cache)[:, -1]
-        token = sample_token(logits, temperature, top_k, top_p, generator)
+        token = sample_token(read(tokens), temperature, top_k, top_p, generator)
         yield token
         tokens = token[:, None]
+
+
+@torch.no_grad()
+def continue_together(
+    read: Reader,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    generators: Sequence[torch.Generator],
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_at: int | None = None,
+) -> Iterator[list[int | None]]:
+    """Yield step by step what each prompt is continued with; None for one that is still read, or has ended.
+
+    Prompts of different lengths need no padding: of each as many tokens as the shortest one has are read at once, and
+    from there on one token of each row at a step, of its prompt as long as there is some, and then the one that it
+    said. So attention of any kind sees of a row what it would see of it alone.
+
+    Args:
+        read: reads all rows, from their first tokens on.
+        prompts: token ids, at least one each.
+        max_new_tokens: of each row, at most.
+        generators: of random numbers, one for each row, so that what a row says does not depend on the others.
+        temperature: see `sample_token`, with the rest.
+        top_k: see there.
+        top_p: see there.
+        stop_at: the token that ends a row.
+    """
+    shortest, longest = min(map(len, prompts)), max(map(len, prompts))
+    device = generators[0].device
+    tokens = torch.tensor([prompt[:shortest] for prompt in prompts], dtype=torch.int64, device=device)
+    ended = [False] * len(prompts)
+    for place in range(shortest, longest + max_new_tokens):
+        logits = read(tokens)
+        following, said = [0] * len(prompts), list[int | None]()
+        likeliest = logits.argmax(-1).tolist() if temperature == 0 else None
+        for row, prompt in enumerate(prompts):
+            speaks = len(prompt) <= place < len(prompt) + max_new_tokens and not ended[row]
+            if place < len(prompt):
+                following[row] = prompt[place]
+            elif speaks and likeliest is not None:
+                following[row] = likeliest[row]
+            elif speaks:
+                drawn = sample_token(logits[row : row + 1], temperature, top_k, top_p, generators[row])
+                following[row] = int(drawn.item())
+            said.append(following[row] if speaks else None)
+            ended[row] |= speaks and (following[row] == stop_at or place + 1 == len(prompt) + max_new_tokens)
+        yield said
+        if all(ended):
+            return
+        tokens = torch.tensor(following, dtype=torch.int64, device=device)[:, None]
 
 
 def check_request(
@@ -68,17 +139,5 @@ def check_request(
         ValueError: the prompt is empty, prompt and continuation exceed the model's max_position_embeddings, or a
             sampling option is outside its range.
     """
-    longest, end = config.max_position_embeddings, prompt.size(1) + max_new_tokens
-    if prompt.size(1) == 0:
-        raise ValueError("the prompt has no tokens: give at least one (the end-of-text token starts a fresh document)")
-    if end > longest:
-        raise ValueError(
-            f"{prompt.size(1)} prompt tokens + {max_new_tokens} new ones exceed max_position_embeddings = {longest}: "
-            "shorten the prompt or ask for fewer tokens"
-        )
-    if temperature < 0:
-        raise ValueError(f"temperature = {temperature}: 0 is greedy, larger is more random")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k = {top_k}: keep at least 1 token, or leave it out to keep all")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p = {top_p}: lies in (0, 1]; leave it out to keep all tokens")
+    check_room(config.max_position_embeddings, prompt.size(1), max_new_tokens)
+    check_sampling(temperature, top_k, top_p)

@@ -113,12 +113,15 @@ def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple
 
 def _grown(before: Manifest, filled: Filled, identity: dict[str, Any], frequencies: Int64s) -> Manifest:
     totals = filled.totals
-    splits = {
-        split: _joined(
-            [(before.splits[split], pairs_of(before, split)), (totals.counts.get(split), totals.pairs.get(split, []))]
-        )
-        for split in SPLITS
-    }
+    splits = _joined(
+        {
+            split: [
+                (before.splits.get(split), pairs_of(before, split)),
+                (totals.counts.get(split), totals.pairs.get(split, [])),
+            ]
+            for split in SPLITS
+        }
+    )
     return before.model_copy(
         update={
             "format_version": 2,
@@ -170,14 +173,14 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
             for split in SPLITS:
                 first = sum(len(names) for _, names in parts[split])
                 renamed = {name: f"{split}-{first + n:05}" for n, name in enumerate(pairs_of(manifest, split))}
-                parts[split].append((manifest.splits[split], list(renamed.values())))
+                parts[split].append((manifest.splits.get(split), list(renamed.values())))
                 of_pairs = {f"{a}.{end}": f"{b}.{end}" for a, b in renamed.items() for end in ("bin", "idx")}
                 _link(corpus / manifest.folder, folder, of_pairs)
                 files.update({new: manifest.files[old] for old, new in of_pairs.items()})
         merged = manifests[0].model_copy(
             update={
                 "format_version": 2,
-                "splits": {split: _joined(parts[split]) for split in SPLITS},
+                "splits": _joined(parts),
                 "files": files,
                 "unigram_entropy": unigram_entropy(*total),
                 "request": request,
@@ -217,15 +220,17 @@ def _request_of_all(manifests: list[Manifest]) -> tuple[dict[str, Any], list[str
     ]
 
 
-def _joined(parts: list[tuple[Counts | None, list[str]]]) -> SplitRecord:
-    """Return the record of a split whose parts are put end to end."""
-    counts: Counts | None = None
-    for part, _ in parts:
-        counts = part if counts is None else counts if part is None else sum_of(counts, part)
-    if counts is None:
-        raise ValueError("no part of the split holds a document")
-    sizes = {name: getattr(counts, name) for name in Counts.model_fields}
-    return SplitRecord(**sizes, shards=[name for _, names in parts for name in names])
+def _joined(splits: dict[str, list[tuple[Counts | None, list[str]]]]) -> dict[str, SplitRecord]:
+    """Return the records of splits whose parts are put end to end; one without any part is left out."""
+    joined = {}
+    for split, parts in splits.items():
+        counts: Counts | None = None
+        for part, _ in parts:
+            counts = part if counts is None else counts if part is None else sum_of(counts, part)
+        if counts is not None:
+            sizes = {name: getattr(counts, name) for name in Counts.model_fields}
+            joined[split] = SplitRecord(**sizes, shards=[name for _, names in parts for name in names])
+    return joined
 
 
 def _sources(parts: list[dict[str, dict[str, Counts]]]) -> dict[str, dict[str, Counts]]:

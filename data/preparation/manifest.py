@@ -58,8 +58,9 @@ def check_same(output: object, there: Mapping[str, Any], wanted: Mapping[str, An
 
 
 def pairs_of(manifest: Manifest, split: str) -> list[str]:
-    """Return the names of a split's token files without their endings, in order."""
-    return manifest.splits[split].shards or [split]
+    """Return the names of a split's token files without their endings, in order; none of a split that is not there."""
+    record = manifest.splits.get(split)
+    return [] if record is None else record.shards or [split]
 
 
 def held_out_record(held_out: HeldOut) -> HeldOutRecord:

@@ -9,7 +9,7 @@ from typing import Any
 
 from plumbline.data.preparation.duplicates import check_mode
 from plumbline.data.sources import Sources
-from plumbline.data.tokenizers import check_tokenizer, tokenizer_sha256
+from plumbline.data.tokenizers import check_tokenizer, tokenizer_sha256, trained_size
 
 LIBRARIES = ("numpy", "tokenizers", "sentencepiece", "transformers", "datasets")
 
@@ -41,12 +41,20 @@ class Request:
         Raises:
             ValueError: names the option and the remedy.
         """
-        if not 0 < self.validation_fraction < 1:
-            raise ValueError(f"--validation-fraction {self.validation_fraction}: expected a number between 0 and 1")
+        if not 0 < self.validation_fraction <= 1:
+            raise ValueError(
+                f"--validation-fraction {self.validation_fraction}: expected a number between 0 and 1; 1 holds out "
+                "everything"
+            )
         if self.workers < 1:
             raise ValueError(f"--workers {self.workers}: expected at least 1")
         check_mode(self.deduplicate)
         check_tokenizer(self.tokenizer)
+        if self.validation_fraction == 1 and trained_size(self.tokenizer):
+            raise ValueError(
+                f"--tokenizer {self.tokenizer}: trains on text that is not held out, and --validation-fraction 1 "
+                "leaves none; give the tokenizer of the model that is to be scored, such as runs/NAME/tokenizer"
+            )
 
     def name_pair(self, split: str, shard: int) -> str:
         """Return the name of a shard's token files without their endings."""

@@ -53,6 +53,22 @@ def test_a_missing_corpus_lists_its_neighbours(corpus: Path) -> None:
         open_corpus(corpus.parent / "typo")
 
 
+def test_a_text_in_the_place_of_a_corpus_is_what_to_make_it_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is never what the command would write to."""
+    monkeypatch.chdir(tmp_path)
+    Path("book.txt").touch()
+    Path("corpora/web").mkdir(parents=True)
+    made = "--tokenizer train-bpe:8192 --output corpora"
+    with pytest.raises(ValueError, match=rf"--source book\.txt {made}/book$"):
+        open_corpus("book.txt")
+    with pytest.raises(ValueError, match=rf"--source corpora/web {made}/web-tokens$"):
+        open_corpus("corpora/web")
+    Path("corpora/half.bin").touch()
+    for name, output in (("code", "code"), ("half.bin", "half")):
+        with pytest.raises(ValueError, match=rf"--source PATH {made}/{output}$"):
+            open_corpus(f"corpora/{name}")
+
+
 @pytest.mark.parametrize("name", ["train.bin", "train.idx", "validation.bin", "validation.idx"])
 def test_truncation_is_found_when_opening(corpus: Path, name: str) -> None:
     data = (corpus / name).read_bytes()

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from plumbline.data import workspace
+from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus, read_manifest, verify_checksums
 from plumbline.data.heldout import place
+from plumbline.data.loader import TrainBatches, validation_splits
 from plumbline.data.preparation.growing import append, merge
 from plumbline.data.preparation.manifest import unigram_entropy
 from plumbline.data.preparation.verifying import checked_frequencies, verify
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
+from plumbline.data.streams import training_split
 from plumbline.launcher.prepare import main
 from tests.data.test_preparation import killed
 from tests.data.test_prepare import files, leftovers
@@ -211,3 +214,33 @@ def test_a_flipped_bit_is_found_and_its_file_named(
 def test_only_a_corpus_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no corpus here \(no corpus\.json\)"):
         verify(tmp_path)
+
+
+def test_a_corpus_that_only_evaluates_grows_and_is_merged(corpus: Path, tmp_path: Path) -> None:
+    exam = tmp_path / "exam"
+    prepare(Request(source(tmp_path / "exam.jsonl", OLD[:50]), "byte", exam, 1.0))
+    assert set(open_corpus(exam).splits) == {"validation"}
+    assert sorted(path.name for path in exam.glob("*.bin")) == ["validation.bin"]
+    append(exam, source(tmp_path / "more.jsonl", NEW[:20]), shard_bytes=100)
+    grown = open_corpus(exam)
+    verify_checksums(grown)
+    assert (set(grown.splits), verify(exam)[1]) == ({"validation"}, [])
+    assert documents(grown, "validation") == [*OLD[:50], *NEW[:20]]
+    _, warnings = merge([exam, corpus], tmp_path / "both")
+    both = open_corpus(tmp_path / "both")
+    assert "split by different rules" in warnings[0]
+    assert documents(both, "train") == documents(open_corpus(corpus), "train")
+    assert documents(both, "validation")[:70] == documents(grown, "validation")
+
+
+def test_nothing_trains_on_a_corpus_that_only_evaluates(corpus: Path, tmp_path: Path) -> None:
+    exam = tmp_path / "exam"
+    prepare(Request(source(tmp_path / "exam.jsonl", OLD), "byte", exam, 1.0))
+    with pytest.raises(ValueError, match=r"exam: was prepared with --validation-fraction 1.*data\.validation"):
+        training_split(open_corpus(exam))
+    data = {"train": [{"path": str(exam)}], "sequence_length": 8, "global_batch_size": 1, "micro_batch_size": 1}
+    with pytest.raises(ValueError, match="--validation-fraction 1"):
+        TrainBatches(DataConfig.model_validate(data), seed=0)
+    data |= {"train": [{"path": str(corpus)}], "validation": [{"path": str(exam)}]}
+    (held_out,) = validation_splits(DataConfig.model_validate(data)).values()
+    assert held_out.evaluation_windows(8) > 0, "it can be scored on while another corpus trains"

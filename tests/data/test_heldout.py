@@ -146,3 +146,12 @@ def test_characters_are_never_cut(documents: list[str], fraction: float) -> None
 def test_nothing_to_read_is_refused() -> None:
     with pytest.raises(ValueError, match="no document to read"):
         survey([], 0.1, 0)
+
+
+@pytest.mark.parametrize("documents", [["one"], ["same", "same"], DOCUMENTS], ids=["one", "same", "many"])
+def test_everything_can_be_held_out(documents: list[str]) -> None:
+    found = survey(documents, 1.0, 3)
+    parts = list(split(documents, found, 3))
+    assert [part.text for part in parts] == documents
+    assert all(part.held_out for part in parts)
+    assert sample(documents, found, 3, 10**6) == []

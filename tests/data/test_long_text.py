@@ -117,3 +117,14 @@ def test_a_document_longer_than_a_sequence_is_several_sequences(
     assert found.read(0, 32).tolist() == list(range(32))
     lengths = np.fromfile(tmp_path / "x.idx", "<i4", 8, offset=34)
     assert lengths.tolist() == [3, 5, 5, 5, 2, 5, 5, 2]
+
+
+def test_a_long_text_can_be_held_out_whole(tmp_path: Path) -> None:
+    text = "a line of some words\n" * 210_000
+    (tmp_path / "long.txt").write_text(text)
+    prepare(Request(Sources((str(tmp_path / "long.txt"),)), "byte", tmp_path / "c", validation_fraction=1.0))
+    corpus = open_corpus(tmp_path / "c")
+    assert set(corpus.splits) == {"validation"}
+    tokens = corpus.held_out.indexed.read(0, corpus.held_out.num_tokens)
+    assert bytes(tokens[:-1].astype("uint8")) == text.encode()
+    assert (tokens[-1], corpus.held_out.num_documents) == (256, 1)

@@ -1,6 +1,5 @@
 """launcher/prepare.py from the outside: what it makes, what it refuses, and what a kill leaves behind."""
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -23,10 +22,11 @@ import pytest
 
 from plumbline.data.corpus import open_corpus, verify_checksums
 from plumbline.data.preparation.manifest import CORPUS
+from plumbline.data.preparation.sizes import parse_size
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.workspace import FolderKind, new_folder, resumed_folder
-from plumbline.launcher.prepare import main, size
+from plumbline.launcher.prepare import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -226,6 +226,7 @@ def test_a_changed_source_is_another_corpus(text_folder: Path, tmp_path: Path) -
         (["--tokenizer", "train-bpe:100"], "smallest vocabulary is 257"),
         (["--validation-fraction", "1.5"], "--validation-fraction 1.5: expected a number between 0 and 1"),
         (["--workers", "0"], "--workers 0: expected at least 1"),
+        (["--validation-fraction", "1", "--tokenizer", "train-bpe:400"], "trains on text that is not held out"),
         (["--document-separator", ""], "--document-separator is empty"),
     ],
 )
@@ -245,10 +246,10 @@ def test_a_bad_request_is_refused_in_one_line(
 )
 def test_sizes(text: str, count: int | None) -> None:
     if count is None:
-        with pytest.raises(argparse.ArgumentTypeError):
-            size(text)
+        with pytest.raises(ValueError, match="expected"):
+            parse_size(text)
     else:
-        assert size(text) == count
+        assert parse_size(text) == count
 
 
 @pytest.mark.parametrize(
@@ -257,6 +258,10 @@ def test_sizes(text: str, count: int | None) -> None:
         (["--source", "stdlib", "--output", "c"], "--source needs --tokenizer"),
         (["--source", "stdlib", "--append", "stdlib", "--output", "c"], "not allowed with argument --source"),
         (["--merge", "a", "b"], "--output is missing"),
+        (
+            ["--source", "stdlib", "--output", "c", "--shard-size", "4 GiB"],
+            "--shard-size: '4 GiB': expected a size such",
+        ),
         (["--append", "stdlib", "--output", "s3://bucket/c"], "--append and --merge work on folders"),
         (["--append", "stdlib", "--output", "nowhere/c"], "nowhere/c: no corpus here"),
         (["--merge", "nowhere/c", "b", "--output", "c"], "nowhere/c: no corpus here"),

@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 import plumbline.launcher.export
 import plumbline.launcher.generate
+from plumbline.launcher.runtime.models.continuing import read_think
 from plumbline.launcher.runtime.models.open import load_model
 
 if TYPE_CHECKING:
@@ -129,9 +130,9 @@ def test_a_run_decodes_with_and_without_thoughts(
 @pytest.mark.parametrize("think", ["verify:2", "often", "every:0", "every:1.5", "probability:2", "entropy:-1"])
 def test_an_unknown_way_to_think_is_refused(think: str) -> None:
     with pytest.raises(ValueError, match=f"--think {think}: it is never, first, every:TOKENS"):
-        plumbline.launcher.generate.read_think(think, 0.0)
+        read_think(think, 0.0)
     with pytest.raises(ValueError, match="add --temperature 0"):
-        plumbline.launcher.generate.read_think("verify", 0.8)
+        read_think("verify", 0.8)
 
 
 def test_a_plain_model_cannot_think(runs: Callable[[str], Run]) -> None:

@@ -92,21 +92,6 @@ def test_eval_scores_run_and_export_alike(command: Command, trained: Path, expor
     assert run["model"] == str(trained / "checkpoints" / "step_00000020")
 
 
-def test_generate_is_a_function_of_its_seed(command: Command, trained: Path) -> None:
-    options = ("--model", trained, "--prompt", "def ", "--max-new-tokens", "20", "--samples", "2", "--json")
-    first, again, other = (answer(command("generate", *options, "--seed", seed)) for seed in ("1", "1", "5"))
-    assert first == again
-    assert first["samples"] != other["samples"]
-    assert first["samples"][0] != first["samples"][1]
-    assert all(1 <= len(sample["tokens"]) <= 20 for sample in first["samples"])
-
-
-def test_greedy_generation_agrees_with_the_export(command: Command, trained: Path, exported: Path) -> None:
-    options = ("--prompt", "import ", "--max-new-tokens", "12", "--temperature", "0", "--json")
-    run, export = (answer(command("generate", "--model", model, *options)) for model in (trained, exported))
-    assert run["samples"] == export["samples"]
-
-
 def test_export_into_an_existing_folder_is_refused(command: Command, trained: Path, exported: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in exported.iterdir()}
     error = the_error(command("export", "--model", trained, "--output", exported))
@@ -123,11 +108,6 @@ def test_eval_with_a_corpus_of_another_tokenizer_is_refused(command: Command, tr
     error = the_error(command("eval", "--model", trained, "--data", other))
     assert f"{other}: made with another tokenizer" in error
     assert f"--tokenizer {trained / 'tokenizer'}" in error
-
-
-def test_generating_past_the_context_is_refused(command: Command, trained: Path) -> None:
-    error = the_error(command("generate", "--model", trained, "--prompt", "x", "--max-new-tokens", "99", "--json"))
-    assert "max_position_embeddings = 32" in error
 
 
 def test_a_folder_that_is_no_model_is_refused(command: Command, corpus: Path) -> None:

@@ -1,5 +1,6 @@
-"""Sampling: greedy is repeated argmax, the cuts keep what they say, a seed repeats, and bad requests are refused."""
+"""Sampling: greedy is repeated argmax, cuts keep what they say, a seed repeats, batches say what single rows say."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from plumbline.model.decoder import CausalLM
-from plumbline.model.generation import generate, sample_token
+from plumbline.model.generation import cached_reader, continue_together, generate, sample_token
 
 MakeModel = Callable[..., CausalLM]
 
@@ -126,9 +127,103 @@ def test_an_empty_prompt_is_refused(make_model: MakeModel) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -0.5}, {"top_k": 0}, {"top_k": -3}, {"top_p": 0.0}, {"top_p": 1.5}]
+    "options",
+    [
+        {"temperature": -0.5},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"temperature": 1e-30},
+        {"top_k": 0},
+        {"top_k": -3},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"top_p": math.nan},
+    ],
+    ids=str,
 )
 def test_a_sampling_option_out_of_range_is_refused(make_model: MakeModel, options: dict[str, Any]) -> None:
     (name, value), *_ = options.items()
     with pytest.raises(ValueError, match=f"{name} = {value}: "):
         continuation(make_model(), prompts(), 3, **options)
+
+
+def test_the_least_temperature_draws_the_likeliest_token() -> None:
+    assert draws(logits=torch.tensor([-90.0, 300.0, 299.0]), temperature=1e-6).tolist() == [0.0, 1.0, 0.0]
+
+
+RAGGED = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7], [1, 8, 2, 8, 1], [5, 3]]
+SEEDS = [7, 8, 9, 7]
+
+
+def together(model: CausalLM, prompts: list[list[int]], new: int, seeds: list[int], **options: Any) -> list[list[int]]:
+    """Return what each prompt is continued with in one batch."""
+    read = cached_reader(model, len(prompts), max(map(len, prompts)) + new)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    said: list[list[int]] = [[] for _ in prompts]
+    for step in continue_together(read, prompts, new, generators=generators, **options):
+        for row, token in zip(said, step, strict=True):
+            row += [] if token is None else [token]
+    return said
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.3, "top_k": 40, "top_p": 0.95}], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"family": "qwen3", "num_key_value_heads": 2},
+        {"family": "qwen3", "sliding_window": 4},
+        {"family": "gpt2"},
+        {"attention": "shaped"},
+        {"attention": "mixing", "qk_norm": "none"},
+        {"attention": "pruned", "pruning_rank": 4},
+        {"value_residual": True},
+        {"attn_logit_softcapping": 3.0},
+    ],
+    ids=str,
+)
+def test_a_batch_of_different_lengths_says_what_each_row_says_alone(
+    make_model: MakeModel, shape: dict[str, Any], options: dict[str, Any]
+) -> None:
+    model = make_model(**shape).double()
+    said = together(model, RAGGED, 12, SEEDS, **options)
+    for prompt, seed, row in zip(RAGGED, SEEDS, said, strict=True):
+        generator = torch.Generator().manual_seed(seed)
+        alone = continuation(model, torch.tensor([prompt]), 12, generator=generator, **options)
+        assert row == alone[0].tolist()
+    assert len({tuple(row) for row in said}) > 1
+
+
+def test_a_row_ends_at_its_stop_and_the_others_go_on(make_model: MakeModel) -> None:
+    model = make_model().double()
+    free = together(model, RAGGED, 12, SEEDS, temperature=0.0)
+    stop = free[1][4]
+    expected = [row[: row.index(stop) + 1] if stop in row else row for row in free]
+    assert len(expected[1]) < 12
+    assert together(model, RAGGED, 12, SEEDS, temperature=0.0, stop_at=stop) == expected
+
+
+def test_nothing_is_computed_after_all_rows_ended(make_model: MakeModel) -> None:
+    model = make_model()
+    read = cached_reader(model, 1, 20)
+    lengths: list[int] = []
+
+    def counted(tokens: Tensor) -> Tensor:
+        lengths.append(tokens.size(1))
+        return read(tokens)
+
+    (first,) = together(model, [[3, 1, 4]], 1, [0], temperature=0.0)
+    steps = continue_together(
+        counted, [[3, 1, 4]], 9, generators=[torch.Generator()], temperature=0.0, stop_at=first[0]
+    )
+    assert list(steps) == [first]
+    assert lengths == [3], "a prompt is read at once"
+
+
+@pytest.mark.parametrize("kind", ["softmax", "pruned"])
+def test_the_cache_has_the_dtype_of_the_weights(make_model: MakeModel, kind: str) -> None:
+    model = make_model(attention=kind, **({"pruning_rank": 4} if kind == "pruned" else {})).bfloat16()
+    made: list[Any] = []
+    new_cache = model.new_cache
+    model.new_cache = lambda *size: made.extend(new_cache(*size)) or made  # type: ignore[method-assign, func-returns-value]
+    together(model, RAGGED, 3, SEEDS)
+    assert {tensor.dtype for cache in made for tensor in (cache.keys, cache.values)} == {torch.bfloat16}

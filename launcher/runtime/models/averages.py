@@ -90,7 +90,7 @@ def _window(path: Path, average: str | None, check: Check) -> list[Path]:
     kind, _, numbers = (average or "").partition(":")
     if kind == "steps":
         return _whole(_at_steps(path, average, numbers), average, check)
-    anchor = _anchor(path, check)
+    anchor = checkpoint_at(path, check)
     if kind != "last":
         return [anchor]
     newest, root = checkpoint.read_manifest(anchor)["step"], anchor.resolve().parent
@@ -103,8 +103,13 @@ def _window(path: Path, average: str | None, check: Check) -> list[Path]:
     return [anchor, *_whole(earlier[: int(numbers) - 1], average, check)]
 
 
-def _anchor(path: Path, check: Check) -> Path:
-    """Return the checkpoint that a path stands for: itself, or the newest whole one of a run folder."""
+def checkpoint_at(path: Path, check: Check) -> Path:
+    """Return the checkpoint that a path stands for: itself, or the newest whole one of a run folder.
+
+    Raises:
+        CheckpointError: the checkpoint `path` is damaged.
+        ValueError: the run folder holds none that is whole.
+    """
     if (path / checkpoint.MANIFEST).is_file():
         if problems := check(path):
             raise CheckpointError(f"{path} is damaged: {'; '.join(problems)}")

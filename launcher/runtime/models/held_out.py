@@ -1,8 +1,21 @@
-"""Decide what a model can be scored on: samples that fit it, its own tasks, and windows of which length."""
+"""Decide what a model can be scored on: samples that fit it, plain text, its own tasks, and windows of which length."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from plumbline.data.config import SourceConfig
+from plumbline.data.corpus import Corpus, open_corpus
+from plumbline.data.loader import open_source
+from plumbline.data.missing import NoCorpusError, how_to_prepare
+from plumbline.data.prepare import Request, prepare
+from plumbline.data.sources import Sources
 from plumbline.data.streams import SampleSource
-from plumbline.data.tokenizers import tokenizer_sha256
+from plumbline.data.tokenizers import tokenizer_folder, tokenizer_sha256
+from plumbline.launcher.runtime.models.facts import model_facts
 from plumbline.launcher.runtime.models.open import LoadedModel
 
 LONGEST = 1024  # tokens of a window, where neither the request nor a training run says how long
@@ -20,26 +33,80 @@ def window_length(model: LoadedModel, asked: int | None) -> int:
     return length
 
 
+def open_data(path: str, model: Path, trains: bool = False) -> SampleSource:
+    """Open the corpus that a model is to be scored on.
+
+    Args:
+        path: the corpus.
+        model: run, checkpoint or Hugging Face folder.
+        trains: its training split is needed as well.
+
+    Raises:
+        ValueError: it cannot be opened; if it is not there, with the command that makes it for this very model.
+    """
+    try:
+        return open_source(SourceConfig(path=path))
+    except NoCorpusError as error:
+        tokenizer = model_facts(model).tokenizer_path or "TOKENIZER"
+        command = how_to_prepare(error.path, str(tokenizer), "" if trains else " --validation-fraction 1")
+        plain = "" if trains or not error.path.exists() else f". Score the text as it is with: --text {path}"
+        raise ValueError(f"{error.problem}{plain}. Make one for this model with: {command}") from error
+
+
+@contextmanager
+def prepared_text(text: str, tokenizer: Path) -> Iterator[Corpus]:
+    """Tokenize a file or folder of text, "-" for standard input, as a corpus that is held out whole and then goes.
+
+    Raises:
+        ValueError: there is no text in it, or the tokenizer cannot end documents.
+    """
+    with TemporaryDirectory(prefix="text-") as folder:
+        source = Path(text).resolve()
+        if text == "-":
+            source = Path(folder) / "standard-input"
+            source.write_bytes(sys.stdin.buffer.read())
+        request = Request(Sources((str(source),)), str(tokenizer), Path(folder) / "corpus", validation_fraction=1.0)
+        try:
+            prepare(request)
+        except ValueError as error:
+            raise ValueError(f"--text {text}: {error}") from error
+        yield replace(open_corpus(request.output), path="standard input" if text == "-" else text)
+
+
 def check_tokenizer(model: LoadedModel, corpus: SampleSource) -> None:
     """Refuse to score tokens that mean something else to the model.
 
     Raises:
         ValueError: the corpus was made with another tokenizer, or has ids that the model does not know.
     """
-    vocabulary = model.vocab_size
-    if corpus.vocab_size is not None and corpus.vocab_size > vocabulary:
-        raise ValueError(
-            f"{corpus}: vocabulary of {corpus.vocab_size}, but {model.source} knows {vocabulary} ids; "
-            "prepare the text with the model's tokenizer"
-        )
+    check_vocabulary(model, corpus)
     if model.tokenizer_path is None or corpus.tokenizer_sha256 is None:
         return
     if not (model.tokenizer_path / "tokenizer.json").is_file():
         return
-    if tokenizer_sha256(model.tokenizer_path) != corpus.tokenizer_sha256:
+    if not is_same_tokenizer(model.tokenizer_path, corpus.tokenizer_sha256):
         raise ValueError(
             f"{corpus}: made with another tokenizer than {model.source}; prepare the text again with "
             f"--tokenizer {model.tokenizer_path}"
+        )
+
+
+def is_same_tokenizer(folder: Path, sha256: str) -> bool:
+    """Return whether the tokenizer in a folder made a corpus: as it is, or as `prepare.py` saves it again."""
+    return tokenizer_sha256(folder) == sha256 or tokenizer_sha256(tokenizer_folder(str(folder))) == sha256
+
+
+def check_vocabulary(model: LoadedModel, corpus: SampleSource) -> None:
+    """Refuse ids that the model does not know.
+
+    Raises:
+        ValueError: names both vocabularies.
+    """
+    vocabulary = model.vocab_size
+    if corpus.vocab_size is not None and corpus.vocab_size > vocabulary:
+        raise ValueError(
+            f"{corpus}: vocabulary of {corpus.vocab_size}, but {model.source} knows {vocabulary} ids; "
+            f"prepare the text with --tokenizer {model.tokenizer_path or 'TOKENIZER, that of the model'}"
         )
 
 

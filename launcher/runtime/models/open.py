@@ -3,8 +3,9 @@
 Code that lies in a folder is never run, so opening a stranger's model runs none of theirs.
 """
 
+import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -25,9 +26,10 @@ from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import thinker
 from plumbline.model.export.native import MODEL_TYPE
-from plumbline.model.generation import generate
+from plumbline.model.generation import Reader, cached_reader, continue_together
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
 from plumbline.model.objectives.objective import Decoding, Objective, TrainedLM
+from plumbline.model.sampling import check_room, check_sampling
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -122,11 +124,7 @@ class LoadedModel:
         Raises:
             ValueError: the model was not trained for it, or is an exported folder.
         """
-        if self.config is None and (self.source / thinker.FILE).is_file():
-            raise ValueError(
-                f"{self.source}: an exported folder thinks with its own lookahead.py, as its README.md shows; "
-                "give --model the run to think here"
-            )
+        refuse_own_thinker(self.source)
         objective = self.module.objective if isinstance(self.module, TrainedLM) else None
         decoding = None if objective is None else objective.decoding
         if decoding is None:
@@ -157,33 +155,98 @@ class LoadedModel:
             top_p: see there.
             seed: of what is drawn.
             stop_at: the last token.
+
+        Raises:
+            ValueError: see `continuations`, and `decoding` for thoughts.
         """
-        tokens = torch.tensor([prompt], dtype=torch.int64, device=self.device)
-        if isinstance(self.module, CausalLM):
-            generator = torch.Generator(self.device).manual_seed(seed)
-            options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-            if isinstance(think, Drafts):
-                stream = generate_verified(self.module, self.decoding.thinker, tokens, max_new_tokens, think)
-            elif think is not None:
-                thinker, commits = self.decoding.thinker, self.decoding.commits
-                options["generator"] = generator
-                stream = generate_thinking(self.module, thinker, commits, tokens, max_new_tokens, think, **options)
-            else:
-                stream = generate(self.module, tokens, max_new_tokens, generator=generator, **options)
-            new_tokens = (int(token.item()) for token in stream)
+        options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        if think is None:
+            steps = self.continuations([prompt], max_new_tokens, seeds=[seed], stop_at=stop_at, **options)
+            yield from (token for said in steps for token in said if token is not None)
+            return
+        decoding = self.decoding  # raises where the module is not ours
+        model, tokens = self._trained, torch.tensor([prompt], dtype=torch.int64, device=self.device)
+        if isinstance(think, Drafts):
+            stream = generate_verified(model, decoding.thinker, tokens, max_new_tokens, think)
         else:
-            torch.manual_seed(seed)
-            sampled = self.module.generate(  # type: ignore[operator]
-                tokens,
-                max_new_tokens=max_new_tokens,
-                do_sample=temperature > 0,
-                **({"temperature": temperature, "top_k": top_k or 0, "top_p": top_p or 1.0} if temperature > 0 else {}),
+            options["generator"] = torch.Generator(self.device).manual_seed(seed)
+            stream = generate_thinking(
+                model, decoding.thinker, decoding.commits, tokens, max_new_tokens, think, **options
             )
-            new_tokens = (int(token) for token in sampled[0, len(prompt) :])
-        for token in new_tokens:
-            yield token
+        for token in stream:
+            yield int(token.item())
             if token == stop_at:
                 return
+
+    def continuations(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        seeds: Sequence[int],
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_at: int | None = None,
+    ) -> Iterator[list[int | None]]:
+        """Return what continues several prompts together, step by step; see `model.generation.continue_together`.
+
+        A row draws by its own seed, so that it says what it says alone, up to the rounding of larger products.
+
+        Raises:
+            ValueError: a prompt is empty, a continuation would exceed the model's context, or a sampling option is
+                outside its range.
+        """
+        check_sampling(temperature, top_k, top_p)
+        for prompt in prompts:
+            check_room(self.context_length, len(prompt), max_new_tokens)
+        if isinstance(self.module, CausalLM):
+            read = cached_reader(self.module, len(prompts), max(map(len, prompts)) + max_new_tokens)
+        else:
+            read = stock_reader(self.module)
+        return continue_together(
+            read,
+            prompts,
+            max_new_tokens,
+            generators=[torch.Generator(self.device).manual_seed(seed) for seed in seeds],
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop_at=stop_at,
+        )
+
+
+def refuse_own_thinker(folder: Path) -> None:
+    """Refuse to think for an exported folder that brings code of its own for it.
+
+    Raises:
+        ValueError: it does.
+    """
+    if (folder / thinker.FILE).is_file():
+        raise ValueError(
+            f"{folder}: an exported folder thinks with its own lookahead.py, as its README.md shows; "
+            "give --model the run to think here"
+        )
+
+
+def stock_reader(module: nn.Module) -> Reader:
+    """Return a reader by a model of transformers and the cache of its class; without one it reads all tokens anew."""
+    keeps = "logits_to_keep" in inspect.signature(module.forward).parameters
+    options: dict[str, Any] = {"use_cache": True, **({"logits_to_keep": 1} if keeps else {})}
+    seen: Tensor | None = None
+    cache: Any = None
+
+    def read(tokens: Tensor) -> Tensor:
+        nonlocal seen, cache
+        seen = tokens if seen is None else torch.cat((seen, tokens), dim=1)
+        if cache is None:
+            said = module(input_ids=seen, **options)
+        else:
+            said = module(input_ids=tokens, past_key_values=cache, **options)
+        cache = getattr(said, "past_key_values", None)
+        return said.logits[:, -1].float()  # type: ignore[no-any-return]
+
+    return read
 
 
 def load_model(
@@ -205,16 +268,33 @@ def load_model(
     Raises:
         ValueError: nothing that can be opened is there, or a checkpoint is damaged.
     """
-    if (path / checkpoint.MANIFEST).is_file() or (path / "checkpoints").is_dir():
+    if is_ours(path):
         return _load_checkpoint(path, device, dtype, average, with_objective)
-    if (path / "config.json").is_file():
-        if average is not None:
-            raise ValueError(f"--average {average}: {path} is a Hugging Face folder; give a run or a checkpoint")
-        return _load_hugging_face(path, device, dtype)
-    raise ValueError(
-        f"{path}: neither a run (checkpoints/), nor a checkpoint ({checkpoint.MANIFEST}), nor a Hugging Face folder "
-        "(config.json)"
-    )
+    if average is not None:
+        raise ValueError(f"--average {average}: {path} is a Hugging Face folder; give a run or a checkpoint")
+    return _load_hugging_face(path, device, dtype)
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether a folder is a run or a checkpoint, and not a Hugging Face folder.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if (path / checkpoint.MANIFEST).is_file() or (path / "checkpoints").is_dir():
+        return True
+    if not (path / "config.json").is_file():
+        raise ValueError(
+            f"{path}: neither a run (checkpoints/), nor a checkpoint ({checkpoint.MANIFEST}), nor a Hugging Face "
+            "folder (config.json)"
+        )
+    return False
+
+
+def tokenizer_beside(folder: Path) -> Path | None:
+    """Return the tokenizer of the run that a checkpoint belongs to, or None."""
+    tokenizer = folder.resolve().parent.parent / "tokenizer"
+    return tokenizer if tokenizer.is_dir() else None
 
 
 def _load_checkpoint(
@@ -230,11 +310,10 @@ def _load_checkpoint(
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         module.load_state_dict(weights, assign=True)
     module.tie_weights()
-    tokenizer = opened.folder.resolve().parent.parent / "tokenizer"
     return LoadedModel(
         module=module.to(device, dtype).eval(),
         source=opened.folder,
-        tokenizer_path=tokenizer if tokenizer.is_dir() else None,
+        tokenizer_path=tokenizer_beside(opened.folder),
         config=config,
         step=manifest["step"],
         tokens=manifest["tokens"],

@@ -66,6 +66,26 @@ def natural(text: str) -> int:
     return value
 
 
+def seed(text: str) -> int:
+    """Return a seed that torch takes, with room for those counted up from it, for argparse."""
+    value = natural(text)
+    if value >= 2**63:
+        raise argparse.ArgumentTypeError(f"{value} is not below 2^63")
+    return value
+
+
+def as_argument(parse: Callable[[str], int]) -> Callable[[str], int]:
+    """Make argparse repeat the ValueError of a parser, in place of a remark of its own."""
+
+    def argument(text: str) -> int:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return argument
+
+
 def existing(text: str) -> Path:
     """Return the path of a file or folder that is there, for argparse."""
     path = Path(text)
@@ -75,6 +95,11 @@ def existing(text: str) -> Path:
             f"{text}: no such file or folder; {path.parent} holds {', '.join(beside[:10]) or 'nothing like it'}"
         )
     return path
+
+
+def existing_or_stdin(text: str) -> str:
+    """Return the path of a file or folder that is there, or "-" for standard input, for argparse."""
+    return text if text == "-" else str(existing(text))
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:

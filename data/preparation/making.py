@@ -1,0 +1,51 @@
+"""Do what prepare.py is asked for: make a corpus here or at a URL, enlarge one, or make one of several."""
+
+import logging
+from pathlib import Path
+
+from plumbline.data.preparation.growing import append, merge
+from plumbline.data.preparation.request import Request
+from plumbline.data.preparation.upload import prepare_at
+from plumbline.data.prepare import Result, prepare
+from plumbline.data.remote.fetch import is_url
+from plumbline.data.sources import Sources
+
+LOG = logging.getLogger(__name__)
+
+
+def make(output: str, request: Request, staging: Path) -> Result:
+    """Make a corpus in the folder that the request names, or by way of `staging` at a URL.
+
+    Raises:
+        ValueError: see `prepare` and `prepare_at`, as for OSError.
+    """
+    return prepare_at(output, request, staging) if is_url(output) else prepare(request)
+
+
+def enlarge(
+    output: str, sources: Sources, workers: int, shard_bytes: int | None, deduplicate: str | None, skip_bad: bool
+) -> Result:
+    """Add the documents of more sources to a corpus.
+
+    Raises:
+        ValueError: the corpus is at a URL; see `append`, as for OSError.
+    """
+    return append(_folder(output), sources, workers, shard_bytes, deduplicate, skip_bad)
+
+
+def join(corpora: list[Path], output: str, overwrite: bool) -> Result:
+    """Make one corpus of several, and warn of what is wrong with their splits together.
+
+    Raises:
+        ValueError: the output is a URL; see `merge`, as for OSError.
+    """
+    result, warnings = merge(corpora, _folder(output), overwrite)
+    for warning in warnings:
+        LOG.warning(warning)
+    return result
+
+
+def _folder(output: str) -> Path:
+    if is_url(output):
+        raise ValueError(f"--output {output}: --append and --merge work on folders; upload what they make")
+    return Path(output)

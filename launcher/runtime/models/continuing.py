@@ -1,0 +1,209 @@
+"""Continue texts: prompts from a command line, a file or a person, one after the other or several together."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from plumbline.launcher.runtime.models.facts import ModelFacts
+from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.model.lookahead.generation import Drafts, Trigger
+from plumbline.model.sampling import check_room
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Hold a text, the token ids that a model reads of it, and the seed of what it says to them."""
+
+    text: str
+    tokens: list[int]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """Hold what a model said to a prompt."""
+
+    prompt: str
+    seed: int
+    text: str
+    tokens: list[int]
+    ended: bool
+    """Whether it said the end-of-text token, and not only as many tokens as it was let."""
+
+
+@dataclass
+class Writer:
+    """Continue prompts by one model, and keep the time."""
+
+    model: LoadedModel
+    tokenizer: Any
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    think: Trigger | Drafts | None
+    made: int = field(default=0, init=False)
+    """Tokens that were said."""
+    read: int = field(default=0, init=False)
+    """Tokens of prompts."""
+    seconds: float = field(default=0.0, init=False)
+
+    def stream(self, prompt: Prompt) -> Iterator[str | Continuation]:
+        """Yield the text that follows a prompt as it is drawn, and at the end all of it."""
+        begun, text, tokens = perf_counter(), TextStream(self.tokenizer), list[int]()
+        for token in self.model.continuation(prompt.tokens, seed=prompt.seed, think=self.think, **self._options):
+            tokens.append(token)
+            yield text.add(token)
+        yield text.rest()
+        self._count([prompt], [tokens], perf_counter() - begun)
+        yield self._continuation(prompt, tokens)
+
+    def together(self, prompts: Sequence[Prompt]) -> list[Continuation]:
+        """Return what follows several prompts, continued in one batch."""
+        begun, tokens = perf_counter(), [list[int]() for _ in prompts]
+        seeds = [prompt.seed for prompt in prompts]
+        for said in self.model.continuations([prompt.tokens for prompt in prompts], seeds=seeds, **self._options):
+            for row, token in zip(tokens, said, strict=True):
+                row += [] if token is None else [token]
+        self._count(prompts, tokens, perf_counter() - begun)
+        return [self._continuation(*each) for each in zip(prompts, tokens, strict=True)]
+
+    @property
+    def speed(self) -> dict[str, float]:
+        """Return how much was read and said in how many seconds, loading left out."""
+        return {
+            "prompt_tokens": self.read,
+            "new_tokens": self.made,
+            "seconds": self.seconds,
+            "tokens_per_second": self.made / self.seconds,
+        }
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        names = ("max_new_tokens", "temperature", "top_k", "top_p")
+        return {name: getattr(self, name) for name in names} | {"stop_at": self.tokenizer.eos_token_id}
+
+    def _continuation(self, prompt: Prompt, tokens: list[int]) -> Continuation:
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return Continuation(prompt.text, prompt.seed, text, tokens, tokens[-1:] == [self.tokenizer.eos_token_id])
+
+    def _count(self, prompts: Sequence[Prompt], tokens: Sequence[list[int]], seconds: float) -> None:
+        self.read += sum(len(prompt.tokens) for prompt in prompts)
+        self.made += sum(map(len, tokens))
+        self.seconds += seconds
+
+
+class TextStream:
+    """Turn tokens into text as they come, at a cost that does not grow with what came before."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._given = 0  # of these, those whose text was given out
+
+    def add(self, token: int) -> str:
+        """Return what a token adds to the text; nothing while it ends in the middle of a character."""
+        self._tokens.append(token)
+        more = self.rest()
+        if not more or more.endswith("\ufffd"):
+            return ""
+        # The last piece stays, for how a token is spelled may depend on the one before it
+        self._tokens, self._given = self._tokens[self._given :], len(self._tokens) - self._given
+        return more
+
+    def rest(self) -> str:
+        """Return the text that was not given out."""
+        before, all_of_it = (
+            self._tokenizer.decode(tokens, skip_special_tokens=True)
+            for tokens in (self._tokens[: self._given], self._tokens)
+        )
+        return str(all_of_it[len(before) :])
+
+
+def encode(facts: ModelFacts, tokenizer: Any, text: str, seed: int, max_new_tokens: int) -> Prompt:
+    """Return a prompt as the model reads it; an empty text begins a document.
+
+    Raises:
+        ValueError: it does not fit the model, or the tokenizer has no token to begin a document with.
+    """
+    begin = tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    tokens = tokenizer.encode(text, add_special_tokens=False) or [begin]
+    if tokens == [None]:
+        raise ValueError(f"{facts.path}: its tokenizer has neither eos_token nor bos_token, so give a prompt")
+    shown = repr(text if len(text) <= 40 else f"{text[:37]}...")
+    try:
+        check_room(facts.context_length, len(tokens), max_new_tokens)
+    except ValueError as error:
+        raise ValueError(f"prompt {shown}: {error}") from error
+    if max(tokens) >= facts.vocab_size:
+        raise ValueError(
+            f"prompt {shown}: has token {max(tokens)}, and {facts.path} knows ids below {facts.vocab_size} only: its "
+            "tokenizer is that of another model"
+        )
+    return Prompt(text, tokens, seed)
+
+
+def read_prompts(file: str) -> list[str]:
+    """Return the prompts of a file, "-" for standard input: one a line, or of JSON Lines the `prompt` of each.
+
+    Raises:
+        ValueError: it holds none, a line is no prompt, or it is not UTF-8.
+    """
+    try:
+        text = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--prompts {file}: is not UTF-8 text ({error})") from error
+    numbered = enumerate(text.replace("\r\n", "\n").split("\n"), 1)
+    lines = [(number, line) for number, line in numbered if line.strip()]
+    if not lines:
+        raise ValueError(f"--prompts {file}: holds no prompt; write one a line")
+    return [_prompt_of(file, *line) for line in lines] if file.endswith(".jsonl") else [line for _, line in lines]
+
+
+def _prompt_of(file: str, number: int, line: str) -> str:
+    try:
+        prompt = json.loads(line)["prompt"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f'--prompts {file}:{number}: expected an object such as {{"prompt": "..."}}') from error
+    if not isinstance(prompt, str):
+        raise ValueError(f"--prompts {file}:{number}: prompt is no text but {prompt!r}")
+    return prompt
+
+
+def alike(prompts: Sequence[Prompt], size: int) -> list[list[int]]:
+    """Return the numbers of prompts in batches of at most `size`, those of like length together."""
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number].tokens))
+    return [order[first : first + size] for first in range(0, len(order), size)]
+
+
+def read_think(text: str, temperature: float) -> Trigger | Drafts | None:
+    """Return when to think by what `--think` says: a trigger, verified drafts, or None for never.
+
+    Raises:
+        ValueError: it is none of the known forms.
+    """
+    if text == "never":
+        return None
+    if text == "verify":
+        if temperature:
+            raise ValueError(f"--think verify checks greedy drafts: add --temperature 0 (it is {temperature})")
+        return Drafts()
+    if text == "first":
+        return Trigger("first")
+    form = re.fullmatch(r"(every|probability|entropy):(\d+|\d*\.\d+)", text)
+    kind, value = (form[1], float(form[2])) if form else ("", 0.0)
+    if kind == "every" and value >= 1 and value.is_integer():
+        return Trigger("every", value)
+    if kind == "probability" and value <= 1:
+        return Trigger("probability", value)
+    if kind == "entropy":
+        return Trigger("entropy", value)
+    raise ValueError(
+        f"--think {text}: it is never, first, every:TOKENS (a whole number from 1), probability:P (0 to 1), "
+        "entropy:NATS (from 0) or verify"
+    )

@@ -1,0 +1,59 @@
+"""Say what a model folder takes, before any weight of it is read."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.models.averages import checkpoint_at
+from plumbline.launcher.runtime.models.open import is_ours, native_classes, quiet_transformers, tokenizer_beside
+from plumbline.model.export.native import MODEL_TYPE
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Hold what a prompt or a text is checked against."""
+
+    path: Path
+    context_length: int | None
+    """Tokens of the longest sequence; None where the model sets no limit."""
+    vocab_size: int
+    tokenizer_path: Path | None
+
+    @property
+    def tokenizer(self) -> Path:
+        """Return the folder of the tokenizer.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if self.tokenizer_path is None:
+            raise ValueError(
+                f"{self.path}: has no tokenizer, so text cannot be turned into tokens; a model of a task is scored by "
+                "launcher/eval.py --task"
+            )
+        return self.tokenizer_path
+
+
+def model_facts(path: Path) -> ModelFacts:
+    """Return the facts of a run folder, a checkpoint or a Hugging Face folder.
+
+    Raises:
+        ValueError: it is none of these, or what says so cannot be read.
+    """
+    if is_ours(path):
+        folder = checkpoint_at(path, lambda place: checkpoint.problems(place, only=checkpoint.CONFIG.__eq__))
+        model = load_config(folder / checkpoint.CONFIG, []).model
+        return ModelFacts(path, model.max_position_embeddings, model.vocab_size, tokenizer_beside(folder))
+    from transformers import AutoConfig
+
+    try:
+        entries = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        kind = native_classes()[0] if entries.get("model_type") == MODEL_TYPE else AutoConfig
+        with quiet_transformers():
+            config = kind.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, AttributeError) as error:  # AttributeError: a list, say
+        raise ValueError(f"{path}: config.json cannot be read: {str(error).splitlines()[0]}") from error
+    text = config.get_text_config()
+    return ModelFacts(path, getattr(text, "max_position_embeddings", None), text.vocab_size, path)

@@ -1,0 +1,217 @@
+"""Prompts as they are written, text as it is drawn, and what is refused before a weight is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+
+from plumbline.data.tokenizers import build_tokenizer
+from plumbline.launcher.runtime.models.continuing import TextStream, alike, encode, read_prompts
+from plumbline.launcher.runtime.models.facts import ModelFacts, model_facts
+from plumbline.launcher.runtime.models.open import LoadedModel, stock_reader
+
+TEXT = "naïve café 😀 → 東京\tend\n\n  of «text» 😀😀"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    for spec in ("byte", "train-bpe:300", "train-unigram:400"):
+        build_tokenizer(spec, [TEXT * 40, "some other words to learn from " * 40], folder / spec)
+    return folder
+
+
+def tokenizer(folder: Path, spec: str) -> Any:
+    return AutoTokenizer.from_pretrained(folder / spec)
+
+
+@pytest.mark.parametrize("spec", ["byte", "train-bpe:300", "train-unigram:400"])
+def test_a_stream_is_the_text_of_all_its_tokens(folder: Path, spec: str) -> None:
+    reader = tokenizer(folder, spec)
+    tokens = reader.encode(TEXT, add_special_tokens=False)
+    stream = TextStream(reader)
+    pieces = [stream.add(token) for token in tokens]
+    assert "".join([*pieces, stream.rest()]) == reader.decode(tokens)
+    assert not any("\ufffd" in piece for piece in pieces), "no half of a character"
+    assert sum(map(bool, pieces)) > len(tokens) / 3, "it comes as it is drawn"
+
+
+def test_what_ends_in_half_a_character_is_given_at_the_end(folder: Path) -> None:
+    stream = TextStream(tokenizer(folder, "byte"))
+    assert [stream.add(byte) for byte in "a😀".encode()[:3]] == ["a", "", ""]
+    assert stream.rest() == "\ufffd"
+
+
+class Counting:
+    """Count how many tokens are decoded."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.most = inner, 0
+
+    def decode(self, tokens: list[int], **options: Any) -> str:
+        self.most = max(self.most, len(tokens))
+        return str(self.inner.decode(tokens, **options))
+
+
+def test_a_long_text_is_not_decoded_again_and_again(folder: Path) -> None:
+    counting = Counting(tokenizer(folder, "byte"))
+    stream = TextStream(counting)
+    for byte in (TEXT * 20).encode():
+        stream.add(byte)
+    assert counting.most <= 2 * len("😀".encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "prompts"),
+    [
+        ("a.txt", "one\n\n two \r\nthree\u2028four", ["one", " two ", "three\u2028four"]),
+        ("a.jsonl", '{"prompt": "one\\ntwo"}\n\n{"prompt": "", "id": 3}\n', ["one\ntwo", ""]),
+    ],
+)
+def test_prompts_are_lines(tmp_path: Path, name: str, content: str, prompts: list[str]) -> None:
+    (tmp_path / name).write_bytes(content.encode())
+    assert read_prompts(str(tmp_path / name)) == prompts
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", b"\n\n", r"a\.txt: holds no prompt"),
+        ("a.txt", b"\xff\xfe", r"a\.txt: is not UTF-8 text"),
+        ("a.jsonl", b'{"prompt": "x"}\n{"text": "x"}', r"a\.jsonl:2: expected an object such as"),
+        ("a.jsonl", b'["x"]', r"a\.jsonl:1: expected an object such as"),
+        ("a.jsonl", b'{"prompt": 3}', r"a\.jsonl:1: prompt is no text but 3"),
+    ],
+)
+def test_files_without_prompts_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"--prompts .*{message}"):
+        read_prompts(str(tmp_path / name))
+
+
+def test_a_prompt_must_fit_the_model(folder: Path) -> None:
+    byte, facts = tokenizer(folder, "byte"), ModelFacts(Path("m"), 16, 257, None)
+    assert encode(facts, byte, "", 0, 15).tokens == [256], "an empty prompt begins a document"
+    assert encode(ModelFacts(Path("m"), None, 257, None), byte, "x", 0, 10**9).tokens == [120]
+    with pytest.raises(ValueError, match=r"prompt 'abcdef': 6 prompt tokens \+ 11 new ones exceed"):
+        encode(facts, byte, "abcdef", 0, 11)
+    with pytest.raises(ValueError, match=r"has token 120, and m knows ids below 100 only"):
+        encode(ModelFacts(Path("m"), 16, 100, None), byte, "ax", 0, 1)
+    with pytest.raises(ValueError, match=r"launcher/eval\.py --task"):
+        _ = facts.tokenizer
+
+
+def test_batches_are_of_like_length(folder: Path) -> None:
+    byte, facts = tokenizer(folder, "byte"), ModelFacts(Path("m"), 99, 257, None)
+    prompts = [encode(facts, byte, "x" * length, 0, 1) for length in (9, 2, 8, 1, 3)]
+    assert alike(prompts, 2) == [[3, 1], [4, 2], [0]]
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a Hugging Face folder of a model that was never ours."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=53, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=6,
+        intermediate_size=40, max_position_embeddings=40, bos_token_id=None, eos_token_id=None, initializer_range=0.5,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("stock")
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_facts_of_a_stock_folder_need_no_weights(stock: Path) -> None:
+    (stock / "model.safetensors").rename(stock / "aside")
+    try:
+        facts = model_facts(stock)
+    finally:
+        (stock / "aside").rename(stock / "model.safetensors")
+    assert (facts.context_length, facts.vocab_size, facts.tokenizer_path) == (40, 53, stock)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", '{"model_type": "nothing"}'])
+def test_a_configuration_that_cannot_be_read_is_one_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json cannot be read"):
+        model_facts(tmp_path)
+
+
+class Forgetful(nn.Module):
+    """Serve a stock model whose class keeps no cache."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.config = inner, inner.config
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        return SimpleNamespace(logits=self.inner(input_ids=input_ids, use_cache=False).logits)
+
+
+PROMPTS = [[1, 2, 3, 4, 5], [6, 7], [8, 9, 10]]
+OPTIONS: dict[str, Any] = {"temperature": 1.2, "top_k": 30, "seeds": [1, 2, 1]}
+
+
+def rows(model: LoadedModel, **options: Any) -> list[list[int]]:
+    steps = list(model.continuations(PROMPTS, 9, **{**OPTIONS, **options}))
+    return [[token for token in row if token is not None] for row in zip(*steps, strict=True)]
+
+
+def opened(module: nn.Module) -> LoadedModel:
+    return LoadedModel(module.double().eval(), Path("m"), None, None, None, None)
+
+
+def test_a_stock_model_says_in_a_batch_and_without_a_cache_what_it_says_alone(stock: Path) -> None:
+    module = Qwen3ForCausalLM.from_pretrained(stock)
+    model = opened(module)
+    said = rows(model)
+    alone = [
+        list(model.continuation(prompt, 9, temperature=1.2, top_k=30, seed=seed))
+        for prompt, seed in zip(PROMPTS, OPTIONS["seeds"], strict=True)
+    ]
+    assert said == alone
+    assert len({tuple(row) for row in said}) == 3
+    assert rows(opened(Forgetful(module))) == said
+    greedy = module.generate(torch.tensor(PROMPTS[:1]), max_new_tokens=9, do_sample=False, pad_token_id=0)
+    assert rows(model, temperature=0.0)[0] == greedy[0, 5:].tolist()
+
+
+def test_a_stock_model_reads_a_prompt_once_and_keeps_its_precision(stock: Path) -> None:
+    module = Qwen3ForCausalLM.from_pretrained(stock).bfloat16().eval()
+    lengths: list[int] = []
+    caches: list[Any] = []
+
+    def note(_module: nn.Module, _arguments: Any, named: dict[str, Any], output: Any) -> None:
+        lengths.append(named["input_ids"].size(1))
+        assert output.logits.size(1) == 1, "logits of the last token only"
+        caches.append(output.past_key_values)
+
+    module.register_forward_hook(note, with_kwargs=True)
+    read = stock_reader(module)
+    with torch.no_grad():
+        read(torch.tensor([[1, 2, 3, 4]]))
+        read(torch.tensor([[5]]))
+    assert lengths == [4, 1]
+    assert {layer.keys.dtype for layer in caches[-1].layers} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": float("nan")}, "temperature = nan"),
+        ({"top_p": 0.0}, r"top_p = 0\.0"),
+        ({"top_p": 2.0}, r"top_p = 2\.0"),
+        ({"top_p": float("nan")}, "top_p = nan"),
+    ],
+)
+def test_a_stock_model_is_asked_by_the_rules_of_ours(stock: Path, options: dict[str, Any], message: str) -> None:
+    model = opened(Qwen3ForCausalLM.from_pretrained(stock))
+    with pytest.raises(ValueError, match=message):
+        rows(model, **options)
+    with pytest.raises(ValueError, match="5 prompt tokens \\+ 36 new ones exceed max_position_embeddings = 40"):
+        list(model.continuation([1] * 5, 36))

@@ -1,0 +1,56 @@
+"""What a model may be scored on: text of its own tokenizer, whoever saved it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from plumbline.data.corpus import Corpus, open_corpus
+from plumbline.data.prepare import Request, prepare
+from plumbline.data.sources import Sources
+from plumbline.data.tokenizers import CONFIG, build_tokenizer, tokenizer_sha256
+from plumbline.launcher.runtime.models.held_out import check_tokenizer
+from plumbline.launcher.runtime.models.open import LoadedModel
+
+
+class Named(nn.Module):
+    """Stand for a model of which only the vocabulary counts."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.config = type("Config", (), {"vocab_size": vocab_size})
+
+
+def model(tokenizer: Path, vocab_size: int = 300) -> LoadedModel:
+    return LoadedModel(Named(vocab_size), tokenizer.parent, tokenizer, None, None, None)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """Return a tokenizer that transformers loads by a class of its own, as those of stock models are."""
+    folder = tmp_path / "stock"
+    build_tokenizer("train-bpe:300", ["words to learn from " * 50], folder)
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**config, "tokenizer_class": "Qwen2Tokenizer"}))
+    return folder
+
+
+def corpus_of(tokenizer: str, tmp_path: Path, name: str) -> Corpus:
+    (tmp_path / "text.txt").write_text("some words to score " * 9)
+    prepare(Request(Sources((str(tmp_path / "text.txt"),)), tokenizer, tmp_path / name, validation_fraction=1.0))
+    return open_corpus(tmp_path / name)
+
+
+def test_a_corpus_that_is_made_as_the_hint_says_is_accepted(tokenizer: Path, tmp_path: Path) -> None:
+    """prepare.py saves the tokenizer of a stock model again, and other bytes come out."""
+    corpus = corpus_of(str(tokenizer), tmp_path, "its own")
+    assert corpus.tokenizer_sha256 != tokenizer_sha256(tokenizer)
+    check_tokenizer(model(tokenizer), corpus)
+    check_tokenizer(model(tokenizer), replace(corpus, tokenizer_sha256=tokenizer_sha256(tokenizer)))
+    other = corpus_of("byte", tmp_path, "other")
+    with pytest.raises(ValueError, match=f"other: made with another tokenizer .*--tokenizer {tokenizer}$"):
+        check_tokenizer(model(tokenizer), other)
+    with pytest.raises(ValueError, match=rf"vocabulary of \d+, .*knows 257 ids; .*--tokenizer {tokenizer}$"):
+        check_tokenizer(model(tokenizer, 257), corpus)
