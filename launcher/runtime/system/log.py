@@ -80,7 +80,7 @@ def _shows_colours(stream: TextIO) -> bool:
 def _above_bars(stream: TextIO) -> AbstractContextManager[None]:
     """Take the bars of tqdm off the terminal while something is printed; without tqdm there are none."""
     bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    return nullcontext() if bars is None else bars.external_write_mode(file=stream)  # type: ignore[no-any-return]
+    return nullcontext() if bars is None else bars.external_write_mode(file=stream)
 
 
 def _rank() -> str:
