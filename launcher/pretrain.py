@@ -1,7 +1,7 @@
 """Pretrain a model: configuration -> model -> data -> DeepSpeed engine -> loop.
 
-    deepspeed launcher/pretrain.py --config configs/quickstart.yaml                     every GPU of this node
-    deepspeed --num_accelerators 2 launcher/pretrain.py --config configs/quickstart.yaml   two CPU processes
+    deepspeed --quiet launcher/pretrain.py --config configs/quickstart.yaml             every GPU of this node
+    deepspeed --quiet --num_accelerators 2 launcher/pretrain.py --config configs/quickstart.yaml   two CPU processes
     python launcher/pretrain.py --config configs/quickstart.yaml optimizer.lr=0.002     one process
     python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8   on a Slurm cluster
 

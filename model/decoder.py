@@ -187,7 +187,7 @@ class CausalLM(nn.Module):
 
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
         """Return what is predicted after each token of a batch, of which only input_ids must be there: [B, T, V]."""
-        context = {name: batch.get(name) for name in ("document_ids", "positions")}
+        context: dict[str, Any] = {name: batch.get(name) for name in ("document_ids", "positions")}
         return cast(Tensor, CausalLM.forward(self, batch["input_ids"], **context))
 
     def cross_entropy(self, batch: Mapping[str, Any]) -> Tensor:

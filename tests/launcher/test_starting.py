@@ -22,9 +22,9 @@ def torchless(tmp_path: Path) -> Path:
 
 def begin(torchless: Path, config: Path, variables: Mapping[str, str], *overrides: str) -> tuple[int, str, str]:
     """Return exit code and output of `pretrain.py` until it imports torch."""
-    script, path = REPOSITORY / "launcher" / "pretrain.py", {"PYTHONPATH": str(torchless)}
-    words = [sys.executable, script, "--config", config, *overrides]
-    whole = environment({**path, **variables})
+    script = REPOSITORY / "launcher" / "pretrain.py"
+    words = [sys.executable, str(script), "--config", str(config), *overrides]
+    whole = environment({"PYTHONPATH": str(torchless), **variables})
     done = subprocess.run(words, env=whole, capture_output=True, text=True, timeout=PATIENCE, check=False)
     return done.returncode, done.stdout, done.stderr
 

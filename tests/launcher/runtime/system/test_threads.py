@@ -20,6 +20,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in BY_LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(48)))
+    monkeypatch.setattr(threads, "_quota", lambda _groups: float("inf"))
 
 
 @pytest.mark.usefixtures("cores")
@@ -50,7 +51,9 @@ def test_torchruns_own_default_is_no_choice_of_the_user(tmp_path: Path, user: Ma
     script = tmp_path / "rank.py"
     script.write_text(
         "import os; os.sched_getaffinity = lambda _pid: set(range(4))\n"
+        "from plumbline.launcher.runtime.system import threads\n"
         "from plumbline.launcher.runtime.system.threads import host_threads\n"
+        "threads._quota = lambda _groups: 4\n"
         "assert os.environ['OMP_NUM_THREADS'] == '1'\n"
         "open(__file__ + os.environ['RANK'], 'w').write(str(host_threads()))\n"
     )
