@@ -27,8 +27,6 @@ from typing import TextIO
 LOG = logging.getLogger("plumbline")
 TRAINING = logging.getLogger("plumbline.training")
 """Takes what a training run tells about itself."""
-
-
 YELLOW, RED, PLAIN = "\033[33m", "\033[31m", "\033[0m"
 
 

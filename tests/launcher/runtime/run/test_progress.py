@@ -7,7 +7,7 @@ import struct
 import sys
 import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -59,6 +59,21 @@ def test_a_terminal_has_one_line_of_steps_with_all_others_above(monkeypatch: pyt
     assert lines[3] == "\x1b[33mwarning\x1b[0m: slow"
     assert re.match(r"step 10/10 \|█{10}\| eta 0:00  loss 4\.0000  lr 1\.00e-01  grad 1\.00  7 tokens/s", lines[4])
     assert lines[5:] == ["complete"]
+
+
+def test_a_terminal_that_is_gone_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    main, other = os.openpty()
+    stream = open(other, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - a descriptor, which cannot be closed later
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stream)
+        progress = StepProgress(0, 10, lambda step: step)
+        os.close(main)
+        for step in range(1, 11):
+            progress.update(record(step))
+            TRAINING.info(f"step {step}: held-out loss 3")
+        progress.close()
+    with suppress(OSError):
+        stream.close()
 
 
 def test_colours_can_be_declined(monkeypatch: pytest.MonkeyPatch) -> None:
