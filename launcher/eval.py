@@ -100,7 +100,6 @@ if __name__ == "__main__":
 
 
 from pydantic import ValidationError
-from tqdm import tqdm
 
 from plumbline.data.config import SourceConfig
 from plumbline.data.loader import ValidationBatches, open_source
@@ -121,6 +120,7 @@ from plumbline.launcher.runtime.models.held_out import (
 )
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model, load_tokenizer
 from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
+from plumbline.launcher.runtime.system.progress import watched
 
 
 def main() -> None:
@@ -185,7 +185,7 @@ def score_held_out(arguments: argparse.Namespace, corpus: SampleSource | None) -
     length = window_length(model, arguments.sequence_length)
     split = held_out(corpus, arguments.shuffle_questions)
     batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches, vocab_size=model.vocab_size)
-    scores = held_out_loss(model, tqdm(batches, unit="batch", disable=None), split, arguments.thinking)
+    scores = held_out_loss(model, watched(batches, len(batches), "batch"), split, arguments.thinking)
     report(arguments, model, corpus, length, scores)
 
 

@@ -38,14 +38,13 @@ if __name__ == "__main__":
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
 
 
-from tqdm import tqdm
-
 from plumbline.data.workspace import check_replaceable_file
 from plumbline.launcher.runtime.laws.document import describe
 from plumbline.launcher.runtime.laws.plots import plot_fit
 from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.system.files import finite, write_json
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.progress import watched
 from plumbline.model.scaling_laws.fit import fit
 
 LAW = "law.json"
@@ -65,7 +64,7 @@ def main() -> None:
         LOG.info("left out: " + ", ".join(f"{count} {reason}" for reason, count in rows.left_out.items()))
     fitted = fit(form, rows.measured, arguments.hold_out, arguments.seed)
     draws = fitted.bootstrap(arguments.bootstrap, arguments.seed)
-    resampled = list(tqdm(draws, total=arguments.bootstrap, unit="fit", desc="bootstrap", disable=None))
+    resampled = list(watched(draws, arguments.bootstrap, "bootstrapped fit"))
     facts = describe(rows, fitted, resampled, arguments.hold_out)
     arguments.output.mkdir(parents=True, exist_ok=True)
     write_json(arguments.output / LAW, finite(facts))

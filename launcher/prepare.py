@@ -206,7 +206,7 @@ def _summary(result: Result) -> dict[str, Any]:
         "bad_records": manifest.bad_records,
         "seconds": result.seconds,
         "tokens_per_second": tokens / result.seconds if result.seconds else None,
-        "next": f"deepspeed launcher/pretrain.py --config configs/quickstart.yaml {overrides}"
+        "next": f"deepspeed --quiet launcher/pretrain.py --config configs/quickstart.yaml {overrides}"
         if trains
         else f"python launcher/eval.py --model RUN --data {result.output}",
     }

@@ -1,7 +1,7 @@
 """Pretrain a model: configuration -> model -> data -> DeepSpeed engine -> loop.
 
-    deepspeed launcher/pretrain.py --config configs/quickstart.yaml                     every GPU of this node
-    deepspeed --num_accelerators 2 launcher/pretrain.py --config configs/quickstart.yaml   two CPU processes
+    deepspeed --quiet launcher/pretrain.py --config configs/quickstart.yaml             every GPU of this node
+    deepspeed --quiet --num_accelerators 2 launcher/pretrain.py --config configs/quickstart.yaml   two CPU processes
     python launcher/pretrain.py --config configs/quickstart.yaml optimizer.lr=0.002     one process
     python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8   on a Slurm cluster
 
@@ -20,8 +20,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from plumbline.launcher.runtime.config.written import read_run, read_values
 from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, REQUEUE, UNUSABLE
+from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
 from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.starting import announce, slurm_ranks
+from plumbline.launcher.runtime.system.threads import sleep_while_waiting
 
 STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
 
@@ -35,9 +40,32 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_intermixed_args()
 
 
+def begin() -> None:
+    """Say what starts, or why it cannot: all that is known ahead of the imports below, which take seconds."""
+    arguments = parse_arguments()
+    try:
+        read_values(arguments.config, arguments.overrides)
+    except (ValueError, OSError) as error:
+        os.environ.update(slurm_ranks(os.environ))  # an error names its rank
+        sys.exit(fail(error, UNUSABLE))
+    announce()
+    sleep_while_waiting()
+
+
+def fail(error: Exception, code: int) -> int:
+    """Log one clear error and return the exit code, which a launcher that ends this rank does not change."""
+    STOP.defer()
+    if os.environ.get("RANK", "0") != "0":
+        # Most errors strike every rank alike. Rank 0 reports them, and its exit makes the launcher end the others; only
+        # a rank that fails alone lives long enough to report.
+        time.sleep(5)
+    LOG.error(error)
+    return code
+
+
 if __name__ == "__main__":
     STOP.end_at_once()  # until `train` is about to make its first step
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    begin()
 
 
 from plumbline.data.damage import DamagedFileError
@@ -48,7 +76,6 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.run.folder import finished_step
@@ -58,8 +85,6 @@ from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note
 from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
-from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, REQUEUE, UNUSABLE
-from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
 from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
@@ -180,17 +205,6 @@ def refuse(error: Exception, arguments: argparse.Namespace) -> int:
             folder = read_run(arguments.config, arguments.overrides).folder
             note_refusal(folder, int(os.environ.get("WORLD_SIZE", "1")), newest_checkpoint, error)
     return fail(error, UNUSABLE)
-
-
-def fail(error: Exception, code: int) -> int:
-    """Log one clear error and return the exit code, which a launcher that ends this rank does not change."""
-    STOP.defer()
-    if os.environ.get("RANK", "0") != "0":
-        # Most errors strike every rank alike. Rank 0 reports them, and its exit makes the launcher end the others; only
-        # a rank that fails alone lives long enough to report.
-        time.sleep(5)
-    LOG.error(error)
-    return code
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ Next, in the environment (source .venv/bin/activate):
   python launcher/plan.py --config {CONFIG} --parameters
       what CompleteP does to each tensor
   python launcher/prepare.py --source YOUR_TEXT --tokenizer train-bpe:8192 --output corpora/mine
-  deepspeed launcher/pretrain.py --config {CONFIG} run.name=mine 'data.train=[{{path: corpora/mine}}]'
+  deepspeed --quiet launcher/pretrain.py --config {CONFIG} run.name=mine 'data.train=[{{path: corpora/mine}}]'
       the same on your text (on CPUs: deepspeed --num_accelerators N ...; the ranks share batches evenly)
   python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8
       on a Slurm cluster

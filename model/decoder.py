@@ -186,8 +186,8 @@ class CausalLM(nn.Module):
         return loss + pruning_weight * (labels >= 0).sum() * torch.stack(kept.shares).mean(), cross_entropy
 
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
-        """Return what is predicted after each token of a batch: [B, T, V] in fp32."""
-        context = {name: batch[name] for name in ("document_ids", "positions")}
+        """Return what is predicted after each token of a batch, of which only input_ids must be there: [B, T, V]."""
+        context: dict[str, Any] = {name: batch.get(name) for name in ("document_ids", "positions")}
         return cast(Tensor, CausalLM.forward(self, batch["input_ids"], **context))
 
     def cross_entropy(self, batch: Mapping[str, Any]) -> Tensor:

@@ -15,6 +15,8 @@ PAGES = [page for page in ROOT.rglob("*.md") if not any(part.startswith(".") for
 COMMAND = re.compile(
     r"(?:^|[`;|] ?)((?:python|deepspeed|torchrun|srun)(?: -{1,2}\S+(?:[ =]\d+)?)* (?:launcher|tests/\w+)/.*)"
 )
+CONSOLE = re.compile(r"(^|[`;|] ?)plumbline ([a-z]+)(?= )")
+"""What is short for python launcher/COMMAND.py."""
 PLACEHOLDER = re.compile(r"[A-Z]{2,}|\.\.\.|[<>*$]")
 OVERRIDE = re.compile(r"([a-z_]+)\.([a-z_0-9]+)(?:\.[\w.]+)?=")
 HELPERS = ("launcher/runtime/system/cli.py", "launcher/runtime/report/command.py")
@@ -23,7 +25,7 @@ HELPERS = ("launcher/runtime/system/cli.py", "launcher/runtime/report/command.py
 def joined(page: Path) -> Iterator[str]:
     """Yield the lines of a page, those that end in a backslash with the next."""
     for line in page.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
-        yield line.strip()
+        yield CONSOLE.sub(r"\1python launcher/\2.py", line.strip())
 
 
 def commands() -> list[tuple[str, list[str]]]:

@@ -129,7 +129,7 @@ def test_another_tokenizer_in_its_place_is_noticed(corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("splits", {}, "splits = none: there is no train among them"),
+        ("splits", {}, "splits = none: neither train nor validation is there"),
         ("vocab_size", 256, "eos_token_id = 256 is beyond vocab_size = 256"),
         ("vocab_size", 0, "vocab_size: Input should be greater than or equal to 1"),
     ],

@@ -41,6 +41,7 @@ def test_every_launcher_trains_the_same(
     outcome = run_pretrain(tiny_config, launcher, SHORT, ranks=2, launcher=launcher)
     assert outcome.code == 0, outcome.stderr
     assert "2 rank(s)" in outcome.stdout
+    assert outcome.stdout.count("starting: 2 ranks of 1 thread each\n") == 1
     assert outcome.stdout.count("is complete") == 1, "only one rank talks"
     assert outcome.run.column("loss") == pytest.approx(alone, rel=1e-6)
 

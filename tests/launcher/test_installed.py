@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,17 @@ site.addsitedir(sys.argv[1])
 names = [top + room for top in ("", "plumbline.") for room in ("data", "launcher", "model")]
 print(json.dumps({name: find_spec(name).origin for name in names}))
 """
+
+SCRIPT = """
+import sys
+
+sys.path[:0] = [{folder!r}]
+from plumbline.launcher.__main__ import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+SHORT = ("train.steps=2", "train.eval_interval=null")
 
 
 @pytest.fixture
@@ -71,13 +83,26 @@ def test_a_script_runs_the_code_of_its_own_checkout(checkout: Path, tiny_config:
     assert {f"{room} of the copy" for room in ROOMS} <= set(done.stdout.splitlines())
 
 
-def test_an_installation_brings_plumbline_and_nothing_else(checkout: Path, mine: Path) -> None:
+def check_console(wheel: Path, folder: Path, mine: Path, config: Path) -> None:
+    """Train from a wheel, by what pip makes a script of, in the folder of a user."""
+    zipfile.ZipFile(wheel).extractall(folder)
+    script = [each for distribution in distributions(path=[str(folder)]) for each in distribution.entry_points]
+    assert [(each.name, each.value) for each in script] == [("plumbline", "plumbline.launcher.__main__:main")]
+    (mine / "plumbline").write_text(SCRIPT.format(folder=str(folder)), encoding="utf-8")
+    done = run([mine / "plumbline", "pretrain", "--config", config, "run.name=wheel", *SHORT], mine)
+    assert {f"{room} of the copy" for room in ROOMS} <= set(done.stdout.splitlines())
+    assert "\nstarting: 1 rank of 1 thread\n" in done.stdout
+    assert done.stdout.rstrip().endswith("/runs/wheel is complete")
+
+
+def test_an_installation_brings_plumbline_and_nothing_else(checkout: Path, mine: Path, tiny_config: Path) -> None:
     wheel, editable = run(["-c", BUILD], checkout).stderr.split()[-2:]
     inside = zipfile.ZipFile(checkout / "built" / wheel).namelist()
     assert {name.partition("/")[0] for name in inside} == {"plumbline", f"{wheel.rsplit('-', 3)[0]}.dist-info"}
     sources = {f"plumbline/{file.relative_to(checkout)}" for room in ROOMS for file in (checkout / room).rglob("*.py")}
     assert {name for name in inside if name.endswith(".py")} == sources
 
+    check_console(checkout / "built" / wheel, checkout / "wheel", mine, tiny_config)
     site = checkout / "site"
     zipfile.ZipFile(checkout / "built_editable" / editable).extractall(site)
     found = json.loads(run(["-S", "-c", FIND, site], mine).stdout)

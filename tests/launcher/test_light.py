@@ -9,7 +9,7 @@ from typing import Any
 from tests.conftest import PATIENCE, REPOSITORY, environment
 
 SCRIPTS = {path.stem for path in (REPOSITORY / "launcher").glob("*.py")}
-VERBS = sorted(SCRIPTS - {"__init__", "plumbline"})
+VERBS = sorted(SCRIPTS - {"__init__", "__main__", "plumbline"})
 SLOW = {"torch", "deepspeed", "transformers", "scipy", "matplotlib", "datasets", "tensorboard", "lm_eval"}
 """Libraries that take long to import, and that no command line is worth."""
 MISSING = {

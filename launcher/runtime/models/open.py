@@ -250,8 +250,8 @@ def stock_reader(module: nn.Module) -> Reader:
 
 
 def load_model(
-    path: Path,
-    device: torch.device,
+    path: str | Path,
+    device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     average: str | None = None,
     with_objective: bool = False,
@@ -260,7 +260,7 @@ def load_model(
 
     Args:
         path: the folder.
-        device: where the weights go.
+        device: where the weights go; None: the first GPU, or the CPU where there is none.
         dtype: what they are rounded to.
         average: weights to take instead of the checkpoint's own; see averages.py.
         with_objective: also what its training objective added, for decoding with thoughts.
@@ -268,6 +268,7 @@ def load_model(
     Raises:
         ValueError: nothing that can be opened is there, or a checkpoint is damaged.
     """
+    path, device = Path(path), device if isinstance(device, torch.device) else device_named(device)
     if is_ours(path):
         return _load_checkpoint(path, device, dtype, average, with_objective)
     if average is not None:

@@ -16,8 +16,11 @@ from plumbline.launcher.runtime.optim.adamw import ADAMW
 from plumbline.launcher.runtime.optim.kind import OptimizerKind
 from plumbline.launcher.runtime.optim.muon import MUON, MuonKeys
 from plumbline.launcher.runtime.optim.soap import SOAP_KIND, SOAPKeys
+from plumbline.model.decoder import CausalLM
 from plumbline.model.kinds import kind_named
+from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
 from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.table import parameter_table
 
 OPTIMIZERS: dict[str, OptimizerKind] = {kind.name: kind for kind in (ADAMW, MUON, SOAP_KIND)}
 
@@ -149,17 +152,48 @@ def make_optimizer(model: nn.Module, settings: dict[str, dict[str, Any]], sharde
         settings: of the groups.
         sharded: whether an engine will put flat shards in the place of the parameters, as ZeRO does from stage 1 on.
     """
-    parameters = dict(model.named_parameters())
-    groups: list[dict[str, Any]] = []
-    for name, wanted in settings.items():
-        hyperparameters = {key: value for key, value in wanted.items() if key != "parameters"}
-        groups.append({"name": name, "params": [parameters[p] for p in wanted["parameters"]], **hyperparameters})
+    groups = _with_parameters(model, settings)
     parts: dict[str, torch.optim.Optimizer] = {}
     for kind in OPTIMIZERS.values():
         own = [group for group in groups if group["algorithm"] == kind.name]
         if own:
             parts[kind.name] = kind.make(own, sharded)
     return CombinedOptimizer(groups, parts) if len(parts) > 1 else next(iter(parts.values()))
+
+
+def parameter_groups(
+    model: CausalLM,
+    parameterization: ParameterizationConfig,
+    lr: float,
+    weight_decay: float = 0.1,
+    eps: float = 1e-8,
+    betas: tuple[float, float] = (0.9, 0.95),
+) -> list[dict[str, Any]]:
+    """Return the groups of a model for AdamW in anybody's loop: torch.optim.AdamW(groups).
+
+    Each group's lr is its peak: schedulers of torch multiply it, and `lr_multiplier` is its ratio to `lr`.
+
+    Args:
+        model: whose parameters are grouped; of `build_decoder` or `load_model`, with this parameterization.
+        parameterization: scales the rest, which is as tuned at its base size.
+        lr: peak learning rate.
+        weight_decay: coupled, as torch's.
+        eps: of AdamW.
+        betas: of AdamW.
+    """
+    optimizer = OptimizerConfig(lr=lr, weight_decay=weight_decay, eps=eps, betas=list(betas))
+    rows = parameter_table(model.config, parameterization, OptimizerSettings(lr, weight_decay, eps, betas))
+    return _with_parameters(model, group_settings(rows, optimizer, betas))
+
+
+def _with_parameters(model: nn.Module, settings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return groups of `group_settings` as torch takes them, with parameters instead of names."""
+    parameters = dict(model.named_parameters())
+    groups = []
+    for name, wanted in settings.items():
+        hyperparameters = {key: value for key, value in wanted.items() if key != "parameters"}
+        groups.append({"name": name, "params": [parameters[p] for p in wanted["parameters"]], **hyperparameters})
+    return groups
 
 
 def set_learning_rates(groups: list[dict[str, Any]], base_lr: float) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from plumbline.data.damage import reading
 from plumbline.data.streams import SampleSource
@@ -25,6 +24,7 @@ from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.launcher.runtime.quantize.row import PostBits, Rounding, Row, TextSettings
 from plumbline.launcher.runtime.system.files import finite, read_json_lines, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.progress import watched
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
 from plumbline.model.quantization.post_training.recipes import Recipe
 from plumbline.model.quantization.post_training.report import LayerReport
@@ -190,9 +190,7 @@ def measure_missing(
     if not missing:
         return
     floor = noise_floor(model, text)
-    bar = tqdm(missing.items(), desc=str(model.source), unit="recipe", disable=None)
-    for key, recipe in bar:
-        bar.set_postfix_str(recipe.name)
+    for key, recipe in watched(missing.items(), len(missing), f"{model.source}: recipe"):
         rows.add(*measure(key, model, recipe, text, floor))
 
 

@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -17,12 +16,10 @@ import torch
 
 from plumbline.launcher.runtime.run.event_file import EventFile
 from plumbline.launcher.runtime.run.lines import Lines
-from plumbline.launcher.runtime.system.cli import duration
+from plumbline.launcher.runtime.run.progress import StepProgress
 from plumbline.launcher.runtime.system.files import read_json_lines, read_key, write_json_lines
-from plumbline.launcher.runtime.system.log import LOG, TRAINING
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
-
-CONSOLE_SECONDS = 5.0  # between progress lines, so that a log of a long run stays readable
 
 
 class MetricsLog:
@@ -53,7 +50,6 @@ class MetricsLog:
             interval: steps between lines.
         """
         self.path = folder / "metrics.jsonl"
-        self.total_steps, self.work_before = total_steps, work_before
         last = _truncate(self.path, step)
         if last is not None and step - last >= interval:
             LOG.warning(f"{self.path} has no line of steps {last + 1} to {step}: they were lost with their process")
@@ -62,8 +58,7 @@ class MetricsLog:
         with self._without_board_if_need_be():
             self._board = EventFile(folder / "tensorboard", step + 1) if tensorboard else None
         self._has_layout = False
-        self._started, self._first_step = time.monotonic(), step
-        self._printed = float("-inf")
+        self._progress = StepProgress(step, total_steps, work_before)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write one object as one line; numbers also go to TensorBoard under their key."""
@@ -91,24 +86,12 @@ class MetricsLog:
         self.write(record)
 
     def progress(self, record: dict[str, Any]) -> None:
-        """Log a line for a training step, at most every few seconds (the first and the last always)."""
-        step, now = record["step"], time.monotonic()
-        if now - self._printed < CONSOLE_SECONDS and step != self.total_steps:
-            return
-        self._printed = now
-        first, done, whole = (self.work_before(step) for step in (self._first_step, step, self.total_steps))
-        seconds_left = (now - self._started) / max(1, done - first) * (whole - done)
-        mfu = ""
-        if "mfu" in record:
-            mfu = "  mfu unknown, peak too low" if record["mfu"] is None else f"  mfu {record['mfu']:.1%}"
-        TRAINING.info(
-            f"step {step:>{len(str(self.total_steps))}}/{self.total_steps}  loss {record['loss']:.4f}  "
-            f"lr {record['lr']:.2e}  grad {record['grad_norm']:.2f}  {record['tokens_per_second']:,.0f} tokens/s"
-            f"{mfu}  eta {duration(seconds_left)}"
-        )
+        """Show a training step to who watches."""
+        self._progress.update(record)
 
     def close(self) -> None:
         """Flush everything to disk."""
+        self._progress.close()
         self._lines.close()
         with self._without_board_if_need_be():
             if self._board is not None:

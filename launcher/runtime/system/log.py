@@ -5,6 +5,8 @@
     LOG.error("...")                  error: ...                    standard error; on rank 3: error on rank 3: ...
     TRAINING.info("saved ...")        saved ...                     standard output; training has no other answer
 
+On a terminal, lines pass above a progress bar, and the words warning and error have a colour (not with NO_COLOR).
+
 Progress and warnings are about the whole run: every rank may log them, and rank 0 alone prints them. What only one rank
 knows has to be gathered before rank 0 can warn of it. An error is printed by each rank that meets it.
 
@@ -19,10 +21,13 @@ import logging
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import TextIO
 
 LOG = logging.getLogger("plumbline")
 TRAINING = logging.getLogger("plumbline.training")
 """Takes what a training run tells about itself."""
+YELLOW, RED, PLAIN = "\033[33m", "\033[31m", "\033[0m"
 
 
 class Terminal(logging.Handler):
@@ -35,13 +40,19 @@ class Terminal(logging.Handler):
         """Print a record, unless it is for rank 0 to print."""
         if _rank() != "0" and record.levelno < logging.ERROR:
             return
+        if getattr(record, "in_bar", False):  # the terminal shows it already
+            return
         is_report = record.name == TRAINING.name and record.levelno < logging.WARNING
         try:
             stream, text = sys.stdout if is_report else sys.stderr, self.format(record)
             if self.stamps and not stream.isatty():
                 now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
                 text = "\n".join(f"{now} {line}" for line in text.split("\n"))
-            print(text, file=stream, flush=True)
+            if record.levelno >= logging.WARNING and _shows_colours(stream):
+                level, colon, message = text.partition(":")
+                text = f"{RED if record.levelno >= logging.ERROR else YELLOW}{level}{PLAIN}{colon}{message}"
+            with _above_bars(stream):
+                print(text, file=stream, flush=True)
         except Exception:
             self.handleError(record)
 
@@ -57,6 +68,17 @@ class Terminal(logging.Handler):
         """Ignore a terminal that is gone and a disk that is full: neither may end a run. Report what is a bug."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
+
+
+def _shows_colours(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal whose user has nothing against colours (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _above_bars(stream: TextIO) -> AbstractContextManager[None]:
+    """Take the bars of tqdm off the terminal while something is printed; without tqdm there are none."""
+    bars = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    return nullcontext() if bars is None else bars.external_write_mode(file=stream)
 
 
 def _rank() -> str:

@@ -1,11 +1,25 @@
-"""Choose how many threads a rank computes with on its host, and leave the choice to whoever has made it."""
+"""Choose how many threads a rank computes with on its host and how they wait, and leave a choice to who has made it."""
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import psutil
 
 NAME = "OMP_NUM_THREADS"
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables by which a user says how threads wait for each other."""
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def sleep_while_waiting() -> None:
+    """Let threads sleep while they wait for each other, unless the user has said how; ahead of the import of torch.
+
+    OpenMP reads it when it is loaded. By default a thread that has done its part keeps its core busy until all have,
+    and where something else wants that core, it keeps the one from running that it waits for.
+    """
+    if not any(name in os.environ for name in WAITING):
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def host_threads() -> int | None:
@@ -15,7 +29,24 @@ def host_threads() -> int | None:
     """
     if _is_chosen(os.environ):
         return None
-    return max(1, len(os.sched_getaffinity(0)) // _ranks_on_this_host(os.environ))
+    cores = min(len(os.sched_getaffinity(0)), _quota(Path("/proc/self/cgroup").read_text(encoding="utf-8")))
+    return max(1, int(cores) // _ranks_on_this_host(os.environ))
+
+
+def _quota(groups: str, root: Path = CGROUPS) -> float:
+    """Return how many cores' time this process may use: a container of few cores still sees all those of its host.
+
+    Args:
+        groups: text of /proc/self/cgroup; only version 2 of control groups is looked at.
+        root: where they are mounted.
+    """
+    own = next((line[len("0::/") :] for line in groups.splitlines() if line.startswith("0::/")), "")
+    limits = [float("inf")]
+    for folder in (root / own, *(root / own).parents):
+        if folder.is_relative_to(root) and (folder / "cpu.max").is_file():
+            time, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+            limits.append(float("inf") if time == "max" else int(time) / int(period))
+    return min(limits)
 
 
 def _is_chosen(environment: Mapping[str, str]) -> bool:

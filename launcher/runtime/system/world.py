@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from plumbline.launcher.runtime.system import nodes
+from plumbline.launcher.runtime.system.starting import slurm_ranks
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,10 @@ class World:
 
 def _adopt_slurm_environment() -> None:
     """Give torch.distributed the five variables that it expects, under a bare `srun`."""
-    env = os.environ
-    if "RANK" in env or "SLURM_PROCID" not in env or "SLURM_STEP_ID" not in env:
+    env, ranks = os.environ, slurm_ranks(os.environ)
+    if not ranks:
         return
-    # Ahead of the check: an error names the rank that it is of
-    env["RANK"], env["LOCAL_RANK"] = env["SLURM_PROCID"], env["SLURM_LOCALID"]
-    env["WORLD_SIZE"] = env.get("SLURM_STEP_NUM_TASKS", env["SLURM_NTASKS"])
+    env.update(ranks)  # ahead of the check: an error names the rank that it is of
     if _number("WORLD_SIZE") > 1 and "MASTER_ADDR" not in env:
         env["MASTER_ADDR"] = _address_of_first_task()
     env.setdefault("MASTER_ADDR", "127.0.0.1")

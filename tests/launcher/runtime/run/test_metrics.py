@@ -105,7 +105,7 @@ def test_progress_prints_the_first_and_the_last_step_and_little_between(
         log.progress({**step_line(step), "mfu": 0.25})
     log.close()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step   1/100  loss 4.0000  lr 1.00e-01  grad 1.00  7 tokens/s  mfu 25.0%  eta ")
+    assert lines[0].startswith("step   1/100  loss 4.0000  lr 1.00e-01  grad 1.00  7 tokens/s  mfu 25.0%  eta -:--")
     assert lines[-1].startswith("step 100/100  ")
     assert lines[-1].endswith("eta 0:00")
     assert len(lines) <= 5
@@ -114,13 +114,16 @@ def test_progress_prints_the_first_and_the_last_step_and_little_between(
 def test_the_time_left_goes_by_the_work_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ten small steps took ten seconds; ninety steps of eight times the work are left."""
+    """Ten small steps took ten seconds; ninety steps of eight times the work are left. The first took an hour."""
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    for work, eta in ((lambda step: step + 7 * max(0, step - 10), "eta 12:00"), (lambda step: step, "eta 1:30")):
+    for work, eta in ((lambda step: step + 7 * max(0, step - 11), "eta 11:52"), (lambda step: step, "eta 1:29")):
         log = MetricsLog(tmp_path, 0, 100, False, work)
+        now += 3600.0
+        log.progress(step_line(1))
+        assert capsys.readouterr().out.strip().endswith("eta -:--")
         now += 10.0
-        log.progress(step_line(10))
+        log.progress(step_line(11))
         log.close()
         assert capsys.readouterr().out.strip().endswith(eta)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.threads import host_threads
+from plumbline.launcher.runtime.system import threads
+from plumbline.launcher.runtime.system.threads import _quota, host_threads
 
 SOURCES = Path(__file__).resolve().parents[4] / "launcher"  # where a script finds `plumbline`
 BY_LAUNCHERS = ("OMP_NUM_THREADS", "TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
@@ -19,11 +20,12 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in BY_LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(48)))
+    monkeypatch.setattr(threads, "_quota", lambda _groups: float("inf"))
 
 
 @pytest.mark.usefixtures("cores")
 @pytest.mark.parametrize(
-    ("variables", "threads"),
+    ("variables", "expected"),
     [
         ({}, 48),
         ({"LOCAL_WORLD_SIZE": "8"}, 6),
@@ -36,11 +38,11 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_ranks_share_the_cores(
-    monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], threads: int | None
+    monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str], expected: int | None
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert host_threads() == threads
+    assert host_threads() == expected
 
 
 @pytest.mark.parametrize(("user", "expected"), [({}, "2"), ({"OMP_NUM_THREADS": "1"}, "None")])
@@ -49,7 +51,9 @@ def test_torchruns_own_default_is_no_choice_of_the_user(tmp_path: Path, user: Ma
     script = tmp_path / "rank.py"
     script.write_text(
         "import os; os.sched_getaffinity = lambda _pid: set(range(4))\n"
+        "from plumbline.launcher.runtime.system import threads\n"
         "from plumbline.launcher.runtime.system.threads import host_threads\n"
+        "threads._quota = lambda _groups: 4\n"
         "assert os.environ['OMP_NUM_THREADS'] == '1'\n"
         "open(__file__ + os.environ['RANK'], 'w').write(str(host_threads()))\n"
     )
@@ -58,3 +62,29 @@ def test_torchruns_own_default_is_no_choice_of_the_user(tmp_path: Path, user: Ma
     done = subprocess.run(torchrun, env={**kept, "PYTHONPATH": str(SOURCES), **user}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert [Path(f"{script}{rank}").read_text() for rank in (0, 1)] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "cores"),
+    [
+        ({}, float("inf")),
+        ({"job/task": "max 100000"}, float("inf")),
+        ({"job/task": "250000 100000"}, 2.5),
+        ({"": "100000 50000", "job": "400000 100000", "job/task": "max 100000"}, 2.0),
+        ({"other": "100000 100000"}, float("inf")),
+    ],
+    ids=["none", "unlimited", "own", "the least of those above", "somebody else's"],
+)
+def test_a_quota_counts_as_cores(tmp_path: Path, limits: Mapping[str, str], cores: float) -> None:
+    for group, limit in limits.items():
+        (tmp_path / group).mkdir(parents=True, exist_ok=True)
+        (tmp_path / group / "cpu.max").write_text(f"{limit}\n")
+    assert _quota("1:name=systemd:/elsewhere\n0::/job/task\n", tmp_path) == cores
+
+
+@pytest.mark.usefixtures("cores")
+def test_a_container_of_few_cores_has_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_quota", lambda _groups: 2.5)
+    assert host_threads() == 2
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert host_threads() == 1

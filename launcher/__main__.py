@@ -1,0 +1,43 @@
+"""Run a command by its name: plumbline pretrain ... is python launcher/pretrain.py ..., wherever one is.
+
+plumbline --help                                     every command, with a line about it
+plumbline pretrain --config configs/quickstart.yaml
+python -m plumbline.launcher plan --help             the same in an environment that is not activated
+"""
+
+import argparse
+import ast
+import runpy
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+NO_COMMANDS = ("__init__", "__main__", "plumbline")
+
+
+def main() -> None:
+    """Read the name of a command, and become that command."""
+    commands = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in NO_COMMANDS)
+    width = max(map(len, commands))
+    told = "\n".join(f"  {command:<{width}}  {_first_line(command)}" for command in commands)
+    parser = argparse.ArgumentParser(
+        prog="plumbline",
+        usage="plumbline [-h] COMMAND ...",
+        description="Pretrain language models, and do what comes before and after.",
+        epilog=f"commands:\n{told}\n\n`plumbline COMMAND --help` shows what a command takes, with examples.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of those below")
+    command = parser.parse_args(sys.argv[1:2]).command
+    sys.argv = [f"plumbline {command}", *sys.argv[2:]]
+    runpy.run_module(f"plumbline.launcher.{command}", run_name="__main__")
+
+
+def _first_line(command: str) -> str:
+    """Return the first line of what a command says about itself, without importing it."""
+    tree = ast.parse((FOLDER / f"{command}.py").read_text(encoding="utf-8"))
+    return (ast.get_docstring(tree) or "").partition("\n")[0]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Say at once what starts, ahead of the imports that take seconds; nothing here imports torch."""
+
+import os
+from collections.abc import Mapping
+
+from plumbline.launcher.runtime.system.log import TRAINING
+from plumbline.launcher.runtime.system.threads import NAME, host_threads
+
+OF_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID")
+
+
+def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the rank's three variables of torch.distributed under a bare `srun`; none where a launcher set them."""
+    if "RANK" in environment or any(name not in environment for name in OF_SLURM):
+        return {}
+    size = environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"]
+    return {"RANK": environment["SLURM_PROCID"], "LOCAL_RANK": environment["SLURM_LOCALID"], "WORLD_SIZE": size}
+
+
+def announce() -> None:
+    """Say on rank 0 how many ranks start, of how many threads each."""
+    ranks = {**os.environ, **slurm_ranks(os.environ)}
+    if ranks.get("RANK", "0") == "0":
+        size, threads = ranks.get("WORLD_SIZE", "1"), str(host_threads() or os.environ[NAME])
+        each = "" if size == "1" else " each"
+        TRAINING.info(f"starting: {_several(size, 'rank')} of {_several(threads, 'thread')}{each}")
+
+
+def _several(count: str, what: str) -> str:
+    return f"{count} {what}" if count == "1" else f"{count} {what}s"
