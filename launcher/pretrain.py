@@ -60,6 +60,7 @@ from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, REQUE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
 from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
+from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import train
 from plumbline.model.parameterization.sizes import sizes
@@ -75,6 +76,8 @@ def main() -> int:
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints)
         initial_weights.check(config)
+        if world.is_main:
+            check_trackers(config.metrics.trackers)
         alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
         if alone and is_finished(config, world):
             return COMPLETE

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OVERRIDES = [
     "model.vocab_size=512",
     "train.sample_prompts=['def ']",
-    "metrics.tensorboard=true",
+    "metrics.trackers=[tensorboard]",
     "train.eval_batches=null",
 ]
 
