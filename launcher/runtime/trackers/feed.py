@@ -104,6 +104,7 @@ class Feed:
         try:
             self._read()
             tracker = self._open()
+            del self._history  # may be large
             self._keep_account()
             while (line := self._missing.popleft() if self._missing else self._waiting.get()) is not None:
                 if self._over.is_set():
