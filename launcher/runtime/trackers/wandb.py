@@ -28,6 +28,7 @@ class WeightsAndBiases(Tracker):
             config=dict(run.config),
             resume="allow",
             allow_val_change=True,
+            reinit="create_new",  # a worker of a sweep may still have a run that was given up
             settings=wandb.Settings(console="off", silent=True),
         )
         self._run.define_metric("step", hidden=True)
