@@ -132,7 +132,8 @@ class Feed:
             self._got = Position(history.step, {key for record in at_step for key in record})
         self._missing.extend(missing)
         self._run_id = tracker.run_id
-        TRAINING.info(f"{self._name}: {tracker.where}")
+        if tracker.where is not None:
+            TRAINING.info(f"{self._name}: {tracker.where}")
         return tracker
 
     def _hand(self, tracker: Tracker, record: Record) -> None:

@@ -34,8 +34,8 @@ class Tracker(ABC):
 
     run_id: str
     """What the tracker knows the run by, in every attempt."""
-    where: str
-    """Where people find it, for the log."""
+    where: str | None
+    """Where people find it, for the log; None: in the run folder, as everything else."""
 
     @abstractmethod
     def __init__(self, run: TrackedRun, run_id: str | None, step: int) -> None: ...

@@ -14,9 +14,8 @@ class TensorBoard(Tracker):
     def __init__(self, run: TrackedRun, run_id: str | None, step: int) -> None:
         from plumbline.launcher.runtime.trackers.event_file import EventFile
 
-        folder = run.folder / "tensorboard"
-        self.run_id, self.where = run_id or run.folder.name, f"{folder}"
-        self._file = EventFile(folder, step)
+        self.run_id, self.where = run_id or run.folder.name, None
+        self._file = EventFile(run.folder / "tensorboard", step)
         self._has_layout = False
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
