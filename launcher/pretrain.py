@@ -87,6 +87,7 @@ from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
+from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import train
 from plumbline.model.parameterization.sizes import sizes
@@ -102,6 +103,8 @@ def main() -> int:
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints)
         initial_weights.check(config)
+        if world.is_main:
+            check_trackers(config.metrics.trackers)
         alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
         if alone and is_finished(config, world):
             return COMPLETE

@@ -90,6 +90,7 @@ from plumbline.launcher.runtime.sweep.slurm import write_submission
 from plumbline.launcher.runtime.sweep.worker import ERROR, outcome_of
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
+from plumbline.launcher.runtime.trackers import check_trackers
 
 FAILED = 1  # exit code
 
@@ -134,6 +135,7 @@ def train(plan: Plan, arguments: argparse.Namespace) -> None:
     """Train what is not finished of this process's share."""
     LOG.info(intention(plan, arguments))
     todo = plan.unfinished(share(plan, arguments))
+    check_trackers(sorted({name for cell in todo for name in cell.config.metrics.trackers}))
     where = places(workers_for(todo, arguments), plan.sweep.folder / "workers.log")
     STOP.defer()
     watch_time_limit(STOP, is_main=True)

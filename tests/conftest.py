@@ -46,7 +46,7 @@ schedule: {{warmup_steps: 2}}
 train: {{steps: 20, eval_interval: 10, eval_batches: 4}}
 deepspeed: {{zero_stage: 1, precision: fp32}}
 checkpoint: {{interval: 10}}
-metrics: {{tensorboard: false, peak_tflops: 0.1}}
+metrics: {{trackers: [], peak_tflops: 0.1}}
 """
 
 SPEED = ("tokens_per_second", "mfu", "data_wait", "rank_skew", "slow_rank")

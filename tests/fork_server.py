@@ -50,8 +50,10 @@ ALIVE_INTERVAL = 2.0
 def main() -> None:
     """Import, then fork for each request; in a fork, run the script and leave through the end of this file."""
     place, owner = sys.argv[1], int(sys.argv[2])
+    sys.modules["mlflow"] = None  # type: ignore[assignment]  # DeepSpeed imports it where it is, and it starts a thread
     for module in IMPORTS:
         importlib.import_module(module)
+    del sys.modules["mlflow"]
     threads = psutil.Process().num_threads()
     assert threads == 1, f"{threads} threads after imports: a fork would have one of them and the locks of all"
     gc.freeze()  # or each fork would copy, in order to collect, what it shares with this process

@@ -23,7 +23,7 @@ ALLOWED = {
 }
 # Inside launcher/runtime a room may import those that stand before it, never one that stands behind it
 RUNTIME = (
-    "system", "optim", "config", "run", "engine", "checkpoint", "doctor", "models",
+    "system", "optim", "trackers", "config", "run", "engine", "checkpoint", "doctor", "models",
     "inspection", "laws", "train", "export", "harness", "quantize", "report", "sweep",
 )  # fmt: skip
 

@@ -30,7 +30,7 @@ schedule: {{name: constant, warmup_steps: 20}}
 train: {{steps: {steps}, eval_batches: 64}}
 deepspeed: {{zero_stage: 0, precision: fp32}}
 checkpoint: {{keep_last: 99, interval: {interval}}}
-metrics: {{tensorboard: false, peak_tflops: 0.1}}
+metrics: {{trackers: [], peak_tflops: 0.1}}
 """
 SHAPE = ["schedule.cooldown=one_minus_sqrt"]
 OTHERS = {

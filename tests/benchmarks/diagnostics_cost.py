@@ -30,6 +30,9 @@ from plumbline.launcher.runtime.engine.interface import Batch, Engine
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.trackers.feed import Feed
+from plumbline.launcher.runtime.trackers.kind import TrackedRun
+from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
 
 VOCABULARY = 4096
@@ -38,7 +41,10 @@ VOCABULARY = 4096
 def measure(config: Config, world: World, folder: Path, rounds: int) -> dict[str, float]:
     """Median seconds of a step of each kind."""
     batches, engine = TrainBatches(config.data, 1, world.rank, world.size), DeepSpeedEngine(config, world)
-    log = MetricsLog(folder, 0, 1000, tensorboard=True) if world.is_main else None
+    run = TrackedRun(folder, "plumbline", {}, {})
+    log = None
+    if world.is_main:
+        log = MetricsLog(folder, 0, 1000, lambda before: [Feed("tensorboard", TensorBoard, run, before)])
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for number in range(2 * rounds + 4):  # the first two of each kind warm up
         micro_batches, observed = batches.micro_batches(number), number % 2 == 1
@@ -61,7 +67,7 @@ def step(
     if observer is not None:
         record = {"step": number, "tokens": number, **observer.record()}
         if log is not None:
-            log.write_diagnostics(record)
+            log.write(record)
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import loop
 from tests.conftest import Run
-from tests.launcher.runtime.run.test_metrics import read, step_line
+from tests.launcher.runtime.run.test_metrics import board, no_trackers, points, read, step_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,7 +141,7 @@ def test_a_result_that_finds_no_room_leaves_the_run_unfinished(
 @pytest.mark.parametrize("tensorboard", [False, True])
 def test_every_line_is_whole_at_every_moment(disk: Path, tensorboard: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """Lines that find no room wait, and leave no part of theirs in the file."""
-    log = MetricsLog(disk, 0, 1000, tensorboard)
+    log = MetricsLog(disk, 0, 1000, board(disk) if tensorboard else no_trackers)
     fill(disk)
     for step in range(1, 201):  # more than the rest of a block
         log.write(step_line(step))
@@ -157,8 +158,23 @@ def test_every_line_is_whole_at_every_moment(disk: Path, tensorboard: bool, caps
     told = capsys.readouterr().err
     assert told.count("metrics.jsonl cannot be written (") == 2
     assert "metrics.jsonl lacks its last " in told
-    assert ("tensorboard cannot be written (" in told) == tensorboard
+    assert ("tensorboard: OSError: [Errno 28]" in told) == tensorboard
     free(disk)
     last = read(disk)[-1]["step"]
-    MetricsLog(disk, 400, 1000, tensorboard=False).close()
+    MetricsLog(disk, 400, 1000).close()
     assert f"metrics.jsonl has no line of steps {last + 1} to 400" in capsys.readouterr().err
+
+
+def test_a_tracker_gets_at_the_next_start_what_found_no_room(disk: Path) -> None:
+    log = MetricsLog(disk, 0, 1000, board(disk))
+    log.write(step_line(1))
+    while not list(disk.glob("trackers/*.json")):  # it is open
+        time.sleep(0.01)
+    fill(disk)
+    for step in range(2, 201):
+        log.write(step_line(step))
+    log._feeds[0]._thread.join()  # it has failed
+    free(disk)
+    log.close()
+    MetricsLog(disk, 200, 1000, board(disk)).close()
+    assert points(disk, "train/loss") == [(step, 5.0 - step) for step in range(1, 201)]

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS = 500  # so many that a task is still training when it is stopped
-SETTINGS = {"train.steps": STEPS, "checkpoint.interval": None, "metrics.tensorboard": False, "metrics.peak_tflops": 0.1}
+SETTINGS: dict[str, Any] = {
+    "train.steps": STEPS,
+    "checkpoint.interval": None,
+    "metrics.trackers": [],
+    "metrics.peak_tflops": 0.1,
+}
 
 
 def test_an_array_shares_the_runs_survives_a_stop_and_leaves_the_summary(

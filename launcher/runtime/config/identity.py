@@ -55,6 +55,11 @@ def differences(old: Config, new: Config, marks: Collection[str] = tuple(MARKS))
     ]
 
 
+def settings(config: Config) -> dict[str, Any]:
+    """Return the value of every leaf by its path, section.key."""
+    return dict(_leaves(config, MARKS))
+
+
 def table() -> str:
     """Return the table of docs/runs.md: what becomes of a change of each key."""
     rows = [f"| {', '.join(_keys_of(mark))} | {resumed} | {complete} |" for mark, (resumed, complete) in MARKS.items()]

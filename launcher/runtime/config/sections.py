@@ -1,12 +1,13 @@
 """Declare the configuration's sections that belong to the run itself; others stand beside what they configure."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 
 from plumbline.launcher.runtime.optim.duration import Duration
+from plumbline.launcher.runtime.trackers import TrackerName
 
 
 class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -130,8 +131,10 @@ class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
 class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say where numbers go. metrics.jsonl is always written."""
 
-    tensorboard: bool = True
-    """Also write TensorBoard event files."""
+    trackers: list[TrackerName] = ["tensorboard"]
+    """Where else numbers go: tensorboard (files in the run folder), wandb, mlflow, trackio (docs/runs.md)."""
+    project: str = Field(default="plumbline", min_length=1)
+    """What wandb and trackio list the run under; to mlflow, its experiment."""
     peak_tflops: PositiveFloat | None = None
     """Peak of one device for MFU, in TFLOP/s. None: known GPUs by name, others measured (a matrix product)."""
     diagnostics_interval: PositiveInt | None = 100
@@ -139,3 +142,12 @@ class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     int8 loss at evaluations."""
     diagnostics_tokens: int = Field(default=8192, ge=2)
     """Tokens per rank that an observation looks at, at most."""
+
+    @validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, values: Any) -> Any:
+        """Read `tensorboard: true` or `false`, as run folders and checkpoints of before have it."""
+        if not isinstance(values, dict) or not isinstance(values.get("tensorboard"), bool):
+            return values
+        others = {key: value for key, value in values.items() if key != "tensorboard"}
+        return {"trackers": ["tensorboard"] if values["tensorboard"] else [], **others}

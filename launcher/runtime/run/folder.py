@@ -4,7 +4,7 @@ config.yaml        the resolved configuration       metrics.jsonl   one object f
 environment.json   versions, code, hardware         tensorboard/    the same numbers as curves
 tokenizer/         of the training corpora          checkpoints/    see launcher/runtime/checkpoint/store.py
 samples.txt        continuations by the final model result.json     final scores; there when the run is complete
-logs/              what each rank said, with times
+logs/              what each rank said, with times  trackers/       what wandb and others have got of the numbers
 """
 
 import shutil

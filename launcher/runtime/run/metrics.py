@@ -1,12 +1,11 @@
-"""Write numbers for people and programs: metrics.jsonl, TensorBoard, console lines, and what the machine is."""
+"""Write numbers for people and programs: metrics.jsonl, trackers, console lines, and what the machine is."""
 
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,16 @@ from typing import Any
 import psutil
 import torch
 
-from plumbline.launcher.runtime.run.event_file import EventFile
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.run.progress import StepProgress
 from plumbline.launcher.runtime.system.files import read_json_lines, read_key, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.trackers.feed import Feed, History, finish
 
 
 class MetricsLog:
-    """Write metrics.jsonl, TensorBoard files and console lines, on the main rank.
+    """Write metrics.jsonl and console lines, and hand the numbers to trackers, on the main rank.
 
     Opened at the step that training (re)starts from: what an earlier process wrote after its last checkpoint is
     dropped, so the file always reads as if the run had never been interrupted.
@@ -34,7 +33,7 @@ class MetricsLog:
         folder: Path,
         step: int,
         total_steps: int,
-        tensorboard: bool,
+        feeds: Callable[[History], Sequence[Feed]] = lambda _history: (),
         work_before: Callable[[int], int] = lambda step: step,
         interval: int = 1,
     ) -> None:
@@ -44,87 +43,54 @@ class MetricsLog:
             folder: of the run.
             step: that training (re)starts from.
             total_steps: of the run.
-            tensorboard: write TensorBoard files, too.
+            feeds: opens the trackers, given what the file holds.
             work_before: work of the first so many steps, in any unit: where steps differ in size, time left does not
                 go by their number.
             interval: steps between lines.
         """
         self.path = folder / "metrics.jsonl"
-        last = _truncate(self.path, step)
+        history = _truncate(self.path, step)
+        last = history.kept[-1]["step"] if history.kept else None
         if last is not None and step - last >= interval:
             LOG.warning(f"{self.path} has no line of steps {last + 1} to {step}: they were lost with their process")
         self._lines = Lines(self.path)
-        self._board: EventFile | None = None
-        with self._without_board_if_need_be():
-            self._board = EventFile(folder / "tensorboard", step + 1) if tensorboard else None
-        self._has_layout = False
+        self._feeds = feeds(history)
         self._progress = StepProgress(step, total_steps, work_before)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write one object as one line; numbers also go to TensorBoard under their key."""
+        """Write one object as one line; trackers get its numbers, under their keys."""
         self._lines.add(json.dumps(record))
-        with self._without_board_if_need_be():
-            if self._board is not None:
-                numbers = {
-                    key if "/" in key else f"train/{key}": value
-                    for key, value in record.items()
-                    if isinstance(value, (int, float)) and key != "step"
-                }
-                self._board.add(record["step"], numbers)
-
-    def write_diagnostics(self, record: dict[str, Any]) -> None:
-        """Write as `write` does; in TensorBoard each quantity also gets a chart with a line for each block."""
-        if self._board is not None and not self._has_layout:
-            charts: dict[str, dict[str, Any]] = {}
-            for key in record.keys() - {"step", "tokens"}:
-                kind, quantity, *place = key.split("/")
-                if place:
-                    charts.setdefault(kind, {})[f"{kind}/{quantity}"] = ["Multiline", [f"{kind}/{quantity}/"]]
-            with self._without_board_if_need_be():
-                self._board.add_layout({kind: dict(sorted(charts[kind].items())) for kind in sorted(charts)})
-            self._has_layout = True
-        self.write(record)
+        for feed in self._feeds:
+            feed.put(record)
 
     def progress(self, record: dict[str, Any]) -> None:
         """Show a training step to who watches."""
         self._progress.update(record)
 
     def close(self) -> None:
-        """Flush everything to disk."""
+        """Flush everything to disk, and wait a while for trackers."""
         self._progress.close()
         self._lines.close()
-        with self._without_board_if_need_be():
-            if self._board is not None:
-                self._board.close()
-
-    @contextmanager
-    def _without_board_if_need_be(self) -> Iterator[None]:
-        """Go on without TensorBoard once it cannot be written: metrics.jsonl has all numbers."""
-        try:
-            yield
-        except OSError as error:
-            LOG.warning(f"{self.path.parent / 'tensorboard'} cannot be written ({error}): no more until the next start")
-            self._board = None
+        finish(self._feeds)
 
 
-def _truncate(path: Path, step: int) -> int | None:
+def _truncate(path: Path, step: int) -> History:
     """Keep what belongs to a run that stands at `step`: its steps up to there, and evaluations before there.
 
-    Returns the last step of which there is a line.
+    Returns what is kept and what is not, in order.
 
     The evaluation at `step` itself comes after the checkpoint of `step` and will be done again. A step writes its
     losses and, in a line of their own, its diagnostics.
     """
-    if not path.exists():
-        return None
-    kept = []
-    for number, record in read_json_lines(path):
-        of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
-        its = read_key(record, "step", int, f"{path}, line {number}")
-        if its < step or (its == step and of_a_step):
-            kept.append(record)
-    write_json_lines(path, kept)
-    return max((record["step"] for record in kept), default=None)
+    kept: list[dict[str, Any]] = []
+    dropped: list[dict[str, Any]] = []
+    if path.exists():
+        for number, record in read_json_lines(path):
+            of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
+            its = read_key(record, "step", int, f"{path}, line {number}")
+            (kept if its < step or (its == step and of_a_step) else dropped).append(record)
+        write_json_lines(path, kept)
+    return History(kept, dropped, step)
 
 
 def environment(world: World) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.ledger import Bucket
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.run.status import RunStatus
+from plumbline.launcher.runtime.run.tracking import open_feeds
 from plumbline.launcher.runtime.system.collectives import any_rank, from_main
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.log import TRAINING
@@ -207,7 +208,7 @@ class Trainer:
             config.run.folder,
             self.state.step,
             total,
-            config.metrics.tensorboard,
+            partial(open_feeds, config),
             self.plan.batches.tokens_before,
             config.train.log_interval,
         )
@@ -278,7 +279,7 @@ class Trainer:
     def _log_diagnostics(self, observer: StepObserver) -> None:
         record = {"step": self.state.step, "tokens": self.state.tokens, **observer.record()}
         if self.log is not None:
-            self.log.write_diagnostics(record)
+            self.log.write(record)
 
     def _log_stragglers(self) -> None:
         found = self.stragglers.after_step(self.state.step)

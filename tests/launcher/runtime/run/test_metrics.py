@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.metrics import MetricsLog, environment
 from plumbline.launcher.runtime.system.cli import duration
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.trackers.feed import Feed, History
+from plumbline.launcher.runtime.trackers.kind import TrackedRun
+from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
 from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.model.flops import training_flops_per_token
 
@@ -40,8 +44,17 @@ def diagnostics_line(step: int) -> dict[str, Any]:
     return {"step": step, "tokens": 10 * step, **values}
 
 
+def board(folder: Path) -> Callable[[History], list[Feed]]:
+    run = TrackedRun(folder, "tests", {}, {})
+    return lambda before: [Feed("tensorboard", TensorBoard, run, before)]
+
+
+def no_trackers(before: History) -> list[Feed]:
+    return []
+
+
 def write(folder: Path, *records: dict[str, Any], step: int = 0, tensorboard: bool = False) -> None:
-    log = MetricsLog(folder, step, 100, tensorboard)
+    log = MetricsLog(folder, step, 100, board(folder) if tensorboard else no_trackers)
     for record in records:
         log.write(record)
     log.close()
@@ -74,7 +87,7 @@ def test_diagnostics_stay_with_their_step(tmp_path: Path, step: int, kept: int) 
 
 
 def test_every_line_is_on_disk_when_write_returns(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0, 100, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, 100)
     log.write(step_line(1))
     assert read(tmp_path) == [step_line(1)]
     log.close()
@@ -100,7 +113,7 @@ def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
 def test_progress_prints_the_first_and_the_last_step_and_little_between(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = MetricsLog(tmp_path, 0, 100, tensorboard=False)
+    log = MetricsLog(tmp_path, 0, 100)
     for step in range(1, 101):
         log.progress({**step_line(step), "mfu": 0.25})
     log.close()
@@ -118,7 +131,7 @@ def test_the_time_left_goes_by_the_work_left(
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for work, eta in ((lambda step: step + 7 * max(0, step - 11), "eta 11:52"), (lambda step: step, "eta 1:29")):
-        log = MetricsLog(tmp_path, 0, 100, False, work)
+        log = MetricsLog(tmp_path, 0, 100, work_before=work)
         now += 3600.0
         log.progress(step_line(1))
         assert capsys.readouterr().out.strip().endswith("eta -:--")
@@ -135,38 +148,39 @@ def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
+def points(folder: Path, key: str) -> list[tuple[int, float]]:
+    accumulator = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return [(event.step, event.value) for event in accumulator.Scalars(key)]
+
+
 def test_tensorboard_holds_the_same_numbers(tmp_path: Path) -> None:
     write(tmp_path, step_line(1), step_line(2), eval_line(2), tensorboard=True)
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
-    assert [(event.step, event.value) for event in board.Scalars("train/loss")] == [(1, 4.0), (2, 3.0)]
-    assert [(event.step, event.value) for event in board.Scalars("eval/text/loss")] == [(2, 3.0)]
-    assert "train/step" not in board.Tags()["scalars"]
+    assert points(tmp_path, "train/loss") == [(1, 4.0), (2, 3.0)]
+    assert points(tmp_path, "train/tokens") == [(1, 10.0), (2, 20.0)]
+    assert points(tmp_path, "eval/text/loss") == [(2, 3.0)]
+    with pytest.raises(KeyError):
+        points(tmp_path, "train/step")
 
 
 def test_tensorboard_forgets_what_a_resumed_run_makes_again(tmp_path: Path) -> None:
-    write(tmp_path, *(step_line(step) for step in range(1, 6)), tensorboard=True)
-    write(tmp_path, {**step_line(4), "loss": 9.0}, step=3, tensorboard=True)
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
-    assert [(event.step, event.value) for event in board.Scalars("train/loss")] == [
-        (1, 4.0),
-        (2, 3.0),
-        (3, 2.0),
-        (4, 9.0),
-    ]
+    lines = [step_line(1), step_line(2), step_line(3), eval_line(3), step_line(4), step_line(5)]
+    write(tmp_path, *lines, tensorboard=True)
+    write(tmp_path, eval_line(3), {**step_line(4), "loss": 9.0}, step=3, tensorboard=True)
+    assert points(tmp_path, "train/loss") == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 9.0)]
+    assert points(tmp_path, "eval/text/loss") == [(3, 3.0)], "the evaluation at the step of the checkpoint comes twice"
 
 
 def test_tensorboard_draws_a_quantity_of_all_blocks_together(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path, 0, 100, tensorboard=True)
+    log = MetricsLog(tmp_path, 0, 100, board(tmp_path))
     for step in (2, 4):
-        log.write_diagnostics(diagnostics_line(step))
+        log.write(diagnostics_line(step))
     log.close()
     assert read(tmp_path) == [diagnostics_line(2), diagnostics_line(4)]
-    board = EventAccumulator(str(tmp_path / "tensorboard"))
-    board.Reload()
-    assert [event.value for event in board.Scalars("stream/kurt/01")] == [2.5, 2.5]
-    layout = layout_pb2.Layout.FromString(board.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    assert [event.value for event in accumulator.Scalars("stream/kurt/01")] == [2.5, 2.5]
+    layout = layout_pb2.Layout.FromString(accumulator.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
     charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
     assert charts == {"attn/sink": ["attn/sink/"], "stream/kurt": ["stream/kurt/"]}
 
@@ -208,7 +222,7 @@ def test_a_utilisation_above_one_is_not_stated_but_warned_of_once(
     (warning,) = capsys.readouterr().err.splitlines()
     assert warning.startswith("warning: mfu came out at 200%: ")
     assert "metrics.peak_tflops" in warning
-    log = MetricsLog(tmp_path, 0, 1, tensorboard=True)
+    log = MetricsLog(tmp_path, 0, 1, board(tmp_path))
     record = {**step_line(1), **readings[1]}
     log.write(record)
     log.progress(record)

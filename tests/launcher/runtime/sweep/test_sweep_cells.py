@@ -97,7 +97,7 @@ def test_the_longest_runs_come_first(plan: Plan) -> None:
     ("override", "same"),
     [
         ("checkpoint.interval=3", True),
-        ("metrics.tensorboard=true", True),
+        ("metrics.trackers=[tensorboard]", True),
         ("horizon.rule=none", True),
         ("parameterization.base_head_dim=32", True),
         ("parameterization.gamma_0=2.0", False),

@@ -7,7 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from plumbline.launcher.runtime.run.event_file import EventFile
+from plumbline.launcher.runtime.trackers.event_file import EventFile
 
 HOUR = 3600.0
 

@@ -1,0 +1,36 @@
+"""Show the numbers of a run elsewhere: the kinds of trackers, by what `metrics.trackers` calls them."""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Literal
+
+from plumbline.launcher.runtime.trackers.kind import Tracker
+from plumbline.launcher.runtime.trackers.mlflow import MLflow
+from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
+from plumbline.launcher.runtime.trackers.trackio import Trackio
+from plumbline.launcher.runtime.trackers.wandb import WeightsAndBiases
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+TRACKERS: dict[TrackerName, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
+"""Kinds by their names, which are also those of their packages, and of the extras that install them."""
+
+
+def check_trackers(names: Iterable[TrackerName]) -> None:
+    """Refuse trackers that cannot work here, before anything is trained.
+
+    Raises:
+        ValueError: names the packages that are missing and how to install them, or what else the user has to give.
+    """
+    names = list(names)
+    if absent := [name for name in names if find_spec(name) is None]:
+        raise ValueError(
+            f"metrics.trackers = [{', '.join(names)}]: {' and '.join(absent)} cannot be imported: "
+            f"pip install -e '.[{','.join(absent)}]', or leave out what you do not need"
+        )
+    for name in names:
+        TRACKERS[name].check()

@@ -1,0 +1,199 @@
+"""Hand the lines of a run's metrics.jsonl to trackers, behind training, and keep account of what each has got.
+
+metrics.jsonl is the truth and a tracker a copy of it. Of each tracker `trackers/NAME.json` in the run folder says by
+which id it knows the run, up to which step it has got everything, and whether it is `complete`, that is, has got all
+lines that there are. One that failed is not: the next start sends what it lacks before anything new. So nothing is lost
+by a network that was down for a while, or by a tracker that joins late, and what a tracker has got of steps that are
+made again is not sent twice.
+"""
+
+import json
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from plumbline.launcher.runtime.system.files import write_json
+from plumbline.launcher.runtime.system.log import LOG, TRAINING
+from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker
+
+Record = dict[str, Any]  # a line of metrics.jsonl
+WAITING = 10_000  # lines that a tracker may be behind
+INTERVAL = 5.0  # seconds between two accounts of one that is behind
+PATIENCE = 60.0  # seconds that the end of a run waits for trackers
+
+
+@dataclass(frozen=True)
+class History:
+    """Say what metrics.jsonl held when training (re)started, and from which step."""
+
+    kept: list[Record]
+    dropped: list[Record]
+    """Lines of later steps, which are made again."""
+    step: int
+
+
+class Position:
+    """Say what of a run a tracker has got: everything before a step, and some keys of that step.
+
+    Args:
+        step: that it has come to.
+        keys: of that step's lines.
+    """
+
+    def __init__(self, step: int = -1, keys: Iterable[str] = ()) -> None:
+        self.step, self.keys = step, set(keys)
+
+    def lacks(self, record: Record) -> set[str]:
+        """Return the keys of a line that it has not got: of several lines of a step, `tokens` comes once."""
+        if record["step"] < self.step:
+            return set()
+        return set(record) - (self.keys if record["step"] == self.step else set())
+
+    def take(self, record: Record) -> None:
+        """Count a line as got."""
+        if record["step"] > self.step:
+            self.step, self.keys = record["step"], set()
+        if record["step"] == self.step:
+            self.keys |= set(record)
+
+
+class Feed:
+    """Hand lines to one tracker from a thread, until it fails: neither its speed nor its errors are training's.
+
+    Args:
+        name: of the tracker.
+        kind: is opened in the thread, since it may import much and wait for a network.
+        run: what it is about.
+        history: what came before.
+    """
+
+    def __init__(self, name: str, kind: type[Tracker], run: TrackedRun, history: History) -> None:
+        self._name, self._kind, self._run, self._history = name, kind, run, history
+        self._file = run.folder / "trackers" / f"{name}.json"
+        self._run_id: str | None = None
+        self._got = Position()
+        self._missing: deque[Record] = deque()
+        self._waiting: queue.Queue[Record | None] = queue.Queue(WAITING)
+        self._noted, self._was_complete = float("-inf"), False
+        self._over, self._is_failure_noted = threading.Event(), False
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def put(self, record: Record | None) -> None:
+        """Take a line to hand over; None comes after the last."""
+        try:
+            if not self._over.is_set():
+                self._waiting.put_nowait(record)
+        except queue.Full:
+            self._give_up(f"it is {WAITING} lines behind")
+
+    def wait(self, until: float) -> None:
+        """Wait until all lines are handed over, or until a time of `time.monotonic`."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            self._give_up(f"it has not taken everything {PATIENCE:g} seconds after the end")
+        if self._over.is_set() and not self._is_failure_noted:
+            self._note_failure()
+
+    def _work(self) -> None:
+        try:
+            self._read()
+            tracker = self._open()
+            del self._history  # may be large
+            self._keep_account()
+            while (line := self._missing.popleft() if self._missing else self._waiting.get()) is not None:
+                if self._over.is_set():
+                    return
+                self._hand(tracker, line)
+                if time.monotonic() - self._noted >= INTERVAL:
+                    self._keep_account()
+            if not self._over.is_set():
+                self._keep_account()
+                tracker.close()
+        except Exception as error:  # whatever a tracker's package raises
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def _open(self) -> Tracker:
+        """Open the tracker, and find out what it lacks of the lines that are there."""
+        history, void = self._history, self._history.step + 1
+        missing = [record for record in history.kept if self._got.lacks(record)]
+        if self._kind.rewinds and missing:  # of the first of them it may have a part
+            void = missing[0]["step"]
+            self._got = Position(void)
+            missing = [record for record in history.kept if record["step"] >= void]
+        tracker = self._kind(self._run, self._run_id, void)
+        if self._kind.rewinds and not missing and self._got.step >= void:
+            at_step = [record for record in [*history.kept, *history.dropped] if record["step"] == history.step]
+            self._got = Position(history.step, {key for record in at_step for key in record})
+        self._missing.extend(missing)
+        self._run_id = tracker.run_id
+        if tracker.where is not None:
+            TRAINING.info(f"{self._name}: {tracker.where}")
+        return tracker
+
+    def _hand(self, tracker: Tracker, record: Record) -> None:
+        """Hand over the numbers of a line that the tracker has not got."""
+        keys = self._got.lacks(record) - {"step"}
+        values = {
+            key if "/" in key else f"train/{key}": float(value)
+            for key, value in record.items()
+            if key in keys and isinstance(value, (int, float))
+        }
+        if values:
+            tracker.add(record["step"], values)
+        self._got.take(record)
+
+    def _give_up(self, why: str) -> None:
+        """Hand over nothing more, and note where to go on."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        LOG.warning(f"{self._name}: {why}: it gets nothing more until the next start, which sends what it lacks")
+        self._note_failure()
+
+    def _note_failure(self) -> None:
+        with suppress(OSError):  # a full disk may be why it failed
+            self._write(is_complete=False)
+            self._is_failure_noted = True
+
+    def _keep_account(self) -> None:
+        """Note how far it is, unless it has got everything, as it had when that was noted last."""
+        self._noted = time.monotonic()
+        is_complete = not self._missing and self._waiting.empty()
+        if not (is_complete and self._was_complete):
+            self._write(is_complete)
+            self._was_complete = is_complete
+
+    def _read(self) -> None:
+        """Find out the id of the run, and what the tracker has got."""
+        if not self._file.exists():
+            return
+        try:
+            state = json.loads(self._file.read_text(encoding="utf-8"))
+            self._run_id, self._got = state["run_id"], Position(state["step"], state["keys"])
+            lines = [*self._history.kept, *self._history.dropped] if state["complete"] else []
+        except (ValueError, KeyError, TypeError) as error:
+            LOG.warning(f"{self._file} is damaged ({error!r}): {self._name} begins a new run, with all numbers")
+            return
+        for record in lines:
+            self._got.take(record)
+
+    def _write(self, is_complete: bool) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        state = {"run_id": self._run_id, "step": self._got.step, "keys": sorted(self._got.keys)}
+        write_json(self._file, {**state, "complete": is_complete})
+
+
+def finish(feeds: Iterable[Feed]) -> None:
+    """Hand over what waits, for a while."""
+    feeds = list(feeds)
+    for feed in feeds:
+        feed.put(None)
+    until = time.monotonic() + PATIENCE
+    for feed in feeds:
+        feed.wait(until)

@@ -1,0 +1,73 @@
+"""Track by MLflow: on the server of MLFLOW_TRACKING_URI, or without one in a database beside the run folders."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+T = TypeVar("T")
+METRICS, PARAMETERS = 1000, 100  # that MLflow takes in one request
+
+
+class MLflow(Tracker):
+    """Log metrics to a run of MLflow, which each attempt sets to running again.
+
+    Parameters of MLflow cannot be changed: they are those of the first attempt.
+    """
+
+    def __init__(self, run: TrackedRun, run_id: str | None, step: int) -> None:  # noqa: ARG002 - it cannot forget
+        from mlflow import MlflowClient
+
+        database = f"sqlite:///{(run.folder.parent / 'mlflow.db').absolute()}"
+        address = os.environ.get("MLFLOW_TRACKING_URI") or database
+        self._client = MlflowClient(address)
+        self.run_id = run_id or self._create(run)
+        self._client.update_run(self.run_id, status="RUNNING")
+        self.where = f"run {self.run_id} at {address}"
+
+    def _create(self, run: TrackedRun) -> str:
+        from mlflow.entities import Param
+
+        experiment = _experiment(self._client, run.project)
+        run_id: str = self._client.create_run(experiment, run_name=run.folder.name).info.run_id
+        for some in _in_parts([Param(path, str(value)) for path, value in run.settings.items()], PARAMETERS):
+            self._client.log_batch(run_id, params=some)
+        return run_id
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Log a point of each metric, now."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        for some in _in_parts([Metric(key, value, now, step) for key, value in values.items()], METRICS):
+            self._client.log_batch(self.run_id, metrics=some)
+
+    def close(self) -> None:
+        """Say that nobody works on the run."""
+        self._client.set_terminated(self.run_id)
+
+
+def _experiment(client: "MlflowClient", name: str) -> str:
+    """Return the id of an experiment, made if need be; another run may be making it."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return str(client.create_experiment(name))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    return str(found.experiment_id)
+
+
+def _in_parts(items: list[T], size: int) -> Iterator[list[T]]:
+    """Yield so many items at a time."""
+    for first in range(0, len(items), size):
+        yield items[first : first + size]
