@@ -348,14 +348,20 @@ def test_a_task_that_cannot_be_loaded_is_named(place: Path, data: str | None, sp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--tasks", "x", "--thinking"], "--thinking does not go with --tasks: leave it out, or give --data or --task"),
+        (
+            ["--tasks", "x", "--thinking"],
+            "--thinking does not go with --tasks: leave it out, or give --data, --text or --task",
+        ),
         (["--tasks", "x", "--shuffle-questions"], "--shuffle-questions does not go with --tasks"),
         (["--tasks", "x", "--sequence-length", "8"], "--sequence-length does not go with --tasks"),
         (["--tasks", "x", "--max-batches", "8"], "--max-batches does not go with --tasks"),
-        (["--data", "x", "--task-folder", "."], "--task-folder does not go with --data or --task: .* give --tasks"),
+        (
+            ["--data", "x", "--task-folder", "."],
+            "--task-folder does not go with --data, --text or --task: .* give --tasks",
+        ),
         (["--data", "x", "--num-fewshot", "0"], "--num-fewshot does not go with --data"),
-        (["--task", "{}", "--limit", "3"], "--limit does not go with --data or --task"),
-        (["--data", "x", "--bootstrap", "9"], "--bootstrap does not go with --data or --task"),
+        (["--task", "{}", "--limit", "3"], "--limit does not go with --data, --text or --task"),
+        (["--data", "x", "--bootstrap", "9"], "--bootstrap does not go with --data, --text or --task"),
         (["--tasks", "x", "--num-fewshot", "-1"], "--num-fewshot -1: 0 is none"),
     ],
     ids=lambda value: value[-1] if isinstance(value, str) else " ".join(value),
