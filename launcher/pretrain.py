@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from plumbline.launcher.runtime.config.written import read_run, read_values
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
@@ -43,6 +42,8 @@ def parse_arguments() -> argparse.Namespace:
 def begin() -> None:
     """Say what starts, or why it cannot: all that is known ahead of the imports below, which take seconds."""
     arguments = parse_arguments()
+    from plumbline.launcher.runtime.config.written import read_values  # takes a moment, in which STOP hears signals
+
     try:
         read_values(arguments.config, arguments.overrides)
     except (ValueError, OSError) as error:
@@ -76,6 +77,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.run.folder import finished_step
