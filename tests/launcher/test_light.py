@@ -10,7 +10,19 @@ from tests.conftest import PATIENCE, REPOSITORY, environment
 
 SCRIPTS = {path.stem for path in (REPOSITORY / "launcher").glob("*.py")}
 VERBS = sorted(SCRIPTS - {"__init__", "__main__", "plumbline"})
-SLOW = {"torch", "deepspeed", "transformers", "scipy", "matplotlib", "datasets", "tensorboard", "lm_eval"}
+SLOW = {
+    "torch",
+    "deepspeed",
+    "transformers",
+    "scipy",
+    "matplotlib",
+    "datasets",
+    "tensorboard",
+    "lm_eval",
+    "wandb",
+    "mlflow",
+    "trackio",
+}
 """Libraries that take long to import, and that no command line is worth."""
 MISSING = {
     "doctor": ["--config", "no/file.yaml"],
