@@ -14,6 +14,7 @@ import pytest
 
 from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.slurm import Request
 from plumbline.launcher.runtime.train import submission
 from tests.conftest import written
@@ -324,3 +325,15 @@ def test_offloaded_optimizer_states_leave_the_device(tiny_config: Path) -> None:
 def test_a_plan_for_devices_that_cannot_share_the_batch_is_refused(command: Command, tiny_config: Path) -> None:
     error = the_error(command("plan", "--config", tiny_config, "--devices", "3"))
     assert "data.global_batch_size 8 is not a multiple of the world size 3" in error
+
+
+@pytest.mark.parametrize("given", [["--optimizer.lr=1"], ["--optimizer.lr", "1"], ["-optimizer.lr=1"]])
+def test_an_override_written_as_an_option_is_told_how_it_is_written(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = cli.Parser()
+    parser.add_argument("overrides", nargs="*")
+    with pytest.raises(SystemExit) as left:
+        parser.parse_args(given)
+    assert left.value.code == 2
+    assert "keys of the configuration have no dashes: optimizer.lr=" in capsys.readouterr().err

@@ -85,7 +85,7 @@ def log_file(folder: Path, name: str) -> str:
 def next_number(folder: Path) -> int:
     """Return the number of the next submission that a folder takes, above all that are there; the folder is made."""
     folder.mkdir(parents=True, exist_ok=True)
-    taken = (re.fullmatch(r"[a-z]+-(\d+)\.\w+", file.name) for file in folder.iterdir())
+    taken = (re.fullmatch(r"(?!job)[a-z]+-(\d+)\.\w+", file.name) for file in folder.iterdir())
     return 1 + max((int(found[1]) for found in taken if found), default=0)
 
 
