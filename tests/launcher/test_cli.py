@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.load import load_config
@@ -106,6 +107,28 @@ def test_greedy_generation_agrees_with_the_export(command: Command, trained: Pat
     options = ("--prompt", "import ", "--max-new-tokens", "12", "--temperature", "0", "--json")
     run, export = (answer(command("generate", "--model", model, *options)) for model in (trained, exported))
     assert run["samples"] == export["samples"]
+
+
+class Touches:
+    """Pickle to a call that leaves a file behind."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (f"touch {self.file}",)
+
+
+def test_what_a_pickle_in_a_model_folder_says_is_not_done(command: Command, exported: Path, tmp_path: Path) -> None:
+    strange, trace = tmp_path / "strange", tmp_path / "trace"
+    shutil.copytree(exported, strange)
+    (strange / "model.safetensors").unlink()
+    torch.save({"model.embed_tokens.weight": Touches(trace)}, strange / "pytorch_model.bin")
+    error = the_error(command("generate", "--model", strange, "--prompt", "x"))
+    assert f"{strange}: transformers cannot load this folder" in error
+    assert not trace.exists()
+    assert torch.load(strange / "pytorch_model.bin", weights_only=False)
+    assert trace.exists(), "whoever unpickles it runs it"
 
 
 def test_export_into_an_existing_folder_is_refused(command: Command, trained: Path, exported: Path) -> None:

@@ -93,3 +93,12 @@ def test_a_submission_takes_no_number_that_was_taken(tmp_path: Path) -> None:
 
 def test_only_the_name_of_a_log_holds_symbols_of_slurm(tmp_path: Path) -> None:
     assert log_file(Path("a%j/run"), "job-%j.log") == "a%%j/run/job-%j.log"
+
+
+def test_an_answer_without_a_job_is_an_error(tmp_path: Path) -> None:
+    script = tmp_path / "submit-1.sh"
+    script.write_text("echo Welcome\n")
+    with pytest.raises(ValueError, match=r"sbatch named no job; .*: 'Welcome'"):
+        submit(script)
+    script.write_text("echo Welcome; echo '12;cluster'\n")
+    assert submit(script) == ["12"]
