@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.slurm import Request
 from plumbline.launcher.runtime.train import submission
 from tests.conftest import written
@@ -90,6 +92,28 @@ def test_eval_scores_run_and_export_alike(command: Command, trained: Path, expor
     # Bytes are tokens here, but for the end-of-text tokens
     assert run["bits_per_byte"] == pytest.approx(run["loss"] / math.log(2), rel=1e-3)
     assert run["model"] == str(trained / "checkpoints" / "step_00000020")
+
+
+class Touches:
+    """Pickle to a call that leaves a file behind."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.system, (f"touch {self.file}",)
+
+
+def test_what_a_pickle_in_a_model_folder_says_is_not_done(command: Command, exported: Path, tmp_path: Path) -> None:
+    strange, trace = tmp_path / "strange", tmp_path / "trace"
+    shutil.copytree(exported, strange)
+    (strange / "model.safetensors").unlink()
+    torch.save({"model.embed_tokens.weight": Touches(trace)}, strange / "pytorch_model.bin")
+    error = the_error(command("generate", "--model", strange, "--prompt", "x"))
+    assert f"{strange}: transformers cannot load this folder" in error
+    assert not trace.exists()
+    assert torch.load(strange / "pytorch_model.bin", weights_only=False)
+    assert trace.exists(), "whoever unpickles it runs it"
 
 
 def test_export_into_an_existing_folder_is_refused(command: Command, trained: Path, exported: Path) -> None:
@@ -304,3 +328,15 @@ def test_offloaded_optimizer_states_leave_the_device(tiny_config: Path) -> None:
 def test_a_plan_for_devices_that_cannot_share_the_batch_is_refused(command: Command, tiny_config: Path) -> None:
     error = the_error(command("plan", "--config", tiny_config, "--devices", "3"))
     assert "data.global_batch_size 8 is not a multiple of the world size 3" in error
+
+
+@pytest.mark.parametrize("given", [["--optimizer.lr=1"], ["--optimizer.lr", "1"], ["-optimizer.lr=1"]])
+def test_an_override_written_as_an_option_is_told_how_it_is_written(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = cli.Parser()
+    parser.add_argument("overrides", nargs="*")
+    with pytest.raises(SystemExit) as left:
+        parser.parse_args(given)
+    assert left.value.code == 2
+    assert "keys of the configuration have no dashes: optimizer.lr=" in capsys.readouterr().err

@@ -85,7 +85,7 @@ def log_file(folder: Path, name: str) -> str:
 def next_number(folder: Path) -> int:
     """Return the number of the next submission that a folder takes, above all that are there; the folder is made."""
     folder.mkdir(parents=True, exist_ok=True)
-    taken = (re.fullmatch(r"[a-z]+-(\d+)\.\w+", file.name) for file in folder.iterdir())
+    taken = (re.fullmatch(r"(?!job)[a-z]+-(\d+)\.\w+", file.name) for file in folder.iterdir())
     return 1 + max((int(found[1]) for found in taken if found), default=0)
 
 
@@ -141,12 +141,22 @@ def require_sbatch(dry_run: bool) -> None:
 
 
 def submit(script: Path) -> list[str]:
-    """Run a script of `write_script` and return the job ids. Raises ValueError with sbatch's own words."""
+    """Run a script of `write_script` and return the job ids.
+
+    Raises:
+        ValueError: Slurm did not take it, in sbatch's own words, or its answer names no job.
+    """
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"Slurm did not take {script}: {done.stderr.strip()}")
     # Lines of "ID" or "ID;CLUSTER", and before them what modules of the site may print
-    return [found[1] for line in done.stdout.splitlines() if (found := re.fullmatch(r"(\d+)(;\S*)?", line.strip()))]
+    lines = (re.fullmatch(r"(\d+)(;\S*)?", line.strip()) for line in done.stdout.splitlines())
+    jobs = [found[1] for found in lines if found]
+    if not jobs:
+        raise ValueError(
+            f"{script}: sbatch named no job; whether there is one, squeue --me says: {done.stdout.strip()[:200]!r}"
+        )
+    return jobs
 
 
 def describe_submission(script: Path, jobs: Sequence[str], what: str, log: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.slurm import REPOSITORY, Request, next_number, submit, write_script
+from plumbline.launcher.runtime.system.slurm import REPOSITORY, Request, log_file, next_number, submit, write_script
 
 ARRAY = Request(array=4, gpus_per_task=2, time="8:00:00")
 
@@ -81,3 +81,24 @@ def test_other_time_limits_are_taken(time: str | None) -> None:
 def test_what_is_no_time_is_refused(time: str) -> None:
     with pytest.raises(ValueError, match=f"--time {time} is no time limit: give minutes, H:MM:SS or D-HH:MM:SS"):
         Request(time=time)
+
+
+def test_a_submission_takes_no_number_that_was_taken(tmp_path: Path) -> None:
+    """A queued job may still read the file of the highest, whatever was deleted below it."""
+    assert next_number(tmp_path / "slurm") == 1
+    for name in ("submit-7.sh", "config-9.yaml", "job-1234.log", "attempts.json"):
+        (tmp_path / "slurm" / name).touch()
+    assert next_number(tmp_path / "slurm") == 10
+
+
+def test_only_the_name_of_a_log_holds_symbols_of_slurm(tmp_path: Path) -> None:
+    assert log_file(Path("a%j/run"), "job-%j.log") == "a%%j/run/job-%j.log"
+
+
+def test_an_answer_without_a_job_is_an_error(tmp_path: Path) -> None:
+    script = tmp_path / "submit-1.sh"
+    script.write_text("echo Welcome\n")
+    with pytest.raises(ValueError, match=r"sbatch named no job; .*: 'Welcome'"):
+        submit(script)
+    script.write_text("echo Welcome; echo '12;cluster'\n")
+    assert submit(script) == ["12"]

@@ -1,0 +1,68 @@
+"""Hold manifests of checkpoints to what this version writes: their checksum says nothing of who wrote them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plumbline.launcher.runtime.checkpoint import store
+from plumbline.launcher.runtime.checkpoint.resume import read_state
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, FormatError, read_manifest
+
+STATE = {"step": 3, "samples": 24, "tokens": 768, "corpora": {"text": "0" * 16}}
+MANIFEST = {
+    **STATE,
+    "format": store.FORMAT,
+    "world_size": 2,
+    "zero_stage": 1,
+    "files": {"state.json": {"bytes": 1, "xxh3": "0" * 16}},
+}
+
+
+def sealed(folder: Path, **changes: Any) -> Path:
+    """Write a manifest with other values, None for a key that is not there, and a checksum that fits."""
+    manifest = {key: value for key, value in {**MANIFEST, **changes}.items() if value is not None}
+    whole = {**manifest, "checksum": store.manifest_checksum(manifest)}
+    (folder / store.MANIFEST).write_text(json.dumps(whole))
+    return folder
+
+
+def test_a_good_manifest_is_read(tmp_path: Path) -> None:
+    assert read_manifest(sealed(tmp_path)) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"step": "three"}, "step = 'three': expected a value of type int"),
+        ({"step": None}, "step = None: expected a value of type int"),
+        ({"step": 0}, "step = 0: less than 1"),
+        ({"world_size": 0}, "world_size = 0: less than 1"),
+        ({"files": [1]}, r"files = \[1\]: expected a value of type dict"),
+        ({"files": {"state.json": 7}}, "files: state.json = 7: expected bytes and xxh3"),
+        ({"files": {"../x": {"bytes": 1, "xxh3": ""}}}, r"files: \.\./x: not a file of this folder"),
+        ({"files": {"/etc/passwd": {"bytes": 1, "xxh3": ""}}}, "files: /etc/passwd: not a file of this folder"),
+        ({"corpora": 7}, "corpora = 7: expected a value of type dict"),
+    ],
+)
+def test_a_sealed_manifest_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=f"manifest.json: {words}"):
+        read_manifest(sealed(tmp_path, **changes))
+    assert len(store.problems(tmp_path)) == 1
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="checkpoint format 9, this version reads"):
+        read_manifest(sealed(tmp_path, format=9))
+    with pytest.raises(FormatError, match="checkpoint format None"):
+        read_manifest(sealed(tmp_path, format=None))
+
+
+@pytest.mark.parametrize("changes", [{"step": 4}, {"tokens": -1}, {"corpora": {}}, {"samples": "24"}])
+def test_a_state_that_contradicts_the_manifest_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (sealed(tmp_path) / store.STATE).write_text(json.dumps(STATE))
+    assert vars(read_state(tmp_path)) == STATE
+    (tmp_path / store.STATE).write_text(json.dumps({**STATE, **changes}))
+    with pytest.raises(CheckpointError, match=f"state.json: {next(iter(changes))} = "):
+        read_state(tmp_path)
