@@ -104,7 +104,7 @@ class TrainBatches:
 
     @property
     def _together(self) -> int:
-        """Return how many steps are read together at most: small ones cost half as much so, but for their fetching."""
+        """Return how many steps are read together at most; one where each waits for what it has to fetch."""
         tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
         return 1 if self.is_remote else max(1, TOGETHER // tokens)
 
