@@ -114,20 +114,21 @@ class TrainBatches:
 
     @property
     def _together(self) -> int:
-        """Return how many steps are read together at most: small ones cost half as much so, but for their fetching."""
+        """Return how many steps are read together at most; one where each waits for what it has to fetch."""
         tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
         return 1 if self.is_remote else max(1, TOGETHER // tokens)
 
     def _tasks(self, start_step: int, stop_step: int) -> Iterator[Callable[[], Steps]]:
         """Yield what makes the batches of one step, then of two, of four and so on, up to `_together`.
 
-        Samples of many steps are located together.
+        Likewise, samples of one step are located first, then those of more and more steps together.
         """
-        ahead, together = max(1, LOCATED * self._world_size // self.plan.batch_size), 1
-        for first in range(start_step, stop_step, ahead):
+        most = max(1, LOCATED * self._world_size // self.plan.batch_size)
+        first, ahead, together = start_step, 1, 1
+        while first < stop_step:
             samples = [self._samples(step) for step in range(first, min(first + ahead, stop_step))]
             located = self.order.locate(np.concatenate([each.reshape(-1) for each in samples]))
-            begin = 0
+            first, ahead, begin = first + len(samples), min(2 * ahead, most), 0
             while samples:
                 group, samples = samples[:together], samples[together:]
                 mine = slice(begin, begin + sum(each.size for each in group))

@@ -201,6 +201,7 @@ def publish_folder(folder: Path, output: Path) -> None:
     except OSError:
         move(new, folder)
         raise
+    sync(output.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -232,8 +233,6 @@ def exchange(one: Path, other: Path) -> bool:
         if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             return False
         raise OSError(number, os.strerror(number), str(other))
-    sync(one.parent)
-    sync(other.parent)
     return True
 
 

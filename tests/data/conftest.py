@@ -1,8 +1,10 @@
 """Real corpora, made the way users make them."""
 
+import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +14,10 @@ from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.prepare import Request, prepare
+from plumbline.data.remote import fetch
 from plumbline.data.sources import Sources
+from tests.data.made import shard
+from tests.data.servers import Server, serve
 
 settings.register_profile("data", deadline=None)  # a busy machine is not a failure
 settings.load_profile("data")
@@ -85,3 +90,34 @@ def byte_corpus(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     output = tmp_path_factory.mktemp("corpora") / "bytes"
     prepare(Request(Sources((str(text_folder),)), "byte", output, validation_fraction=0.2))
     return output
+
+
+@pytest.fixture(scope="session")
+def sharded(byte_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cut the small corpus into three shards."""
+    return shard(byte_corpus, tmp_path_factory.mktemp("remote") / "sharded", [7, 30])
+
+
+@pytest.fixture
+def server(sharded: Path) -> Iterator[Server]:
+    with serve(sharded.parent) as running:
+        yield running
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Run a server that answers as S3 does, its address and credentials in the environment; give what writes to it."""
+    server = pytest.importorskip("moto.server", reason="pip install -e .[dev]").ThreadedMotoServer("127.0.0.1", 0)
+    import s3fs
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "public")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    fetch._file_system.cache_clear()
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield s3fs.S3FileSystem()
+    server.stop()
+    fetch._file_system.cache_clear()

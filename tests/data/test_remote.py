@@ -7,8 +7,8 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,12 +35,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def sharded(byte_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cut the small corpus into three shards."""
-    return shard(byte_corpus, tmp_path_factory.mktemp("remote") / "sharded", [7, 30])
-
-
-@pytest.fixture(scope="session")
 def blocky(byte_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a corpus of two shards of 10.5 and 18 MB, of two and three blocks, the pairs bare as well."""
     folder, source = tmp_path_factory.mktemp("blocky"), tmp_path_factory.mktemp("text") / "text.txt"
@@ -52,12 +46,6 @@ def blocky(byte_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare(Request(sources, "byte", folder / "whole", validation_fraction=0.03))
     documents = open_corpus(folder / "whole").splits["train"].num_documents
     return shard(folder / "whole", folder / "blocky", [documents * 3 // 8])
-
-
-@pytest.fixture
-def server(sharded: Path) -> Iterator[Server]:
-    with serve(sharded.parent) as running:
-        yield running
 
 
 def config(path: object, cache: Path, batch: int = 8, max_bytes: int = 10**9) -> DataConfig:
@@ -171,31 +159,15 @@ def test_memory(sharded: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def bucket(sharded: Path, blocky: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Put corpora into a bucket of moto's server; credentials and address stand in the environment."""
-    server = pytest.importorskip("moto.server", reason="pip install -e .[dev]").ThreadedMotoServer("127.0.0.1", 0)
-    import logging
-
-    import s3fs
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "public")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    fetch._file_system.cache_clear()
-    s3fs.S3FileSystem.clear_instance_cache()
-    files = s3fs.S3FileSystem()
-    if not files.exists("bucket"):  # moto keeps one account for all of its servers
-        files.mkdir("bucket")
+def bucket(sharded: Path, blocky: Path, s3: Any) -> str:
+    """Put corpora into a bucket."""
+    if not s3.exists("bucket"):  # moto keeps one account for all of its servers
+        s3.mkdir("bucket")
     for corpus in (sharded, blocky):
         for path in sorted(corpus.rglob("*")):
             if path.is_file():
-                files.pipe(f"bucket/{corpus.name}/{path.relative_to(corpus)}", path.read_bytes())
-    yield "s3://bucket"
-    server.stop()
-    fetch._file_system.cache_clear()
+                s3.pipe(f"bucket/{corpus.name}/{path.relative_to(corpus)}", path.read_bytes())
+    return "s3://bucket"
 
 
 def test_s3(bucket: str, sharded: Path, blocky: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -208,10 +180,8 @@ def test_s3(bucket: str, sharded: Path, blocky: Path, tmp_path: Path, caplog: py
     assert "very-secret" not in caplog.text
 
 
-def test_s3_that_lost_a_shard(bucket: str, tmp_path: Path) -> None:
-    import s3fs
-
-    s3fs.S3FileSystem().rm("bucket/sharded/train-00001.bin")
+def test_s3_that_lost_a_shard(bucket: str, s3: Any, tmp_path: Path) -> None:
+    s3.rm("bucket/sharded/train-00001.bin")
     with pytest.raises(RemoteError, match=r"s3://bucket/sharded/train-00001\.bin: no such file"):
         read(config(f"{bucket}/sharded", tmp_path))
 

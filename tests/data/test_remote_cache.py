@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -17,20 +17,7 @@ from plumbline.data.remote.files import RemoteFile
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.shelf import Shelf
 from tests.conftest import PATIENCE, REPOSITORY, environment
-from tests.data.made import shard
 from tests.data.servers import Server, serve
-
-
-@pytest.fixture(scope="session")
-def sharded(byte_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cut the small corpus into three shards."""
-    return shard(byte_corpus, tmp_path_factory.mktemp("remote") / "sharded", [7, 30])
-
-
-@pytest.fixture
-def server(sharded: Path) -> Iterator[Server]:
-    with serve(sharded.parent) as running:
-        yield running
 
 
 def pieces_of_size(folder: Path, url: str, size: int, count: int) -> list[Piece]:

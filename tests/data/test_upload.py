@@ -1,8 +1,6 @@
 """A corpus at a URL: there when all of it is, gone on with after an error, never in the place of something else."""
 
 import itertools
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from plumbline.data.preparation.growing import append
 from plumbline.data.preparation.upload import prepare_at
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Request, prepare
-from plumbline.data.remote import fetch
 from plumbline.data.remote.cache import CacheConfig
 from plumbline.data.sources import Sources
 from tests.data.test_prepare import files
@@ -183,30 +180,11 @@ def test_a_copy_of_what_replaced_another_grows(url: str, request_of_it: Request,
     assert not list((tmp_path / "copy").glob("generation-*"))
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Give a bucket of a server that answers as S3 does."""
-    server = pytest.importorskip("moto.server", reason="pip install -e .[dev]").ThreadedMotoServer("127.0.0.1", 0)
-    import s3fs
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "public")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    fetch._file_system.cache_clear()
-    s3fs.S3FileSystem.clear_instance_cache()
-    s3fs.S3FileSystem().mkdir("uploads")
-    yield "s3://uploads"
-    server.stop()
-    fetch._file_system.cache_clear()
-
-
-def test_s3(bucket: str, request_of_it: Request, tmp_path: Path) -> None:
+def test_s3(s3: Any, request_of_it: Request, tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"--output s3://nowhere/c: .* could not be written"):
         prepare_at("s3://nowhere/c", request_of_it, tmp_path)
-    url = f"{bucket}/corpora/c"
+    s3.mkdir("uploads")
+    url = "s3://uploads/corpora/c"
     prepare_at(url, replace(request_of_it, shard_bytes=10_000), tmp_path)
     assert verify(url)[1] == []
     assert prepare_at(url, replace(request_of_it, shard_bytes=10_000), tmp_path).seconds is None
