@@ -120,6 +120,15 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.safetensors"))
 
 
+def read_rows(folder: Path) -> list[Row]:
+    """Return the rows of a folder, and change nothing there.
+
+    Raises:
+        ValueError: a line is no row; names the file and the line.
+    """
+    return [_row(f"{folder / ROWS}, line {number}", item) for number, item in _read(folder / ROWS)]
+
+
 class RowFile:
     """Keep rows.jsonl and layers.jsonl of one folder."""
 
@@ -132,7 +141,7 @@ class RowFile:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         lines = _read(folder / ROWS)
-        self.rows = [_row(f"{folder / ROWS}, line {number}", item) for number, item in lines]
+        self.rows = read_rows(folder)
         known = {row.key for row in self.rows}
         layers = [(number, layer) for number, layer in _read(folder / LAYERS) if layer["key"] in known]
         for name, items in ((ROWS, lines), (LAYERS, layers)):
@@ -160,7 +169,9 @@ def _row(place: str, item: Mapping[str, Any]) -> Row:
     try:
         return Row.from_json(item)
     except KeyError as error:
-        raise ValueError(f"{place}: no key {error}, so this is no row of quantize.py; give another --output") from error
+        raise ValueError(f"{place}: no key {error}, so this is no row of quantize.py; give another folder") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}: no row of quantize.py ({error}); remove the line") from error
 
 
 def _read(path: Path) -> list[tuple[int, dict[str, Any]]]:

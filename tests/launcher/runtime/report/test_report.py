@@ -15,6 +15,7 @@ import pytest
 
 from plumbline.launcher import report
 from plumbline.launcher.runtime.report.alerts import Alert, find_alerts, loss_spikes, trend_alerts
+from plumbline.launcher.runtime.report.facts import read_facts
 from plumbline.launcher.runtime.report.history import Floats, Series, read_history
 from plumbline.launcher.runtime.report.page import page, summary
 
@@ -246,12 +247,12 @@ def test_exact_match_has_an_interval_where_examples_were_counted(
     tmp_path: Path, counted: dict[str, int], words: str
 ) -> None:
     folder = write_run(tmp_path, {"step": 1, "tokens": 8, "eval/x/loss": 0.5, "eval/x/exact_match": 0.25, **counted})
-    assert words in page(read_history(folder), [])
+    assert words in page(read_history(folder), read_facts(folder), [])
 
 
 def test_names_are_escaped_on_the_page(tmp_path: Path) -> None:
-    history = read_history(write_run(tmp_path / "<b>", {"step": 1, "loss": 3.0, "eval/<i>/loss": 3.0}))
-    text = page(history, [Alert("trend", "<u>", 1, "<s>")])
+    folder = write_run(tmp_path / "<b>", {"step": 1, "loss": 3.0, "eval/<i>/loss": 3.0, "<u>": 1.0})
+    text = page(read_history(folder), read_facts(folder), [Alert("trend", "<u>", 1, "<s>")])
     for name in ("b", "i", "u", "s"):
         assert f"<{name}>" not in text
         assert f"&lt;{name}&gt;" in text
