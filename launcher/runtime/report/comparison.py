@@ -58,7 +58,7 @@ def page(runs: Sequence[Compared], by: By) -> str:
         ValueError: a run does not say how its numbers are placed by `by`.
     """
     groups = [group for group in Overlay(runs, by).groups() if group.figures]
-    title = f"{len(runs)} runs by {by}"
+    title = f"{len(runs)} runs by {'FLOPs' if by == 'flops' else by}"
     return html.document(
         title,
         [

@@ -111,7 +111,7 @@ def lines(
         values = np.concatenate([line.y[np.isfinite(line.y)] for line in drawn] or [np.zeros(0)])
         if log and (values > 0).any():
             _log_scale(axes, values)
-        elif cut and (limits := _cut(values)) is not None:
+        elif cut and (limits := cut_off(values)) is not None:
             axes.set_ylim(*limits)
         for place in alerts:
             axes.axvline(place / scale.unit, color=ALERT, linewidth=0.8, linestyle=":")
@@ -238,7 +238,7 @@ def _log_scale(axes: Axes, values: Floats) -> None:
     _log_ticks(axes.yaxis, positive.min(), positive.max())
 
 
-def _cut(values: Floats) -> tuple[float, float] | None:
+def cut_off(values: Floats) -> tuple[float, float] | None:
     """Return a range that leaves out the few highest values, where that makes much of a difference."""
     if not len(values):
         return None

@@ -1,6 +1,7 @@
 """Make the page of a run, and the same facts as a JSON document."""
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
@@ -90,7 +91,7 @@ def _alerts(history: History, alerts: Sequence[Alert]) -> Iterator[str]:
         advice = ADVICE[kind]
         yield f'<h3 class="alert">{escape(advice.title)}</h3><p>{escape(advice.text)}</p>'
         if advice.command:
-            yield f"<pre>{escape(advice.command.format(run=history.folder, step=own[0].step))}</pre>"
+            yield f"<pre>{escape(advice.command.format(run=shlex.quote(str(history.folder)), step=own[0].step))}</pre>"
         rows = [
             [alert.key, alert.message, f"{alert.step:,}", f"{history.tokens_at(alert.key, alert.step):,.0f}"]
             for alert in own[:ALERTS_SHOWN]

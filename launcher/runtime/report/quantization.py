@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.report.html import Cell, Figure, Group, Shaded
 MODELS, GRID = "Models", "Models and recipes"
 LEAST = 1e-5  # nats: a noise floor below is no use as the unit of a scale
 FEW = 3  # points, below which a cloud says nothing
-LARGEST = {"kurtosis": "Kurtosis", "mmr": "Max-median ratio"}
+LARGEST = {"kurtosis": "kurtosis", "mmr": "max-median ratio"}
 Models = Sequence[tuple[str, Sequence[Row]]]
 
 
@@ -104,8 +104,8 @@ def _curves(rows: Sequence[Row]) -> Iterator[Figure]:
         pairs = outlier_pairs(rows, name)
         if len(pairs) >= FEW:
             text = f"Nats where activations are rounded; Spearman {spearman(pairs):+.2f} over {len(pairs)} rows."
-            scale = Scale(f"{LARGEST[name].lower()} of a layer's input, the largest", log=True)
-            yield Figure(f"Loss added over {name}", text, _lines({"": pairs}, scale, floor, dots=True))
+            scale = Scale(f"{LARGEST[name]} of a layer's input, the largest", log=True)
+            yield Figure(f"Loss added over {LARGEST[name]}", text, _lines({"": pairs}, scale, floor, dots=True))
 
 
 def _lines(lines: Lines, scale: Scale, floor: float, dots: bool = False) -> bytes:
