@@ -132,16 +132,13 @@ def _sources(sources: Sequence[SourceConfig]) -> str:
 
 def _machine(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     gpus, packages, command = (environment.get(key) for key in ("gpus", "packages", "command"))
-    gpus = gpus if isinstance(gpus, list) else []
+    gpus = list(map(str, gpus)) if isinstance(gpus, list) else []
     packages = packages if isinstance(packages, dict) else {}
     kinds = ", ".join(f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus))
     cores = f"{environment.get('cpus')} CPU cores"
     job = environment.get("slurm_job_id")
-    yield (
-        "machine",
-        f"{environment.get('host')}{f', Slurm job {job}' if job else ''}: {environment.get('world_size')} rank(s), "
-        f"{kinds or cores}",
-    )
+    where = f"{environment.get('host')}{f', Slurm job {job}' if job else ''}"  # of rank 0
+    yield "machine", f"{environment.get('world_size')} rank(s); {where}: {kinds or cores}"
     versions = [f"{name} {packages[name]}" for name in ("torch", "deepspeed") if packages.get(name)]
     commit = environment.get("git_commit")
     changed = ", with changes" if environment.get("git_dirty") else ""
@@ -170,11 +167,11 @@ def scores(history: History) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for key, value in _last_scores(history).items():
         source, _, score = key.removeprefix("eval/").rpartition("/")
-        found.setdefault(source, {})[score] = score_text(history, key, value)
+        found.setdefault(source, {})[score] = _score_text(history, key, value)
     return found
 
 
-def score_text(history: History, key: str, value: float) -> str:
+def _score_text(history: History, key: str, value: float) -> str:
     """Return a held-out score as text."""
     if key.endswith("exact_match"):
         examples = _last_scores(history).get(f"{key.rpartition('/')[0]}/examples")

@@ -14,7 +14,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from plumbline.launcher.runtime.report.history import Floats, Series, grid_of
 from plumbline.launcher.runtime.system.figures import panels, png, shades
 
-SIZE, FULL = (5.4, 2.9), (11.0, 3.6)  # of a figure, and of one as wide as the page, inches
+SIZE = (5.4, 2.9)  # of a figure, inches
 DPI = 130  # sharp in print and on dense screens
 FONT = 9
 FEW = 40  # points, each of which is marked
@@ -92,7 +92,6 @@ def lines(
     log: bool = False,
     cut: bool = False,
     alerts: Sequence[float] = (),
-    size: tuple[float, float] = SIZE,
 ) -> bytes:
     """Draw lines.
 
@@ -102,7 +101,6 @@ def lines(
         log: draw on a logarithmic scale.
         cut: leave out the few highest points where they would press the others flat.
         alerts: places to the right to mark.
-        size: width and height, inches.
     """
 
     def draw(axes: Axes) -> None:
@@ -117,7 +115,7 @@ def lines(
             axes.axvline(place / scale.unit, color=ALERT, linewidth=0.8, linestyle=":")
         _legend(axes, [line for line in drawn if line.name])
 
-    return one(draw, scale, size)
+    return one(draw, scale)
 
 
 def by_layer(layers: Mapping[str, Series], log: bool = False, band: tuple[Series, Series] | None = None) -> bytes:

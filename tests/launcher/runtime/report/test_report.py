@@ -168,7 +168,7 @@ def test_a_page_says_first_what_run_it_is(run: Run, command: Command, tmp_path: 
     assert shown.facts["parameterization"] == "completep, 2 x the base's width, 2 x its depth"
     assert "corpora" in shown.facts["data"]
     assert shown.facts["batch"] == "8 sequences of 32 tokens = 256 tokens a step"
-    assert shown.facts["machine"].startswith(f"{attempt['host']}: {attempt['ranks']} rank(s), ")
+    assert shown.facts["machine"].startswith(f"{attempt['ranks']} rank(s); {attempt['host']}: ")
     assert "train.eval_interval" not in shown.facts["command"]
     assert "metrics.diagnostics_interval=2" in shown.facts["command"]
     assert shown.facts["duration"].startswith(f"{duration(sum(attempt['seconds'].values()))} in 1 start(s), ")
