@@ -25,7 +25,7 @@ code, pre { font: 13px/1.4 monospace } pre { white-space: pre-wrap; background: 
 .key { display: inline-block; width: 1.6em; height: .35em; vertical-align: middle; margin-right: .5em }
 @media (max-width: 46rem) { .figures { grid-template-columns: 1fr } }
 @media print { body { font-size: 10.5pt; max-width: none; margin: 0 } nav { display: none }
-  figure, tr, li, pre { break-inside: avoid } h2, h3 { break-after: avoid } a { color: inherit } }
+  figure, tr, li, pre { break-inside: avoid } h2, h3, h2 + p, h3 + p { break-after: avoid } a { color: inherit } }
 """
 
 
