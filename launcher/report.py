@@ -1,15 +1,19 @@
-"""Look at a run: losses, speed, outliers and signal propagation by block, and what deserves attention, on one page.
+"""Look at a run, at several over each other, at a sweep or at what quantization costs: one page each.
 
 python launcher/report.py runs/quickstart                          # writes runs/quickstart/report.html
 python launcher/report.py runs/quickstart --output /tmp/page.html
 python launcher/report.py runs/quickstart --json                   # alerts and last values, also by block, for programs
+python launcher/report.py runs/a runs/b runs/c --by time           # writes runs/comparison.html
+python launcher/report.py runs/sweeps/grid                         # what came of a sweep
+python launcher/report.py quantized/quickstart                     # rows of quantize.py
 
-The page needs no other file. The run may still be going on. A finished run on star_graph, sudoku, maze or reachability
-is shown with examples that it solves and fails.
+A page needs no other file. A run may still be going on. A finished run on star_graph, sudoku, maze or reachability is
+shown with examples that it solves and fails. docs/diagnostics.md shows what is on the pages.
 """
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from plumbline.launcher.runtime.system import cli
 
@@ -17,10 +21,27 @@ from plumbline.launcher.runtime.system import cli
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=cli.existing, metavar="RUN", help="run folder")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="the page (default: RUN/report.html)")
+    parser.add_argument(
+        "folders",
+        type=cli.existing,
+        nargs="+",
+        metavar="FOLDER",
+        help="a run, several, a sweep, or rows of quantize.py",
+    )
+    parser.add_argument(
+        "--by", choices=("tokens", "flops", "time"), help="what several runs are drawn over (default: tokens)"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="the page (default: report.html there; of several, comparison.html beside)",
+    )
     parser.add_argument("--json", action="store_true", help="also print one JSON document")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.by is not None and len(arguments.folders) == 1:
+        parser.error("--by is for several runs: name more of them, or leave it out")
+    return arguments
 
 
 if __name__ == "__main__":
@@ -28,30 +49,70 @@ if __name__ == "__main__":
 
 
 from plumbline.data.workspace import check_replaceable_file
+from plumbline.launcher.runtime.quantize.rows import ROWS
+from plumbline.launcher.runtime.report import comparison, quantization
 from plumbline.launcher.runtime.report.alerts import find_alerts
 from plumbline.launcher.runtime.report.examples import solved_and_failed
+from plumbline.launcher.runtime.report.facts import read_facts
 from plumbline.launcher.runtime.report.history import read_history
-from plumbline.launcher.runtime.report.page import START, page, summary
+from plumbline.launcher.runtime.report.html import START
+from plumbline.launcher.runtime.report.overlay import By
+from plumbline.launcher.runtime.report.page import page, summary
+from plumbline.launcher.runtime.sweep import page as sweep_page
+from plumbline.launcher.runtime.sweep.results import RESULTS
 from plumbline.launcher.runtime.system.files import write_whole
+
+Page = tuple[str, dict[str, Any], list[str]]
+"""The page, the JSON document, and lines for the terminal."""
 
 
 def main() -> None:
     """Read, judge, write the page, print what was found."""
     arguments = parse_arguments()
-    history = read_history(arguments.run)
-    output: Path = arguments.output or arguments.run / "report.html"
+    folders: list[Path] = arguments.folders
+    output: Path = arguments.output or default_output(folders)
     if not output.parent.is_dir():
         raise ValueError(f"--output {output}: no folder {output.parent}; make it first")
-    if arguments.output is not None:
+    if arguments.output is not None or len(folders) > 1:
         check_replaceable_file(output, START)
-    alerts = find_alerts(history)
-    write_whole(output, page(history, alerts, solved_and_failed(history)))
+    text, document, lines = of_several(folders, arguments.by or "tokens") if len(folders) > 1 else of_one(folders[0])
+    write_whole(output, text)
     if arguments.json:
-        cli.print_json({**summary(history, alerts), "report": str(output)})
+        cli.print_json({**document, "report": str(output)})
         return
-    for alert in alerts:
-        print(alert)
-    print(f"{output}: {len(alerts)} alert(s)")
+    for line in lines[:-1]:
+        print(line)
+    print(f"{output}: {lines[-1]}")
+
+
+def default_output(folders: list[Path]) -> Path:
+    """Return where a page goes: into the folder that it is of, or beside the first of several."""
+    return folders[0] / "report.html" if len(folders) == 1 else folders[0].resolve().parent / "comparison.html"
+
+
+def of_one(folder: Path) -> Page:
+    """Return the page of a sweep, of rows of quantize.py, or of a run."""
+    if (folder / RESULTS).is_file():
+        return sweep_page.make(folder)
+    if (folder / ROWS).is_file():
+        return quantization.make(folder)
+    history = read_history(folder)
+    alerts = find_alerts(history)
+    text = page(history, read_facts(folder), alerts, solved_and_failed(history))
+    return text, summary(history, alerts), [*map(str, alerts), f"{len(alerts)} alert(s)"]
+
+
+def of_several(folders: list[Path], by: By) -> Page:
+    """Return the page of several runs."""
+    runs = comparison.read_runs(folders)
+    differences = comparison.differences(runs)
+    document = {"by": by, "runs": [summary(run.history, run.alerts) for run in runs], "differences": differences}
+    count = sum(len(run.alerts) for run in runs)
+    return (
+        comparison.page(runs, by),
+        document,
+        [f"{len(runs)} runs, {len(differences)} difference(s), {count} alert(s)"],
+    )
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@
     python launcher/sweep.py --config configs/sweeps/grid.yaml --share 0/2           every second run; 1/2: the others
 
 The same command again trains what is missing: finished cells stay, failed ones are tried again. The results are
-results.jsonl, summary.json and, for some kinds, summary.png in the sweep's folder. With --rows, runs that another
-machine's results.jsonl has finished are not made again; with --summarize it alone is read, and no run or corpus needed.
+results.jsonl, summary.json, summary.txt and, for some kinds, summary.png in the sweep's folder; report.py makes a page
+of them. With --rows, runs that another machine's results.jsonl has finished are not made again; with --summarize it
+alone is read, and no run or corpus needed.
 Exit codes: 0 all finished; 1 cells failed; 2 unusable configuration, data or request; 85 asked to stop (SIGUSR1,
 SIGTERM, Ctrl-C), cells in progress saved: start the same command again.
 """

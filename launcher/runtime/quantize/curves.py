@@ -53,7 +53,7 @@ def by_bits(rows: Sequence[Row]) -> Lines:
 
 
 def by_tokens(rows: Sequence[Row]) -> Lines:
-    """Return recipe -> (training tokens per parameter, delta), of recipes with several checkpoints."""
+    """Return recipe -> (training tokens per parameter, delta), of recipes with checkpoints of different age."""
     lines: Lines = defaultdict(list)
     for row in rows:
         if row.checkpoint.tokens_per_parameter is not None:
@@ -88,9 +88,9 @@ def _short(row: Row) -> str:
 
 
 def _sorted(lines: Lines, least: int) -> Lines:
-    """Return the lines that have enough finite points, in order."""
+    """Return the lines that have finite points at enough places, in order."""
     finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in lines.items()}
-    return {name: sorted(points) for name, points in finite.items() if len(points) >= least}
+    return {name: sorted(points) for name, points in finite.items() if len({x for x, _ in points}) >= least}
 
 
 def _lines(axes: Axes, lines: Lines, floor: float, label: str) -> None:
@@ -103,7 +103,7 @@ def _lines(axes: Axes, lines: Lines, floor: float, label: str) -> None:
     axes.set_yscale("symlog", linthresh=max(floor, 1e-5))
     axes.axhline(floor, color="#999", linewidth=0.8, linestyle=":")
     axes.grid(alpha=0.3)
-    _legend_or_note(axes, lines, "no recipe has two points here")
+    _legend_or_note(axes, lines, "no recipe has points at two places here")
 
 
 def _outliers(axes: Axes, rows: Sequence[Row]) -> None:

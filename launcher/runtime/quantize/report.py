@@ -13,6 +13,7 @@ from plumbline.model.scaling_laws.points import points
 
 REPORT, CURVES = "report.md", "curves.png"
 TITLE = "# What quantization costs"
+HEADER = ("recipe", "bits stored", "loss added", "95 %", "KL", "same token", "worst layer (dB)", "seconds")
 OUTLIERS: tuple[Outlier, ...] = ("kurtosis", "mmr")
 
 
@@ -48,13 +49,8 @@ def predicted_delta(law: Law, row: Row) -> float | None:
 
 def _lines(rows: Sequence[Row]) -> list[str]:
     lines = [TITLE, ""]
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(_what(row), []).append(row)
-    for own in groups.values():
-        about = own[0].checkpoint
-        average = f", {about.average}" if about.average else ""
-        lines += [f"## {about.model}{average}", "", *_about(own[0]), "", *table(own), ""]
+    for model, own in by_model(rows):
+        lines += [f"## {model}", "", *(f"- {fact}" for fact in about(own[0])), "", *table(own), ""]
     lines += ["Deltas in brackets are smaller than the noise floor.", ""]
     for name in OUTLIERS:
         pairs = outlier_pairs(rows, name)
@@ -66,6 +62,19 @@ def _lines(rows: Sequence[Row]) -> list[str]:
     return [*lines, "", f"![curves]({CURVES})"]
 
 
+def by_model(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """Return name and rows of each model, of one that was scored on several texts for each of these."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_what(row), []).append(row)
+    return [(_name(own[0]), own) for own in groups.values()]
+
+
+def _name(row: Row) -> str:
+    average = row.checkpoint.average
+    return f"{row.checkpoint.model}, {average}" if average else row.checkpoint.model
+
+
 def _what(row: Row) -> tuple[Any, ...]:
     """Return what rows of one table have in common: the model, and the text as its user named it."""
     text = row.text
@@ -73,38 +82,50 @@ def _what(row: Row) -> tuple[Any, ...]:
     return row.checkpoint.model, row.checkpoint.average, *settings
 
 
-def _about(row: Row) -> list[str]:
+def about(row: Row) -> list[str]:
     """Return what is the same for all rows of a model."""
-    about, text, damage = row.checkpoint, row.text, row.damage
+    model, text, damage = row.checkpoint, row.text, row.damage
     facts = [
         f"loss {damage.base_loss:.4f} nats per token on {damage.predicted_tokens:,} tokens of {text.data} in "
         f"{damage.sequences:,} sequences of {text.sequence_length}",
-        f"{about.parameters:,} parameters in blocks",
+        f"{model.parameters:,} parameters in blocks",
     ]
-    if about.tokens is not None:
-        facts.append(f"{about.tokens:,} tokens of training, {about.tokens_per_parameter:.1f} for each parameter")
-    if about.lr_phase is not None:
-        facts.append(f"learning rate: {about.lr_phase}, {about.lr_factor:.3g} of the peak {about.lr:g}")
+    if model.tokens is not None:
+        facts.append(f"{model.tokens:,} tokens of training, {model.tokens_per_parameter:.1f} for each parameter")
+    if model.lr_phase is not None:
+        facts.append(f"learning rate: {model.lr_phase}, {model.lr_factor:.3g} of the peak {model.lr:g}")
     facts.append(f"noise floor {row.noise_floor:.1e}: what bf16 arithmetic changes")
-    return [f"- {fact}" for fact in facts]
+    return facts
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Return the rows of one model as Markdown, the least damage first and what is not finite last."""
-    header = ("recipe", "bits stored", "loss added", "95 %", "KL", "same token", "worst layer (dB)", "seconds")
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for row in sorted(rows, key=lambda row: (math.isnan(row.damage.delta), row.damage.delta)):
-        damage, rounding = row.damage, row.rounding
-        delta, (low, high) = f"{damage.delta:+.4f}", damage.delta_interval
-        cells = (
-            row.recipe,
-            "" if rounding.stored_bits is None else f"{rounding.stored_bits:.2f}",
-            f"({delta})" if abs(damage.delta) < row.noise_floor else delta,
-            f"{low:+.4f} to {high:+.4f}",
-            f"{damage.kl:.2g}",
-            f"{damage.agreement:.1%}",
-            "" if rounding.sqnr_least is None else f"{rounding.sqnr_least:.1f}",
-            f"{rounding.seconds:.1f}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    """Return the rows of one model as Markdown."""
+    lines = [f"| {' | '.join(HEADER)} |", f"|{'---|' * len(HEADER)}"]
+    return lines + [f"| {' | '.join(cells_of(row))} |" for row in in_order(rows)]
+
+
+def in_order(rows: Sequence[Row]) -> list[Row]:
+    """Return rows, the least damage first and what is not finite last."""
+    return sorted(rows, key=lambda row: (math.isnan(row.damage.delta), row.damage.delta))
+
+
+def cells_of(row: Row) -> tuple[str, ...]:
+    """Return a row as text, by the columns of HEADER."""
+    damage, rounding = row.damage, row.rounding
+    low, high = damage.delta_interval
+    return (
+        row.recipe,
+        "" if rounding.stored_bits is None else f"{rounding.stored_bits:.2f}",
+        delta_of(row),
+        f"{low:+.4f} to {high:+.4f}",
+        f"{damage.kl:.2g}",
+        f"{damage.agreement:.1%}",
+        "" if rounding.sqnr_least is None else f"{rounding.sqnr_least:.1f}",
+        f"{rounding.seconds:.1f}",
+    )
+
+
+def delta_of(row: Row) -> str:
+    """Return the loss that rounding adds as text, in brackets where it is smaller than the noise floor."""
+    delta = f"{row.damage.delta:+.4f}"
+    return f"({delta})" if abs(row.damage.delta) < row.noise_floor else delta

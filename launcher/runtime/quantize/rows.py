@@ -121,6 +121,15 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.safetensors"))
 
 
+def read_rows(folder: Path) -> list[Row]:
+    """Return the rows of a folder, and change nothing there.
+
+    Raises:
+        ValueError: a line is no row; names the file and the line.
+    """
+    return [_row(f"{folder / ROWS}, line {number}", item) for number, item in _read(folder / ROWS)]
+
+
 class RowFile:
     """Keep rows.jsonl and layers.jsonl of one folder."""
 
@@ -133,7 +142,7 @@ class RowFile:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         lines = _read(folder / ROWS)
-        self.rows = [_row(f"{folder / ROWS}, line {number}", item) for number, item in lines]
+        self.rows = read_rows(folder)
         known = {row.key for row in self.rows}
         layers = [(number, layer) for number, layer in _read(folder / LAYERS) if layer["key"] in known]
         for name, items in ((ROWS, lines), (LAYERS, layers)):
@@ -158,7 +167,7 @@ def _append(path: Path, items: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _row(place: str, item: Mapping[str, Any]) -> Row:
-    with reading(place, "it is no row of quantize.py: give another --output"):
+    with reading(place, "it is no row of quantize.py: give another folder"):
         row = Row.from_json(item)
         if not isinstance(row.damage.loss, float) or not isinstance(row.recipe, str):
             raise ValueError(f"loss = {row.damage.loss!r}, recipe = {row.recipe!r}")

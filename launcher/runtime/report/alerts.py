@@ -39,6 +39,49 @@ class Alert:
         return f"step {self.step}: {self.kind} of {self.key}: {self.message}"
 
 
+@dataclass(frozen=True)
+class Advice:
+    """Say what a kind of alert means, and what to do."""
+
+    title: str
+    text: str
+    command: str = ""
+    """What to look at first, with `run` and the `step` of the first alert to fill in."""
+
+
+SAMPLES = "python launcher/show.py {run} --step {step} --loss"
+ADVICE = {
+    "non_finite": Advice(
+        "Numbers that are not finite",
+        "Look first at what is not finite earliest. A loss or gradient: look at the samples of that step; if they are "
+        "sound, lower optimizer.lr or lengthen schedule.warmup, and go on from a checkpoint before it. A diagnostic "
+        "alone does no harm to training.",
+        SAMPLES,
+    ),
+    "skipped": Advice(
+        "Updates that were skipped",
+        "The gradient was not finite, so the weights stayed as they were. One now and then does no harm; several in a "
+        "row end the run: look at the samples of the step, then lower optimizer.lr or lengthen schedule.warmup.",
+        SAMPLES,
+    ),
+    "loss_spike": Advice(
+        "Loss spikes",
+        "Look at the samples of the step: damaged text, or text in another language, is a spike that training does not "
+        "suffer from. If the samples are as usual, or the loss does not come back, the rate is too high: lower "
+        "optimizer.lr, lengthen schedule.warmup, or lower optimizer.grad_clip.",
+        SAMPLES,
+    ),
+    "trend": Advice(
+        "Kurtosis that leaves its trend",
+        "A few channels begin to carry the stream; in the runs of arXiv 2505.20524 long before the loss showed it. See "
+        "under Outliers in which block, "
+        "and what int8 would cost. If it goes on: lower optimizer.lr, or train with blocks that have no "
+        "outliers (docs/blocks.md); keep the checkpoints from before.",
+    ),
+}
+"""Kind of alert -> what to do about it."""
+
+
 def find_alerts(history: History) -> list[Alert]:
     """Return all alerts of a run, in the order of steps."""
     alerts = [*_non_finite(history), *_skipped(history)]
@@ -54,9 +97,9 @@ def trend_alerts(key: str, series: Series) -> list[Alert]:
     """Return an alert if a quantity rises above the line of log(value) against log(tokens) of its first half."""
     usable = np.isfinite(series.values) & (series.values > 0) & (series.tokens > 0)
     count = int(usable.sum())
-    if count < MIN_OBSERVATIONS:
-        return []
     x, y, steps = np.log(series.tokens[usable]), np.log(series.values[usable]), series.steps[usable]
+    if count < MIN_OBSERVATIONS or x[0] == x[count // 2 - 1]:
+        return []
     expected, error = _extrapolate(x, y, count // 2)
     limit = expected + np.maximum(TREND_ERRORS * error, math.log(TREND_FACTOR))
     above = y > limit

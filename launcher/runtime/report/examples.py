@@ -12,7 +12,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.launcher.runtime.report import pictures
 from plumbline.launcher.runtime.report.history import History
-from plumbline.launcher.runtime.report.page import Section
+from plumbline.launcher.runtime.report.html import Figure, Group
 from plumbline.launcher.runtime.report.pictures import Answered
 from plumbline.launcher.runtime.system.log import LOG
 
@@ -20,7 +20,7 @@ ROWS, BATCHES = 32, 8  # of examples that are scored, spread evenly over the hel
 SHOWN = 3  # of each kind
 
 
-def solved_and_failed(history: History) -> Section | None:
+def solved_and_failed(history: History) -> Group | None:
     """Draw the first few examples of either kind, of the first task with pictures that a complete run is evaluated on.
 
     None where there is no such task, or no checkpoint is left. What cannot be opened is a warning: the rest of
@@ -45,7 +45,8 @@ def solved_and_failed(history: History) -> Section | None:
         f"Step {model.step}: {len(solved)} of {len(examples)} held-out examples of {task.name} are solved{thoughts}. "
         f"Each token of an answer is predicted from the true ones before it. {pictures.LEGENDS[task.name]}"
     )
-    return Section("Examples", text, pictures.draw(task, [solved[:SHOWN], failed[:SHOWN]]))
+    image = pictures.draw(task, [solved[:SHOWN], failed[:SHOWN]])
+    return Group("Examples", text, [Figure(f"{task.name}: solved above, failed below", "", image, full=True)])
 
 
 def answered(model: LoadedModel, split: TaskStream, length: int) -> Iterator[Answered]:

@@ -121,7 +121,7 @@ def _has_result(folder: Path, status: Status | None) -> bool:
     try:
         result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         return status is not None and bool(result["step"] == status.total_steps)
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return False
 
 

@@ -98,7 +98,7 @@ def read_status(folder: Path) -> Status | None:
         return None
     try:
         return Status.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}; remove it") from error
 
 

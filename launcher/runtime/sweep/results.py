@@ -2,6 +2,7 @@
 
 results.jsonl   one object for each cell: labels, sizes, learning rate, how it ended, losses, and its result.json
 summary.json    how many cells ended how, and what the sweep's kind makes of the results
+summary.txt     the same in lines, as sweep.py prints them
 summary.png     the figure, for kinds that have one
 """
 
@@ -24,9 +25,16 @@ from plumbline.launcher.runtime.sweep.kinds import Summary
 from plumbline.launcher.runtime.sweep.result import MATCHES, Outliers, Result, RunOutcome
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
-from plumbline.launcher.runtime.system.files import read_json_lines, read_key, read_object, write_json, write_json_lines
+from plumbline.launcher.runtime.system.files import (
+    read_json_lines,
+    read_key,
+    read_object,
+    write_json,
+    write_json_lines,
+    write_whole,
+)
 
-RESULTS, SUMMARY, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.png", "lock"
+RESULTS, SUMMARY, LINES, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.txt", "summary.png", "lock"
 NOWHERE: Mapping[str, RunOutcome] = MappingProxyType({})
 LAST = 0.1  # share of the logged steps that train_loss averages over, at the end of the run
 
@@ -193,6 +201,7 @@ def write_results(
         summary = summarize(sweep, results)
         write_json_lines(sweep.folder / RESULTS, (result.to_json() for result in results))
         write_json(sweep.folder / SUMMARY, summary.to_json())
+        write_whole(sweep.folder / LINES, "\n".join(sweep.how.lines(summary.found)) + "\n")
         if sweep.how.plot is not None:
             sweep.how.plot(summary.found, sweep.folder / FIGURE)
     return summary

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import sys
-from html.parser import HTMLParser
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +13,12 @@ import numpy as np
 import pytest
 
 from plumbline.launcher import report
-from plumbline.launcher.runtime.report.alerts import Alert, find_alerts, loss_spikes, trend_alerts
+from plumbline.launcher.runtime.report.alerts import ADVICE, Alert, find_alerts, loss_spikes, trend_alerts
+from plumbline.launcher.runtime.report.facts import read_facts
 from plumbline.launcher.runtime.report.history import Floats, Series, read_history
 from plumbline.launcher.runtime.report.page import page, summary
+from plumbline.launcher.runtime.system.cli import duration
+from tests.launcher.runtime.report.pages import Page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,25 +121,6 @@ def test_a_place_is_never_shown_with_an_older_number(tmp_path: Path) -> None:
     assert summary(read_history(broken), [])["by_place"]["stream/kurt"]["last"] == {"00": None}
 
 
-class Page(HTMLParser):
-    """Collect the figures and headings of a page, and whatever it would have to load."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.images: list[bytes] = []
-        self.outside: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, _tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        for name, value in attrs:
-            if name in ("src", "href") and value is not None:
-                found = re.fullmatch(r"data:image/png;base64,(.+)", value)
-                if found:
-                    self.images.append(base64.b64decode(found[1]))
-                else:
-                    self.outside.append(value)
-
-
 @pytest.fixture(scope="module")
 def run(run_pretrain: Pretrain, tiny_config: Path) -> Run:
     outcome = run_pretrain(tiny_config, "reported", ["metrics.diagnostics_interval=2"])
@@ -161,22 +144,46 @@ def test_a_real_run_becomes_one_page_that_needs_nothing_else(run: Run, command: 
     assert all(observed[f"stream/kurt/{place}"] == value for place, value in kurtosis["last"].items())
     assert {"attn/entropy", "branch/ratio_mlp", "gain/mean_self_attn.q_norm"} <= set(facts["by_place"])
     assert not any(key.startswith("eval/") for key in facts["by_place"])
-    text = output.read_text()
-    shown = Page(text)
-    assert len(shown.images) == 9
+    shown = Page(output.read_text())
     assert all(image.startswith(PNG) for image in shown.images)
     assert not shown.outside
-    for title in (
-        "Loss",
-        "Training",
-        "Quantization",
-        "Outliers",
-        "Signal propagation",
-        "Attention",
-        "Gains",
-        "Updates",
-    ):
-        assert f"<h2>{title}</h2>" in text
+    assert shown.titles == [
+        *("Run", "Loss and rate", "Signal propagation", "Attention", "Branches and gradients", "Outliers", "Logits"),
+        *("Speed", "Gains", "Updates", "Alerts"),
+    ], "in reading order"
+    diagnostics = {key.rpartition("/")[0] if key.count("/") == 2 else key for key in observed} - {"step", "tokens"}
+    gains = {f"gain/*_{key.removeprefix('gain/mean_')}" for key in diagnostics if key.startswith("gain/mean_")}
+    assert {key for key in diagnostics if not key.startswith("gain/")} | gains <= set(shown.keys)
+
+
+def test_a_page_says_first_what_run_it_is(run: Run, command: Command, tmp_path: Path) -> None:
+    output = tmp_path / "page.html"
+    assert command("report", run.folder, "--output", output).returncode == 0
+    text, result = output.read_text(), json.loads((run.folder / "result.json").read_text())
+    shown = Page(text)
+    attempt = json.loads((run.folder / "attempts.jsonl").read_text())
+    assert shown.facts["state"] == "complete"
+    count = sum(weight.numel() for weight in run.weights(20).values())
+    assert shown.facts["size"].startswith(f"{count:,} parameters, ")
+    assert shown.facts["parameterization"] == "completep, 2 x the base's width, 2 x its depth"
+    assert "corpora" in shown.facts["data"]
+    assert shown.facts["batch"] == "8 sequences of 32 tokens = 256 tokens a step"
+    assert shown.facts["machine"].startswith(f"{attempt['ranks']} rank(s); {attempt['host']}: ")
+    assert "train.eval_interval" not in shown.facts["command"]
+    assert "metrics.diagnostics_interval=2" in shown.facts["command"]
+    assert shown.facts["duration"].startswith(f"{duration(sum(attempt['seconds'].values()))} in 1 start(s), ")
+    assert shown.facts["steps"] == "20 of 20"
+    assert shown.facts["tokens"].startswith(f"5,120, {5120 / count:.3g} for each parameter")
+    assert f'<td>email</td><td class="number">{result["eval/email/loss"]:.4f}</td>' in text
+    assert "Final scores" in text
+
+
+def test_samples_are_shown_and_do_not_become_markup(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, {"step": 1, "loss": 3.0})
+    (folder / "samples.txt").write_bytes(b"=== 'a'\na <script> \xff" + b"x" * 9000)
+    text = page(read_history(folder), read_facts(folder), [])
+    assert "a &lt;script&gt; \ufffdxxx" in text
+    assert "characters more" in text
 
 
 def test_a_run_without_diagnostics_that_goes_on_is_reported_as_far_as_it_is(
@@ -188,9 +195,39 @@ def test_a_run_without_diagnostics_that_goes_on_is_reported_as_far_as_it_is(
     done = command("report", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "0 alert(s)" in done.stdout
-    text = (tmp_path / "report.html").read_text()
-    assert len(Page(text).images) == 2
-    assert "not complete" in text
+    shown = Page((tmp_path / "report.html").read_text())
+    assert shown.titles == ["Run", "Loss and rate", "Speed", "Alerts"]
+    assert shown.facts["state"] == "not complete"
+    assert shown.facts["steps"] == "7"
+
+
+def test_a_number_that_nobody_foresaw_is_on_the_page(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, {"step": 1, "loss": 3.0, "new": 1.0, "other/of_block/00": 2.0})
+    shown = Page(page(read_history(folder), read_facts(folder), []))
+    assert shown.titles == ["Run", "Loss and rate", "Others", "Alerts"]
+    assert {"new", "other/of_block"} <= set(shown.keys)
+
+
+def test_every_kind_of_alert_says_what_to_do(tmp_path: Path) -> None:
+    bad = kurtosis()
+    bad[25:] *= 5
+    losses = noisy_loss(40)
+    losses[36] += 5
+    records: list[dict[str, object]] = [
+        {"step": i, "tokens": 1000 * i, "loss": losses[i - 1], "stream/kurt/00": bad[i - 1]} for i in range(1, 41)
+    ]
+    records[30] |= {"skipped": True, "grad_norm": float("inf")}
+    history = read_history(write_run(tmp_path / "a run", *records))
+    alerts = find_alerts(history)
+    text = page(history, read_facts(history.folder), alerts)
+    assert {alert.kind for alert in alerts} == set(ADVICE)
+    last = text[text.index('id="alerts"') :]
+    for kind, advice in ADVICE.items():
+        step = next(alert.step for alert in alerts if alert.kind == kind)
+        assert escape(advice.text) in last
+        if advice.command:
+            assert escape(f"show.py '{history.folder}' --step {step} --loss") in last
+    assert '<td class="number">37</td><td class="number">37,000</td>' in last, "of the spike, step and tokens"
 
 
 @pytest.mark.parametrize(
@@ -200,15 +237,56 @@ def test_a_run_without_diagnostics_that_goes_on_is_reported_as_far_as_it_is(
         ("", "holds no numbers yet"),
         ('{"step": 1, "tokens": 5, "loss": 3.0}\nnonsense\n{"step": 2, "tokens": 9, "loss": 3.0}\n', "line 2"),
         ('{"step": "one", "tokens": 5}\n{"step": 2, "tokens": 9, "loss": 3.0}\n', "step = 'one'"),
+        ('{"step": 1, "tokens": 5, "loss": 3.0}\n{"tokens": 9, "loss": 3.0}\n', "line 2: step = None is not a number"),
+        ('{"step": true, "tokens": 5, "loss": 3.0}\n', "line 1: step = True is not a number of steps"),
+        ('{"step": 1, "tokens": -5, "loss": 3.0}\n', "line 1: tokens = -5 is not a number of tokens"),
+        ('{"step": 1, "tokens": 5, "loss": 1%s}\n' % ("0" * 400), "line 1: an integer beyond every float"),
+        ('{"step": 1, "tokens": 5, "x": %s\n{}\n' % ("[" * 100_000), "line 1: not JSON"),
+        ('{"step": 1, "tokens": 5, "loss": 3.0}\n{"step": 2, "l\udcff": 3}\n{}\n', "line 2: not JSON ('utf-8'"),
+        ('{"step": 2, "tokens": 5, "loss": 3.0}\n' * 2, "line 2: loss of step 2 after that of step 2"),
         ('[1, 2]\n{"step": 2, "tokens": 9, "loss": 3.0}\n', "a list"),
     ],
 )
 def test_what_is_not_a_run_is_refused(tmp_path: Path, lines: str | None, message: str) -> None:
     if lines is not None:
-        (tmp_path / "metrics.jsonl").write_text(lines)
+        (tmp_path / "metrics.jsonl").write_bytes(lines.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=re.escape(message)) as error:
         read_history(tmp_path)
     assert str(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"step": 1', b"[1]", b'{"a": "\xff"}', b"", b"[" * 100_000, b'{"a": 1%s}' % (b"0" * 400)]
+)
+@pytest.mark.parametrize("name", ["result.json", "environment.json"])
+def test_a_damaged_file_is_one_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
+) -> None:
+    folder = write_run(tmp_path / "run", {"step": 1, "loss": 3.0})
+    (folder / name).write_bytes(content)
+    monkeypatch.setattr(sys, "argv", ["report.py", str(folder)])
+    if name == "environment.json" and content.startswith(b'{"a": 1'):
+        report.main()
+        return
+    with pytest.raises(ValueError, match=re.escape(f"{folder / name}: ")):
+        report.main()
+    assert not (folder / "report.html").exists()
+
+
+def test_a_result_without_examples_has_no_interval(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, {"step": 1, "loss": 3.0})
+    (folder / "result.json").write_text('{"eval/x/exact_match": NaN, "eval/x/examples": 0}')
+    assert '<td class="number">nan%</td>' in page(read_history(folder), read_facts(folder), [])
+
+
+def test_a_configuration_of_another_version_costs_its_rows_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path, {"step": 1, "loss": 3.0})
+    (folder / "config.yaml").write_text("model: {hidden_width: 64}\n")
+    shown = Page(page(read_history(folder), read_facts(folder), []))
+    assert "size" not in shown.facts
+    assert "warning: size, data and settings are not shown: " in capsys.readouterr().err
 
 
 def test_a_folder_that_is_no_run_is_one_error_and_no_page(command: Command, tmp_path: Path) -> None:
@@ -240,18 +318,18 @@ def test_a_page_replaces_only_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("counted", "words"),
-    [({"eval/x/examples": 100}, "x/exact_match 25.0% [17.5%, 34.3%]."), ({}, "x/exact_match 25.0%.")],
+    [({"eval/x/examples": 100}, "25.0% [17.5%, 34.3%]<"), ({}, ">25.0%<")],
 )
 def test_exact_match_has_an_interval_where_examples_were_counted(
     tmp_path: Path, counted: dict[str, int], words: str
 ) -> None:
     folder = write_run(tmp_path, {"step": 1, "tokens": 8, "eval/x/loss": 0.5, "eval/x/exact_match": 0.25, **counted})
-    assert words in page(read_history(folder), [])
+    assert words in page(read_history(folder), read_facts(folder), [])
 
 
 def test_names_are_escaped_on_the_page(tmp_path: Path) -> None:
-    history = read_history(write_run(tmp_path / "<b>", {"step": 1, "loss": 3.0, "eval/<i>/loss": 3.0}))
-    text = page(history, [Alert("trend", "<u>", 1, "<s>")])
+    folder = write_run(tmp_path / "<b>", {"step": 1, "loss": 3.0, "eval/<i>/loss": 3.0, "<u>": 1.0})
+    text = page(read_history(folder), read_facts(folder), [Alert("trend", "<u>", 1, "<s>")])
     for name in ("b", "i", "u", "s"):
         assert f"<{name}>" not in text
         assert f"&lt;{name}&gt;" in text

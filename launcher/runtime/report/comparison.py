@@ -1,0 +1,151 @@
+"""Make the page of several runs: what they are, in what they differ, and their numbers over each other."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
+from plumbline.launcher.runtime.report import html
+from plumbline.launcher.runtime.report.alerts import find_alerts
+from plumbline.launcher.runtime.report.facts import read_facts, scores, state
+from plumbline.launcher.runtime.report.figures import colour, short, smooth
+from plumbline.launcher.runtime.report.history import read_history
+from plumbline.launcher.runtime.report.html import Cell, Swatch
+from plumbline.launcher.runtime.report.overlay import By, Compared, Overlay
+from plumbline.launcher.runtime.system.cli import duration
+
+RUNS, DIFFERENCES, ALERTS = "Runs", "Differences", "Alerts"
+NAMES = ("run.name", "run.root")  # keys that say nothing of what was trained
+CODE = ("git_commit", "git_dirty", "packages", "gpus", "world_size")
+"""Keys of environment.json that a result may depend on."""
+
+
+def read_runs(folders: Sequence[Path]) -> list[Compared]:
+    """Read several runs.
+
+    Raises:
+        ValueError: one is there twice, is no run, or is damaged.
+    """
+    runs = []
+    for number, (name, folder) in enumerate(zip(distinct_names(folders), folders, strict=True)):
+        history = read_history(folder)
+        tint = colour(number, len(folders))
+        runs.append(Compared(name, history, read_facts(folder), find_alerts(history), tint))
+    return runs
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """Return the ends of paths, as short as they can be and differ.
+
+    Raises:
+        ValueError: a folder is there twice.
+    """
+    paths = [folder.resolve() for folder in folders]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise ValueError(f"{path}: given twice; name each run once")
+    longest = max(len(path.parts) for path in paths)
+    ends = (["/".join(path.parts[-length:]) for path in paths] for length in range(1, 1 + longest))
+    return next(names for names in ends if len(set(names)) == len(names))
+
+
+def page(runs: Sequence[Compared], by: By) -> str:
+    """Return the page of several runs, an HTML document that needs nothing else.
+
+    Raises:
+        ValueError: a run does not say how its numbers are placed by `by`.
+    """
+    groups = [group for group in Overlay(runs, by).groups() if group.figures]
+    title = f"{len(runs)} runs by {'FLOPs' if by == 'flops' else by}"
+    return html.document(
+        title,
+        [
+            f"<h1>{title}</h1>",
+            html.contents([RUNS, DIFFERENCES, *(group.title for group in groups), ALERTS]),
+            html.heading(RUNS),
+            _table_of_runs(runs),
+            html.heading(DIFFERENCES, "In configuration, code and machine."),
+            _table_of_differences(runs),
+            *map(html.group, groups),
+            html.heading(ALERTS),
+            *_table_of_alerts(runs),
+        ],
+    )
+
+
+def differences(runs: Sequence[Compared]) -> dict[str, list[Any]]:
+    """Return key -> its value in each run, of the keys in which configuration, code or machine differ."""
+    leaves = [dict(_leaves_of(run)) for run in runs]
+    keys = dict.fromkeys(chain.from_iterable(leaves))
+    values = {key: [of_run.get(key) for of_run in leaves] for key in keys if key not in NAMES}
+    return {key: of_runs for key, of_runs in values.items() if any(value != of_runs[0] for value in of_runs)}
+
+
+def _leaves_of(run: Compared) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a run's configuration as it is written, which may be of an older version."""
+    file = run.history.folder / "config.yaml"
+    if file.is_file():
+        yield from _leaves("", plain_values(read_yaml(file), str(file)))
+    environment = run.known.environment or {}
+    yield from _leaves("environment.", {key: environment[key] for key in CODE if key in environment})
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, child in value.items():
+            yield from _leaves(f"{path}{key}.", child)
+    elif isinstance(value, list) and any(isinstance(child, Mapping) for child in value):
+        for number, child in enumerate(value):
+            yield from _leaves(f"{path}{number}.", child)
+    else:
+        yield path.removesuffix("."), value
+
+
+def _table_of_runs(runs: Sequence[Compared]) -> str:
+    found = [scores(run.history) for run in runs]
+    columns = [
+        (source, score) for source in dict.fromkeys(chain.from_iterable(found)) for score in ("loss", "exact_match")
+    ]
+    columns = [(source, score) for source, score in columns if any(score in each.get(source, {}) for each in found)]
+    header = ["run", "state", "parameters", "steps", "tokens", "FLOPs", "time", "training loss"]
+    header += [f"{source} {score.replace('_', ' ')}" for source, score in columns]
+    rows: list[list[Cell]] = []
+    for run, own in zip(runs, found, strict=True):
+        flops, loss = run.known.flops_per_token, run.history.series.get("loss")
+        rows.append(
+            [
+                Swatch(run.name, run.colour),
+                state(run.history, run.known),
+                "" if run.known.parameters is None else short(run.known.parameters),
+                f"{run.history.step:,}",
+                short(run.history.tokens),
+                "" if flops is None else f"{flops * run.history.tokens:.3g}",
+                "" if run.known.seconds is None else duration(run.known.seconds),
+                "" if loss is None else f"{smooth(loss.values)[-1]:.4f}",
+                *(own.get(source, {}).get(score, "") for source, score in columns),
+            ]
+        )
+    return html.table(header, rows, words=2)
+
+
+def _table_of_differences(runs: Sequence[Compared]) -> str:
+    found = differences(runs)
+    if not found:
+        return '<p class="quiet">None.</p>'
+    rows = [[key, *("-" if value is None else str(value) for value in values)] for key, values in found.items()]
+    return html.table(["key", *(run.name for run in runs)], rows, words=1 + len(runs))
+
+
+def _table_of_alerts(runs: Sequence[Compared]) -> Iterator[str]:
+    rows: list[list[Cell]] = []
+    for run in runs:
+        for kind, count in Counter(alert.kind for alert in run.alerts).items():
+            first = min(alert.step for alert in run.alerts if alert.kind == kind)
+            rows.append([Swatch(run.name, run.colour), kind, str(count), f"{first:,}"])
+    if rows:
+        yield "<p>The page of a run says what they mean and what to do: <code>python launcher/report.py RUN</code>.</p>"
+        yield html.table(["run", "kind", "alerts", "first step"], rows, words=2)
+    else:
+        yield '<p class="quiet">None in any run.</p>'

@@ -1,0 +1,142 @@
+"""Draw several runs over each other, by tokens, FLOPs or time."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from plumbline.launcher.runtime.report import figures
+from plumbline.launcher.runtime.report.alerts import Alert
+from plumbline.launcher.runtime.report.diagnostics import GROUPS, OUTLIERS, TRAINING, Panel
+from plumbline.launcher.runtime.report.facts import Facts
+from plumbline.launcher.runtime.report.figures import Line, Scale
+from plumbline.launcher.runtime.report.groups import COSTS, LOSS, SCORES, Matched, select
+from plumbline.launcher.runtime.report.history import Floats, History, Series, over_places
+from plumbline.launcher.runtime.report.html import Figure, Group
+
+By = Literal["tokens", "flops", "time"]
+OVER = {"mean": "Mean over blocks.", "max": "Largest of all blocks.", "min": "Least of all blocks."}
+TIMES = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+OfRuns = Mapping[int, Series]
+"""Number of a run -> series."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Hold one of several runs."""
+
+    name: str
+    """Distinguishes it from the others."""
+    history: History
+    known: Facts
+    alerts: Sequence[Alert]
+    colour: str
+
+    def place(self, tokens: Floats, by: By) -> Floats:
+        """Return where numbers that were written after so many tokens stand: tokens, FLOPs or seconds.
+
+        Raises:
+            ValueError: the run does not say; names what it lacks.
+        """
+        if by == "time":
+            return self.history.seconds(tokens)
+        if by == "tokens":
+            return tokens
+        if self.known.flops_per_token is None:
+            raise ValueError(f"{self.history.folder}: no config.yaml that can be read; leave out --by flops")
+        return tokens * self.known.flops_per_token
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Draw the same figures as of one run, with a line for each run."""
+
+    runs: Sequence[Compared]
+    by: By
+
+    def groups(self) -> Iterator[Group]:
+        """Yield groups of figures in the order of a run's own page; some may be empty."""
+        yield Group("Loss and rate", "", [*self._losses(), *self._held_out(), *self._panels(TRAINING)])
+        yield Group("Scores", "Of the objective, and of what is held out.", [*self._matched(SCORES)])
+        for group in GROUPS:
+            costs = self._matched(COSTS) if group.title == OUTLIERS else ()
+            yield Group(group.title, group.text, [*self._panels(group.panels), *costs])
+
+    def figure(
+        self,
+        title: str,
+        text: str,
+        series: OfRuns,
+        key: str = "",
+        log: bool = False,
+        marked: bool = False,
+        cut: bool = True,
+    ) -> Iterator[Figure]:
+        """Yield the figure of one number of the runs that have it; none where none has."""
+        drawn = [
+            Line(run.name, run.place(own.tokens, self.by), own.values, run.colour, marked=marked)
+            for run, own in ((self.runs[number], own) for number, own in series.items())
+        ]
+        if drawn:
+            yield Figure(title, text, figures.lines(drawn, self.scale, log=log, cut=cut), key)
+
+    @cached_property
+    def scale(self) -> Scale:
+        """Return the scale on which the longest run is read in small numbers."""
+        if self.by == "tokens":
+            return figures.TOKENS
+        longest = max(float(run.place(np.array([float(run.history.tokens)]), self.by)[0]) for run in self.runs)
+        if self.by == "time":
+            unit, seconds = next(each for each in TIMES if longest >= 2 * each[1] or each[1] == 1)
+            return Scale(f"{unit} of steps, without evaluations and saves", seconds)
+        power = 3 * int(np.log10(max(longest, 1.0)) // 3)
+        return Scale(f"training FLOPs, 10^{power}", 10.0**power)
+
+    def _losses(self) -> Iterator[Figure]:
+        smooth = {number: _smooth(own) for number, own in self._all("loss").items()}
+        yield from self.figure("Training loss", "Nats per token, running mean.", smooth, "loss")
+        late = {number: own.where(own.tokens >= own.tokens[-1] / 2) for number, own in smooth.items()}
+        yield from self.figure("Training loss, second half", "The same, enlarged.", late, "loss", cut=False)
+
+    def _held_out(self) -> Iterator[Figure]:
+        first = self.runs[0].name
+        for key in self._keys(LOSS):
+            found, name = self._all(key), key.removeprefix("eval/").removesuffix("/loss")
+            yield from self.figure(f"Held-out loss: {name}", "Nats per token.", found, key, marked=True)
+            apart = {number: apart_from(own, found[0]) for number, own in found.items() if number} if 0 in found else {}
+            text = f"Minus that of {first} after as many tokens, nats; below 0 it is better."
+            some = {number: own for number, own in apart.items() if len(own.tokens)}
+            yield from self.figure(f"Held-out loss over {first}: {name}", text, some, marked=True, cut=False)
+
+    def _panels(self, panels: Sequence[Panel]) -> Iterator[Figure]:
+        for panel in panels:
+            layers = {number: run.history.layers(panel.quantity) for number, run in enumerate(self.runs)}
+            by_block = {number: over_places(own, panel.over) for number, own in layers.items() if own}
+            text = f"{panel.text} {OVER[panel.over]}" if by_block else panel.text
+            yield from self.figure(panel.title, text, by_block or self._all(panel.quantity), panel.quantity, panel.log)
+
+    def _matched(self, wanted: Iterable[Matched]) -> Iterator[Figure]:
+        """Yield a figure for each key that matches."""
+        for title, text, pattern in wanted:
+            for key in self._keys(pattern):
+                yield from self.figure(f"{title}: {key.removeprefix('eval/')}", text, self._all(key), key, marked=True)
+
+    def _all(self, key: str) -> dict[int, Series]:
+        found = ((number, run.history.series.get(key)) for number, run in enumerate(self.runs))
+        return {number: own for number, own in found if own is not None}
+
+    def _keys(self, pattern: re.Pattern[str]) -> list[str]:
+        return sorted({key for run in self.runs for key in select(run.history, pattern)})
+
+
+def apart_from(series: Series, base: Series) -> Series:
+    """Return how far a series lies above another, where both are known; the other is straight between its points."""
+    inside = series.where((series.tokens >= base.tokens[0]) & (series.tokens <= base.tokens[-1]))
+    return Series(inside.steps, inside.tokens, inside.values - np.interp(inside.tokens, base.tokens, base.values))
+
+
+def _smooth(series: Series) -> Series:
+    return Series(series.steps, series.tokens, figures.smooth(series.values))

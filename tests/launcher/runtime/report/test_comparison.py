@@ -1,0 +1,141 @@
+"""Several runs on one page: each at its place to the right, and what they differ in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from plumbline.launcher.runtime.report.comparison import differences, distinct_names, page, read_runs
+from plumbline.launcher.runtime.report.history import Series, over_places
+from plumbline.launcher.runtime.report.overlay import Overlay, apart_from
+from plumbline.model.flops import training_flops_per_token
+from tests.launcher.runtime.report.pages import Page
+
+if TYPE_CHECKING:
+    from tests.conftest import Command, Pretrain, Run
+
+
+@pytest.fixture(scope="module")
+def run(run_pretrain: Pretrain, tiny_config: Path) -> Run:
+    outcome = run_pretrain(tiny_config, "first", ["metrics.diagnostics_interval=5"])
+    assert outcome.code == 0, outcome.stderr
+    return outcome.run
+
+
+@pytest.fixture(scope="module")
+def other(run_pretrain: Pretrain, tiny_config: Path) -> Run:
+    outcome = run_pretrain(tiny_config, "second", ["metrics.diagnostics_interval=5", "optimizer.lr=0.001"])
+    assert outcome.code == 0, outcome.stderr
+    return outcome.run
+
+
+def test_several_runs_become_one_page_beside_the_first(run: Run, other: Run, command: Command) -> None:
+    beside = run.folder.parent / "comparison.html"
+    done = command("report", run.folder, other.folder, "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["report"] == str(beside)
+    assert facts["differences"] == {"optimizer.lr": [0.004, 0.001]}
+    assert [each["last"]["loss"] for each in facts["runs"]] == [each.column("loss")[20] for each in (run, other)]
+    shown = Page(beside.read_text())
+    assert not shown.outside
+    assert shown.titles[:3] == ["Runs", "Differences", "Loss and rate"]
+    assert shown.titles[-1] == "Alerts"
+    assert {"Held-out loss: email", "Held-out loss over first: email", "Kurtosis of the stream"} <= set(shown.figures)
+    assert command("report", run.folder, other.folder, "--by", "time").returncode == 0, "its own page is replaced"
+    beside.write_text("my notes")
+    refused = command("report", run.folder, other.folder)
+    assert refused.returncode == 2
+    assert beside.read_text() == "my notes"
+
+
+def test_numbers_stand_where_their_run_was(run: Run, other: Run) -> None:
+    first, _ = runs = read_runs([run.folder, other.folder])
+    tokens = first.history.series["loss"].tokens
+    assert first.place(tokens, "tokens").tolist() == tokens.tolist() == [256.0 * step for step in range(1, 21)]
+    config = first.known.config
+    assert config is not None
+    of_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
+    assert first.place(tokens, "flops") == pytest.approx(tokens * of_token)
+    speed = run.column("tokens_per_second")
+    passed = np.cumsum([256 / speed[step] for step in range(1, 21)])
+    assert first.place(tokens, "time") == pytest.approx(passed)
+    assert first.place(tokens[:1] / 2, "time") == pytest.approx(passed[:1] / 2)
+    scale = Overlay(runs, "flops").scale
+    assert scale.unit <= of_token * 20 * 256 < 1000 * scale.unit
+    assert f"10^{round(np.log10(scale.unit))}" in scale.label
+
+
+def test_a_branch_begins_with_no_time(tmp_path: Path) -> None:
+    lines = ({"step": step, "tokens": 100 * step, "loss": 1.0, "tokens_per_second": 50.0} for step in (11, 12, 13))
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (branch,) = read_runs([tmp_path])
+    assert branch.place(np.array([1000.0, 1100.0, 1300.0]), "time").tolist() == [0, 2, 6]
+
+
+def test_what_a_run_lacks_is_named(run: Run, tmp_path: Path, command: Command) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "metrics.jsonl").write_text('{"step": 1, "tokens": 256, "loss": 3.0}\n')
+    for by, words in (("flops", "no config.yaml that can be read"), ("time", "has no tokens_per_second")):
+        done = command("report", run.folder, bare, "--by", by, "--output", tmp_path / "page.html")
+        assert done.returncode == 2
+        assert str(bare) in done.stderr
+        assert words in done.stderr
+    shown = Page(page(read_runs([run.folder, bare]), "tokens"))
+    assert "Training loss" in shown.figures
+
+
+def test_what_differs_is_found_in_lists_and_in_the_code(run: Run, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(run.folder, copy, ignore=shutil.ignore_patterns("checkpoints", "logs"))
+    assert differences(read_runs([run.folder, copy])) == {}
+    config = (copy / "config.yaml").read_text()
+    changed = config.replace("weight: 1.0", "weight: 2.0").replace("hidden_size: 64", "hidden_size: 32\n  new_key: 1")
+    (copy / "config.yaml").write_text(changed)
+    environment = json.loads((copy / "environment.json").read_text())
+    environment["packages"]["torch"] = "1.0"
+    (copy / "environment.json").write_text(json.dumps({**environment, "host": "elsewhere"}))
+    found = differences(read_runs([run.folder, copy]))
+    assert found["model.hidden_size"] == [64, 32]
+    assert found["model.new_key"] == [None, 1]
+    assert found["data.train.0.weight"] == [1.0, 2.0]
+    assert found["environment.packages.torch"][1] == "1.0"
+    assert not any("host" in key for key in found)
+
+
+def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
+    paths = [tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "b" / "y"]
+    assert distinct_names(paths[1:]) == ["x", "y"]
+    assert distinct_names(paths) == ["a/x", "b/x", "b/y"]
+    with pytest.raises(ValueError, match="given twice"):
+        distinct_names([paths[0], tmp_path / "b" / ".." / "a" / "x"])
+
+
+def of(values: dict[int, float]) -> Series:
+    steps = np.array(list(values), dtype=np.float64)
+    return Series(steps, 10 * steps, np.array(list(values.values())))
+
+
+def test_a_difference_is_taken_where_both_are_known() -> None:
+    apart = apart_from(of({1: 9.0, 2: 4.0, 3: 2.0, 5: 0.0}), of({2: 3.0, 4: 1.0}))
+    assert apart.steps.tolist() == [2, 3]
+    assert apart.values.tolist() == [1.0, 0.0]
+
+
+def test_of_all_blocks_those_count_that_are_numbers() -> None:
+    layers = {"00": of({1: 1.0, 2: np.nan, 3: 5.0}), "01": of({1: 3.0, 2: 4.0})}
+    assert over_places(layers, "mean").values.tolist() == [2, 4, 5]
+    assert over_places(layers, "min").values.tolist() == [1, 4, 5]
+    assert over_places(layers, "max").values.tolist() == [3, 4, 5]
+
+
+def test_by_is_for_several_runs(run: Run, command: Command) -> None:
+    done = command("report", run.folder, "--by", "time")
+    assert done.returncode == 2
+    assert "--by is for several runs" in done.stderr
