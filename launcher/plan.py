@@ -7,7 +7,10 @@ python launcher/plan.py --config configs/ladder/7b.yaml --law laws/mine/law.json
 """
 
 import argparse
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from plumbline.launcher.runtime.system import cli
@@ -18,7 +21,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=cli.existing, required=True, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
-    parser.add_argument("--parameters", action="store_true", help="one row for each tensor, peak values")
+    parser.add_argument("--parameters", action="store_true", help="one row for each tensor, equal layers together")
     parser.add_argument("--devices", type=cli.positive, default=1, help="GPUs (or CPU processes) to plan for")
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="peak of one device (default: H100, bf16)")
     parser.add_argument("--mfu", type=float, default=0.4, help="assumed model FLOPs utilisation")
@@ -141,11 +144,12 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
 
 
 def print_parameters(facts: PlanFacts) -> None:
-    """Print the table of the parameterization, then the forward multipliers."""
-    width = max(len(row.name) for row in facts.parameters)
+    """Print the table of the parameterization, peak values, then the forward multipliers."""
+    rows = list(over_layers(facts.parameters))
+    width = max(len(row.name) for row in rows)
     header = f"{'role':<13}  {'shape':>14}  {'init std':>9}  {'lr':>9}  {'lr x':>7}  {'wd':>7}  {'eps':>8}"
     print(f"{'name':<{width}}  {header}")
-    for row in facts.parameters:
+    for row in rows:
         shape = "x".join(str(size) for size in row.shape)
         lr = f"{row.lr:.3g}" if row.trainable else "frozen"
         print(
@@ -154,6 +158,25 @@ def print_parameters(facts: PlanFacts) -> None:
         )
     forward = asdict(facts.multipliers).items()
     print("\nforward multipliers: " + ", ".join(f"{name} {value:.6g}" for name, value in forward))
+
+
+def over_layers(rows: Sequence[ParameterRow]) -> Iterator[ParameterRow]:
+    """Yield one row, at the place of the first, for all that differ in nothing but the number in their name."""
+    layers: dict[tuple[str, str, ParameterRow], list[int]] = {}
+    for row in rows:
+        found = re.search(r"(?<=\.)\d+(?=\.)", row.name)
+        head, tail = (row.name, "") if found is None else (row.name[: found.start()], row.name[found.end() :])
+        numbers = layers.setdefault((head, tail, replace(row, name="")), [])
+        if found is not None:
+            numbers.append(int(found[0]))
+    for (head, tail, row), numbers in layers.items():
+        yield replace(row, name=f"{head}{ranges(numbers)}{tail}")
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as in 0-2,5."""
+    runs = ([number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
     deepspeed --quiet launcher/pretrain.py --config configs/quickstart.yaml             every GPU of this node
     deepspeed --quiet --num_accelerators 2 launcher/pretrain.py --config configs/quickstart.yaml   two CPU processes
     python launcher/pretrain.py --config configs/quickstart.yaml optimizer.lr=0.002     one process
+    python launcher/pretrain.py --config configs/quickstart.yaml --dry-run              check all, show the first batch
     python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8   on a Slurm cluster
 
 A cooldown from a checkpoint of another run is schedule.branch (docs/schedules.md).
@@ -35,6 +36,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="YAML file of the run (see configs/)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--print-config", action="store_true", help="print the configuration with every default, and end")
+    only.add_argument("--dry-run", action="store_true", help="check all, show the first batch, train and write nothing")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     return parser.parse_intermixed_args()
 
@@ -74,7 +78,7 @@ from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import as_yaml, load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_run
@@ -92,6 +96,7 @@ from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_w
 from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import train
+from plumbline.launcher.runtime.train.rehearsal import rehearse
 from plumbline.model.parameterization.sizes import sizes
 
 
@@ -102,6 +107,10 @@ def main() -> int:
         world = read_world()
         config = branch.resolve(load_config(arguments.config, arguments.overrides))
         plan = plan_run(config)
+        if arguments.print_config:
+            if world.is_main:
+                TRAINING.info(as_yaml(config).rstrip())
+            return COMPLETE
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints)
         initial_weights.check(config)
@@ -118,6 +127,10 @@ def main() -> int:
             startup.stop()
             return COMPLETE
         check_start(config, plan, world)
+        if arguments.dry_run:
+            rehearse(config, inputs, world)
+            startup.stop()
+            return COMPLETE
         watch_time_limit(STOP, world.is_main)
     except (ValueError, OSError) as error:
         return refuse(error, arguments)
@@ -205,7 +218,7 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
 
 def refuse(error: Exception, arguments: argparse.Namespace) -> int:
     """Note a start that came to nothing in the status of its run, if that can be told, and log the error."""
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0" and not (arguments.dry_run or arguments.print_config):
         with suppress(ValueError, OSError):  # WORLD_SIZE may be what is wrong
             folder = read_run(arguments.config, arguments.overrides).folder
             note_refusal(folder, int(os.environ.get("WORLD_SIZE", "1")), newest_checkpoint, error)

@@ -21,32 +21,34 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Hold everything that determines the decoder's function, except the parameterization's multipliers."""
 
     family: str = "qwen3"
-    """Named set of switches that the other keys start from: one of model/families.py."""
-    vocab_size: int = Field(gt=0, le=2**31)
-    """Rows of the embedding. Left out, a run takes the corpus's; a larger one pads it."""
+    """Named set of switches (docs/blocks.md). A key that is given wins over its family's."""
+    vocab_size: int = Field(gt=0, le=2**31, json_schema_extra={"left_out": "the first corpus's or task's"})
+    """Rows of the embedding, one for each token id. A number above the corpus's pads it."""
     hidden_size: int = Field(gt=0, le=2**20)
-    """Width of the residual stream."""
+    """Width of the residual stream, in channels."""
     num_hidden_layers: int = Field(gt=0, le=10_000)
     """Number of blocks, each an attention branch and an MLP branch."""
     num_attention_heads: int = Field(gt=0, le=2**20)
-    """Query heads."""
-    num_key_value_heads: int = Field(gt=0, le=2**20)
-    """Key and value heads (grouped-query attention when fewer than the query heads). Default: as many."""
-    head_dim: int = Field(gt=0, le=2**20)
-    """Width of one head. Default: hidden_size / num_attention_heads. Keep it fixed when scaling width; add heads."""
-    intermediate_size: int = Field(gt=0, le=2**24)
-    """Inner width of the MLP. Default: 4 x hidden_size, or 8/3 x (rounded up to 64) when the MLP is gated."""
-    max_position_embeddings: int = Field(gt=0, le=2**31)
-    """Longest sequence, in tokens. Left out, a run takes data.sequence_length."""
+    """Query heads of each block."""
+    num_key_value_heads: int = Field(gt=0, le=2**20, json_schema_extra={"left_out": "`num_attention_heads`"})
+    """Key and value heads of each block. Fewer than the query heads make grouped-query attention."""
+    head_dim: int = Field(gt=0, le=2**20, json_schema_extra={"left_out": "`hidden_size` / `num_attention_heads`"})
+    """Width of one head, in channels. Keep it fixed when scaling width, and add heads."""
+    intermediate_size: int = Field(
+        gt=0, le=2**24, json_schema_extra={"left_out": "4 × `hidden_size`; of a gated MLP 8/3 ×, rounded up to 64"}
+    )
+    """Inner width of the MLP, in channels."""
+    max_position_embeddings: int = Field(gt=0, le=2**31, json_schema_extra={"left_out": "`data.sequence_length`"})
+    """Longest sequence that the model reads, in tokens."""
 
     block: str = "pre_norm"
-    """How norms, branches and the residual stream are wired: one of model/blocks/, a file each."""
+    """How norms, branches and the residual stream are wired (docs/blocks.md)."""
     norm: Literal["rmsnorm", "layernorm", "single_scale_rmsnorm"]
     """Normalisation of the residual stream. single_scale_rmsnorm: one gain for all channels (arXiv 2506.19697)."""
     norm_eps: PositiveFloat
     """Added to the variance (or mean square) inside every norm."""
     norm_bias: bool
-    """Additive bias in LayerNorm. RMSNorm has none."""
+    """Whether LayerNorm has an additive bias. RMSNorm has none."""
     final_norm: bool = True
     """Normalise before the head. Without it only the loss limits the size of the logits: set objective.z_loss."""
     skip_gain: PositiveFloat = 1.0
@@ -58,14 +60,14 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """First value of the branch gain at the base depth; the parameterization multiplies by m_L^-depth_alpha. In a block
     whose branches end in a norm it is that norm's first gain."""
     embedding_projection: bool = False
-    """A square matrix after the embedding and another before the head, which take up outliers (arXiv 2506.19697)."""
+    """Put a square matrix after the embedding and another before the head, to take up outliers (arXiv 2506.19697)."""
     position_embedding: Literal["rope", "learned"]
     """Rotary embedding of queries and keys, or a learned table added to the token embedding."""
     rope_theta: PositiveFloat = 10000.0
-    """Base wavelength of the rotary embedding."""
+    """Base of the rotary embedding: its slowest channels turn once in about 2 pi times as many tokens."""
     rope_scaling: RopeScaling | None = Field(default=None, discriminator="rope_type")
     """How the rotary embedding is stretched beyond the length that a model was trained on: {rope_type: linear, factor},
-    llama3 or yarn (model/rotary_scaling.py). None: not."""
+    llama3 or yarn (model/rotary_scaling.py). None: not stretched."""
     mlp: Literal["swiglu", "geglu", "gelu", "gelu_tanh", "relu", "relu2", "shaped_relu", "xielu"]
     """MLP kind: gated SiLU, gated GELU, exact GELU, tanh-approximated GELU (as GPT-2), ReLU, squared ReLU, leaky ReLU
     of slope 1 - width^-1/2 (arXiv 2306.17759), xIELU with two learned numbers (arXiv 2411.13010)."""
@@ -73,51 +75,52 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """First value of a learned number that multiplies the MLP's inner activations before the nonlinearity. None: no
     such number."""
     parallel: bool = False
-    """Attention and MLP read the same stream, and are added at once."""
+    """Let attention and MLP read the same stream, and add both at once."""
     attention: str = "softmax"
-    """The map over positions: one of model/attention/, a file each. softmax; shaped: identity + softmax - uniform
+    """The map over positions. softmax: the usual one; shaped: identity + softmax - uniform
     (arXiv 2306.17759); mixing: a fixed random matrix over positions (arXiv 2506.01115); pruned: softmax over the tokens
     that a layer has not learned to drop (arXiv 2305.15805)."""
     pruning_rank: PositiveInt = 64
-    """pruned: width of the vectors that vote on dropping."""
+    """For `attention: pruned`: width of the vectors that vote on dropping, in channels."""
     shaped_gains: Literal["fixed", "learned"] = "fixed"
-    """shaped: weights of the three parts, all 1, or learned for each head, the queries starting at zero (SAS)."""
+    """For `attention: shaped`: weights of the three parts, all 1, or learned for each head, the queries starting at
+    zero (SAS)."""
     shaped_temperature: PositiveFloat | None = None
-    """shaped: logits are divided by this times sqrt(hidden_size) as well, which keeps their noise per layer at
-    O(1/width). None: not."""
+    """For `attention: shaped`: logits are divided by this times sqrt(hidden_size) as well, which keeps their noise per
+    layer at O(1/width). None: they are not."""
     qk_norm: Literal["none", "head", "projection"]
     """RMSNorm of queries and keys before the rotary embedding: over each head, one gain vector for all heads (Qwen3),
     or over all heads at once (OLMo 2)."""
     qk_norm_frozen: bool = False
-    """The gains of QK-norm stay at their first value."""
+    """Keep the gains of QK-norm at their first value."""
     qk_norm_init: PositiveFloat = 1.0
     """First value of the gains of QK-norm."""
     attn_logit_softcapping: PositiveFloat | None = None
     """Attention logits become cap * tanh(logits / cap). None: no cap. Needs [T, T] memory for each head."""
     attention_sink: bool = False
-    """A learned logit for each head joins the softmax and attends to nothing (gpt-oss). Needs [T, T] memory."""
+    """Add a learned logit for each head to the softmax, which attends to nothing (gpt-oss). Needs [T, T] memory."""
     attention_gate: Literal["none", "head", "elementwise"] = "none"
     """Sigmoid gate on the attention output before its projection (arXiv 2505.06708)."""
     value_residual: bool = False
-    """Values are mixed with those of the first block, by two learned numbers for each block (arXiv 2410.17897)."""
+    """Mix values with those of the first block, by two learned numbers for each block (arXiv 2410.17897)."""
     frozen_qk: bool = False
-    """Query and key projections stay as they were drawn (arXiv 2506.01115)."""
+    """Keep query and key projections as they were drawn (arXiv 2506.01115)."""
     frozen_mlp: bool = False
-    """The projections of the MLPs stay as they were drawn."""
+    """Keep the projections of the MLPs as they were drawn."""
     attention_bias: bool
-    """Biases in the query, key, value and output projections."""
+    """Whether the query, key, value and output projections have biases."""
     mlp_bias: bool
-    """Biases in the MLP projections."""
+    """Whether the MLP projections have biases."""
     tie_word_embeddings: bool
-    """Use the embedding matrix as the unembedding."""
+    """Use the embedding matrix as the unembedding as well."""
     sliding_window: PositiveInt | None = None
-    """Each token attends to itself and the window - 1 tokens before it. None: to the whole prefix."""
+    """Tokens that each token attends to: itself and those right before it. None: the whole prefix."""
     document_mask: bool = False
     """Attend only within a document and restart positions at each document of a packed sequence."""
     final_logit_softcapping: PositiveFloat | None = None
     """Logits become cap * tanh(logits / cap). None: no cap."""
     dropout: NonNegativeFloat = Field(default=0.0, lt=1.0)
-    """Dropout on the embedding, the attention weights and both branch outputs, while training."""
+    """Share of values that training drops from the embedding, the attention weights and both branch outputs."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights at the base width; the parameterization scales it from there."""
 

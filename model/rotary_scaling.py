@@ -17,6 +17,7 @@ class LinearScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     """Divide every frequency (position interpolation, arXiv 2306.15595)."""
 
     rope_type: Literal["linear"]
+    """Which rule."""
     factor: float = Field(ge=1.0)
     """What frequencies are divided by: how many times longer sequences become."""
 
@@ -34,6 +35,7 @@ class Llama3Scaling(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     """Divide low frequencies, keep high ones, and pass smoothly from one to the other (Llama 3.1)."""
 
     rope_type: Literal["llama3"]
+    """Which rule."""
     factor: float = Field(ge=1.0)
     """What low frequencies are divided by."""
     low_freq_factor: PositiveFloat
@@ -41,7 +43,7 @@ class Llama3Scaling(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     high_freq_factor: PositiveFloat
     """One that turns more often than this is high."""
     original_max_position_embeddings: PositiveInt
-    """Longest sequence before the scaling, tokens."""
+    """Longest sequence before the scaling, in tokens."""
 
     @validator(mode="after")
     def _check(self) -> "Llama3Scaling":
@@ -71,10 +73,11 @@ class YarnScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """
 
     rope_type: Literal["yarn"]
+    """Which rule."""
     factor: float = Field(ge=1.0)
     """What low frequencies are divided by."""
     original_max_position_embeddings: PositiveInt
-    """Longest sequence before the scaling, tokens."""
+    """Longest sequence before the scaling, in tokens."""
     beta_fast: PositiveFloat = 32.0
     """Turns in the original length from which on a frequency is kept."""
     beta_slow: PositiveFloat = 1.0
@@ -82,7 +85,7 @@ class YarnScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     attention_factor: NonNegativeFloat | None = None
     """What cosines and sines are multiplied by. None: 0.1 ln(factor) + 1."""
     truncate: bool = True
-    """The ramp begins and ends at whole dimensions."""
+    """Let the ramp begin and end at whole dimensions."""
 
     @validator(mode="after")
     def _check(self) -> "YarnScaling":

@@ -15,19 +15,20 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     """Choose the rule that scales the hyperparameters, and the base model at which they were tuned."""
 
     rule: Literal["sp", "mup", "depth_alpha", "completep"] = "completep"
-    """Standard parameterization (nothing scales), muP (width), depth-alpha (width and depth), CompleteP (alpha = 1)."""
+    """How initialisation, learning rate, decay and eps scale. sp: standard parameterization, they do not; mup: with
+    width; depth_alpha: with width and depth; completep: that with depth_alpha = 1."""
     base_hidden_size: PositiveInt | None = None
     """Width at which the hyperparameters were tuned. Needed by every rule but sp."""
     base_num_hidden_layers: PositiveInt | None = None
     """Depth at which they were tuned. Needed by depth_alpha and completep."""
     base_head_dim: PositiveInt | None = None
-    """Head width at which they were tuned. Default: the model's own head_dim (scale the number of heads instead)."""
+    """Head width at which they were tuned. None: the model's own head_dim (scale the number of heads instead)."""
     base_num_attention_heads: PositiveInt | None = None
-    """Query heads of the base. Default: heads x head_dim has grown in proportion to hidden_size."""
+    """Query heads of the base. None: heads x head_dim has grown in proportion to hidden_size."""
     base_num_key_value_heads: PositiveInt | None = None
-    """Key and value heads of the base. Default: as above."""
+    """Key and value heads of the base. None: heads x head_dim has grown in proportion to hidden_size."""
     base_intermediate_size: PositiveInt | None = None
-    """Inner width of the base's MLP. Default: it has grown in proportion to hidden_size."""
+    """Inner width of the base's MLP. None: it has grown in proportion to hidden_size."""
     depth_alpha: PositiveFloat = 1.0
     """Exponent of the residual multiplier m_L^-alpha. CompleteP fixes it at 1."""
     gamma_0: PositiveFloat = 1.0
@@ -49,11 +50,11 @@ class ParameterizationConfig(BaseModel, extra="forbid", frozen=True, strict=True
     """Extra learning-rate factors of your own, per module: role (`unembedding`) or regular expression over whole
     parameter names (`.*down_proj.weight`) -> factor. A tensor that several match takes their product."""
     weight_decay_multipliers: dict[str, NonNegativeFloat] = {}
-    """The same for weight decay; 0 takes a module out of it."""
+    """Factors for weight decay, per module as in lr_multipliers; 0 takes a module out of it."""
     init_multipliers: dict[str, NonNegativeFloat] = {}
-    """The same for the standard deviation of the first values."""
+    """Factors for the standard deviation of the first values, per module as in lr_multipliers."""
     eps_multipliers: dict[str, PositiveFloat] = {}
-    """The same for AdamW's eps."""
+    """Factors for AdamW's eps, per module as in lr_multipliers."""
     weight_decay_width_exponent: NonNegativeFloat = 1.0
     """x: the weight decay of hidden matrices grows as m_N^x where their learning rate falls as 1/m_N. 1 keeps
     lr x decay, and so the time over which they forget; 0.5 is arXiv 2510.15262, 0 leaves the decay as it is."""

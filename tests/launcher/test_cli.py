@@ -71,7 +71,7 @@ def test_the_run_folder_is_complete(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names == {
         "config.yaml", "environment.json", "metrics.jsonl", "tensorboard", "tokenizer", "checkpoints", "samples.txt",
-        "result.json", "lock", "logs", "status.json", "attempts.jsonl", "trackers",
+        "result.json", "lock", "logs", "status.json", "attempts.jsonl", "trackers", "starts.jsonl",
     }  # fmt: skip
     assert load_config(trained / "config.yaml", []).run.name == "chain"
     assert (trained / "samples.txt").read_text().startswith("=== 'def '\ndef ")
@@ -295,6 +295,21 @@ def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> No
     for memory in facts["memory_bytes"].values():
         parts = ("weights", "gradients", "optimizer", "activations")
         assert memory["total"] == pytest.approx(sum(memory[part] for part in parts))
+
+
+def test_the_table_has_layers_that_are_alike_in_one_row(command: Command, tiny_config: Path) -> None:
+    overrides = ["model.num_hidden_layers=6", "parameterization.lr_multipliers={'.*layers.[23].mlp.*': 2}"]
+    done = command("plan", "--config", tiny_config, "--parameters", *overrides)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line.split()[4] for line in done.stdout.splitlines()[1:] if line.count("  ") > 4}
+    assert rows["model.layers.0-5.self_attn.q_proj.weight"] == rows["model.layers.0-1,4-5.mlp.up_proj.weight"]
+    assert float(rows["model.layers.2-3.mlp.up_proj.weight"]) == 2 * float(
+        rows["model.layers.0-1,4-5.mlp.up_proj.weight"]
+    )
+    assert {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"} < rows.keys()
+    assert len(rows) == 8 + 2 * 3 + 3, "of layers 8 tensors and twice the MLP's 3, and 3 that are in no layer"
+    whole = answer(command("plan", "--config", tiny_config, "--json", *overrides))["parameters"]
+    assert len(whole) == 6 * 11 + 3
 
 
 # Bytes for each parameter on one of R ranks: weights, gradients, optimizer (master weights and two moments)

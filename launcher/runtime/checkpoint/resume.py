@@ -19,11 +19,13 @@ from plumbline.launcher.runtime.checkpoint.store import (
     step_of,
 )
 from plumbline.launcher.runtime.config.identity import RESUMED, differences
+from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.files import read_object
+from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.world import World
 
 
@@ -104,6 +106,12 @@ def other_layout(folder: Path, config: Config, world: World) -> str | None:
     before = f"{manifest['world_size']} rank(s) at ZeRO stage {manifest['zero_stage']}"
     now = f"{world.size} rank(s) at ZeRO stage {config.deepspeed.zero_stage}"
     return None if before == now else f"written by {before}, read by {now}"
+
+
+def tell_changes(folder: Path, config: Config) -> None:
+    """Log each key that has another value than when the checkpoint was written, and from here on."""
+    for line in differences(load_config(folder / "config.yaml", []), config):
+        TRAINING.info(f"changed  {line}")
 
 
 def check_resume(

@@ -46,13 +46,16 @@ def mark_of(section: str, key: str | None = None) -> str:
     return mark
 
 
+def changes(old: Config, new: Config, marks: Collection[str] = tuple(MARKS)) -> dict[str, tuple[Any, Any]]:
+    """Return path -> both values of each leaf with one of `marks` in which two configurations differ."""
+    before, after = dict(_leaves(old, marks)), dict(_leaves(new, marks))
+    both = {path: (before.get(path), after.get(path)) for path in {**before, **after}}
+    return {path: (was, becomes) for path, (was, becomes) in both.items() if was != becomes}
+
+
 def differences(old: Config, new: Config, marks: Collection[str] = tuple(MARKS)) -> list[str]:
     """Return `section.key: old -> new` for each leaf with one of `marks` in which two configurations differ."""
-    before, after = dict(_leaves(old, marks)), dict(_leaves(new, marks))
-    paths = [*before, *(path for path in after if path not in before)]
-    return [
-        f"{path}: {before.get(path)!r} -> {after.get(path)!r}" for path in paths if before.get(path) != after.get(path)
-    ]
+    return [f"{path}: {was!r} -> {becomes!r}" for path, (was, becomes) in changes(old, new, marks).items()]
 
 
 def settings(config: Config) -> dict[str, Any]:

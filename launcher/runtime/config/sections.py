@@ -16,11 +16,12 @@ class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
     name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
     """Name of the run and of its folder: letters, digits, _ . + and -, not dots alone."""
     root: str = Field(default="runs", min_length=1)
-    """Folder that holds run folders."""
+    """Folder in which run folders lie. It is made if need be."""
     seed: NonNegativeInt = Field(default=1, json_schema_extra={"shapes": "run"})
     """Seed of the initial weights, the order of the data and dropout."""
     deterministic: bool = Field(default=False, json_schema_extra={"shapes": "course"})
-    """Compute every step to the last bit again when it is repeated, on GPUs as well, with kernels that are slower."""
+    """Compute every step to the last bit again when it is repeated, on GPUs as well, with kernels that are slower
+    (docs/runs.md)."""
 
     @property
     def folder(self) -> Path:
@@ -32,28 +33,31 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Say how long to train and how often to look."""
 
     steps: PositiveInt | None = None
-    """Optimizer steps. Give this or tokens."""
+    """Length of the run in optimizer steps. Give this or tokens."""
     tokens: PositiveInt | None = None
-    """Training tokens, rounded up to whole steps. Give this or steps."""
+    """Length of the run in training tokens, rounded up to whole steps. Give this or steps."""
     log_interval: PositiveInt = 1
-    """Steps between lines of metrics.jsonl."""
+    """Steps from one line of metrics.jsonl to the next."""
     eval_interval: PositiveInt | None = None
-    """Steps between evaluations on held-out text. None: only at the end."""
+    """Steps from one evaluation on held-out text to the next. None: only at the end."""
     eval_batches: PositiveInt | None = 16
     """Held-out micro-batches of one evaluation, over all ranks. None: all of the held-out text."""
     initialize_from: str | None = Field(default=None, json_schema_extra={"shapes": "run"})
     """Start from the weights of a stock Llama, Qwen3, GPT-2 or Granite: a Hugging Face folder, or hf:NAME. The model
     section may then be left out. None: weights are drawn."""
     sample_prompts: list[str] = []
-    """Prompts continued at the end of the run, into samples.txt."""
+    """Texts that the final model continues, into samples.txt."""
     ema_half_life_tokens: PositiveInt | None = None
-    """Also keep an exponential moving average of the weights, in which a state's share halves in this many tokens."""
+    """Also keep an exponential moving average of the weights, in which a state's share halves in this many tokens
+    (docs/averages.md). None: no average."""
     activation_checkpointing: bool = False
-    """Recompute each block in the backward pass instead of keeping its activations."""
+    """Recompute each block in the backward pass instead of keeping its activations: less memory, about a third more
+    computation."""
     compile: bool = False
-    """torch.compile every block."""
+    """Compile every block with torch.compile: the first step takes long, later ones are quicker."""
     hang_minutes: PositiveFloat | None = Field(default=20.0, json_schema_extra={"shapes": "nothing"})
-    """End the run, with the stacks of all ranks in its folder, when nothing has moved for so long. None: never."""
+    """Minutes without a step, or a batch of an evaluation, after which the run ends with exit code 86 and the stacks of
+    all ranks in its folder. None: never."""
 
     @validator(mode="after")
     def _check(self) -> "TrainConfig":
@@ -70,7 +74,7 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """Say what to ask of DeepSpeed. The rest of its configuration is generated, with every key explicit."""
 
     zero_stage: int = Field(default=1, ge=0, le=3)
-    """0: replicate everything; 1: shard optimizer states; 2: gradients as well; 3: parameters as well."""
+    """What is divided over the ranks. 0: nothing; 1: optimizer states; 2: gradients as well; 3: weights as well."""
     precision: Literal["bf16", "fp32"] = Field(default="bf16", json_schema_extra={"shapes": "state"})
     """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: do all in fp32."""
     offload_optimizer: bool = False
@@ -78,7 +82,7 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     bucket_size: PositiveInt = 500_000_000
     """Elements of one reduction or gather bucket; more make fewer, larger messages and take more memory."""
     timeout_minutes: PositiveFloat = 30.0
-    """How long a collective may wait for a slow rank before the job fails."""
+    """Minutes that a collective waits for a slow rank before the job fails."""
 
     @validator(mode="after")
     def _check(self) -> "DeepSpeedConfig":
@@ -93,7 +97,7 @@ class LocalCheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True,
     path: str
     """Absolute path of a folder on storage of the node's own (NVMe, /dev/shm), which outlives a job."""
     interval: PositiveInt
-    """Steps between checkpoints there."""
+    """Steps from one checkpoint there to the next; below checkpoint.interval."""
 
     @validator(mode="after")
     def _check(self) -> "LocalCheckpointConfig":
@@ -106,17 +110,18 @@ class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     """Say when to save and what to keep. The last step is always saved."""
 
     interval: PositiveInt | None = None
-    """Steps between checkpoints. None: only at the end (and when the job is asked to stop)."""
+    """Steps from one checkpoint to the next. None: only at the end, and when the job is asked to stop."""
     keep_last: PositiveInt = 2
     """How many of the newest checkpoints stay."""
     keep_every: PositiveInt | None = None
-    """Checkpoints at multiples of this many steps stay for ever."""
+    """Checkpoints at multiples of this many steps stay for ever. None: none do."""
     background: bool = True
     """Write behind training, which then waits only for the copy to host memory; a second one waits for the first."""
     max_failures: PositiveInt = 10
-    """Training ends when so many checkpoints in a row could not be written."""
+    """Checkpoints in a row that could not be written, after which training ends with exit code 2."""
     local: LocalCheckpointConfig | None = None
-    """Also save on the nodes, where it is quick: a resume on the same nodes goes on from there. None: not."""
+    """Also save on the nodes, where it is quick: a resume on the same nodes goes on from there (docs/runs.md). None:
+    only in the run folder."""
 
     @validator(mode="after")
     def _check(self) -> "CheckpointConfig":
@@ -138,8 +143,8 @@ class MetricsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     peak_tflops: PositiveFloat | None = None
     """Peak of one device for MFU, in TFLOP/s. None: known GPUs by name, others measured (a matrix product)."""
     diagnostics_interval: PositiveInt | None = 100
-    """Steps between observations of activations, gradients and updates (docs/diagnostics.md). None: never, and no
-    int8 loss at evaluations."""
+    """Steps from one observation of activations, gradients and updates to the next (docs/diagnostics.md). None: never,
+    and no int8 loss at evaluations."""
     diagnostics_tokens: int = Field(default=8192, ge=2)
     """Tokens per rank that an observation looks at, at most."""
 

@@ -49,6 +49,14 @@ class Step:
     samples: list[Sample]
 
 
+def places(batches: TrainBatches, batch: Batch) -> Iterator[Place]:
+    """Yield where each row of a batch comes from."""
+    located = batches.order.locate(batch["sample_index"].numpy())
+    for source, epoch, window in zip(located.source, located.epoch, located.window, strict=True):
+        name = batches.order.sources[source].name
+        yield Place(name, int(window), batches.corpora[name].splits["train"].has_answers, int(epoch))
+
+
 class SeenRun:
     """Hold a run folder, opened to look at its data.
 
@@ -117,7 +125,7 @@ class SeenRun:
                 )
             batches = TrainBatches(self.config.data, self.config.run.seed, rank, size)
         read = batches.micro_batches(step - 1)
-        samples = [sample for batch in read for sample in of_batch(batch, self._places(batch))]
+        samples = [sample for batch in read for sample in of_batch(batch, places(batches, batch))]
         return Step(read, samples)
 
     def _last_world_size(self) -> int:
@@ -126,14 +134,6 @@ class SeenRun:
             return int(json.loads(file.read_text(encoding="utf-8"))["world_size"])
         except (OSError, ValueError, KeyError) as error:
             raise ValueError(f"{file}: does not say how many ranks there were; give --world-size") from error
-
-    def _places(self, batch: Batch) -> Iterator[Place]:
-        """Yield where each row of a batch comes from."""
-        order = self.batches.order
-        located = order.locate(batch["sample_index"].numpy())
-        for source, epoch, window in zip(located.source, located.epoch, located.window, strict=True):
-            name = order.sources[source].name
-            yield Place(name, int(window), self.batches.corpora[name].splits["train"].has_answers, int(epoch))
 
     def find(self, text: str, most: int) -> Iterator[tuple[str, Found]]:
         """Yield the name of the source and the place of documents and examples that hold a text, so many at most.

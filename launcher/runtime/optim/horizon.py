@@ -28,19 +28,22 @@ class HorizonConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_att
     """Say which rules hold for batch size and training length, and the base at which the hyperparameters were tuned."""
 
     rule: Literal["none", "complete_dp", "power_law"] = "none"
-    """none: lr, betas, eps and weight_decay are used as they are; complete_dp and power_law: see the module."""
+    """How lr, betas, eps and weight_decay follow from batch size and length. none: they do not; complete_dp: by the SDE
+    of Complete(d)P; power_law: by the exponents below (docs/parameterization.md)."""
     base_batch_tokens: PositiveInt | None = None
     """Tokens of one global batch at which the hyperparameters were tuned. Needed by every rule but none."""
     base_tokens: PositiveInt | None = None
-    """Training tokens for which they were tuned. Needed by every rule but none."""
+    """Training tokens for which the hyperparameters were tuned. Needed by every rule but none."""
     lr_batch_exponent: float = 0.5
-    """power_law: exponent of m_B in the learning rate."""
+    """For `rule: power_law`: exponent of (batch / base_batch_tokens) in the learning rate."""
     lr_tokens_exponent: float = -0.32
-    """power_law: exponent of m_D in the learning rate."""
+    """For `rule: power_law`: exponent of (training tokens / base_tokens) in the learning rate."""
     tau: PositiveFloat | None = None
-    """AdamW's timescale as a fraction of the run; takes the place of optimizer.weight_decay."""
+    """AdamW's timescale 1 / (lr x weight_decay) as a fraction of the run, from which the weight decay follows, in place
+    of optimizer.weight_decay. None: that one holds."""
     tau_exponent: float = 0.0
-    """tau x (tokens per parameter / base_tokens_per_parameter)^tau_exponent. 0: constant; Power Lines found -0.527."""
+    """Exponent x by which tau grows as (tokens per parameter / base_tokens_per_parameter)^x. 0: constant; Power Lines
+    found -0.527."""
     base_tokens_per_parameter: PositiveFloat | None = None
     """Tokens per parameter at which tau was tuned. Needed when tau_exponent is not 0."""
 

@@ -146,7 +146,7 @@ class MuonKeys(BaseModel, use_attribute_docstrings=True):
     """Hold the keys of the optimizer section that Muon alone uses."""
 
     momentum: float | None = Field(default=None, ge=0, lt=1)
-    """muon: Nesterov momentum. Default: 0.95."""
+    """For `name: muon`: Nesterov momentum. None: 0.95."""
 
 
 def _make(groups: Groups, sharded: bool) -> torch.optim.Optimizer:

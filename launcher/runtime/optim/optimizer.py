@@ -29,17 +29,18 @@ class CommonKeys(BaseModel, use_attribute_docstrings=True):
     """Hold the keys of the optimizer section that every optimizer uses, at the base size."""
 
     name: str = Field(default=ADAMW.name, json_schema_extra={"shapes": "state"})
-    """Which optimizer: AdamW for everything, or for all but the hidden matrices, which then go to Muon or to SOAP."""
+    """Which optimizer: AdamW for everything, or for all but the hidden matrices, which then go to Muon or to SOAP
+    (docs/optimizers.md)."""
     lr: PositiveFloat
     """Peak learning rate at the base size. Muon's update is scaled to AdamW's RMS, so one value serves both."""
     betas: list[float] = Field(default=[0.9, 0.95], min_length=2, max_length=2)
-    """Decay rates of Adam's first and second moment; soap: the second is that of its preconditioners as well."""
+    """Decay rates of Adam's first and second moment; under soap the second is that of its preconditioners as well."""
     eps: PositiveFloat = 1e-8
     """Number added to the root of the second moment, at the base size."""
     weight_decay: NonNegativeFloat = 0.1
     """Coupled decay (a step decays by lr x weight_decay), on matrices and embeddings only."""
     grad_clip: NonNegativeFloat = 1.0
-    """Largest global gradient norm; 0 turns clipping off."""
+    """Largest global norm of the gradient; a larger one is scaled down to it. 0 turns clipping off."""
     grad_clip_norm: Literal["plain", "base"] = Field(default="plain", json_schema_extra={"shapes": "state"})
     """Norm that grad_clip limits and metrics report. plain: of the gradient as it is; its make-up changes with size.
     base: each role's part is divided by its expected growth over the base first, so a limit means the same anywhere."""

@@ -86,23 +86,25 @@ class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_at
     """Raise the rate linearly, then let it follow one of four shapes."""
 
     name: Literal["wsd", "cosine", "linear", "constant"] = "wsd"
-    """Warmup-stable-decay; half a cosine or a straight line from the warm-up to the end; or constant."""
+    """Shape of the rate after the warm-up. wsd: constant, then the decay; cosine, linear: half a cosine or a straight
+    line to the end; constant: none."""
     warmup: DurationKey = Duration(0, "steps")
     """How long the rate rises linearly to the peak: 40 steps, 1e9 tokens or 2% of all tokens, rounded to whole steps.
     Older spelling: warmup_steps, warmup_tokens or warmup_fraction."""
     decay: DurationKey = Duration(0.2, "fraction")
-    """wsd: how long the rate falls at the end, in the same units. Older spelling: decay_steps, decay_tokens or
-    decay_fraction."""
+    """For `name: wsd`: how long the rate falls at the end, in the same units. Older spelling: decay_steps, decay_tokens
+    or decay_fraction."""
     cooldown: str = "linear"
-    """Shape of the decay of wsd and of a branch: one of COOLDOWNS. one_minus_sqrt is better than linear in arXiv
+    """Shape of the decay of wsd and of a branch (docs/schedules.md). one_minus_sqrt is better than linear in arXiv
     2405.18392."""
     final_lr_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
     """Rate at the end, as a fraction of the peak. nanoGPT uses 0.1; 0 is better for long runs (arXiv 2502.15938)."""
     lr_scaling: Literal["none", "sqrt"] = "none"
-    """During data.batch_size_warmup. none: the rate of the full batch; sqrt: that times the root of batch size / full
-    batch size, Adam's rule for the rate (arXiv 2205.10287)."""
+    """What data.batch_size_warmup does to the rate. none: the rate of the full batch; sqrt: that times the root
+    of batch size / full batch size, Adam's rule for the rate (arXiv 2205.10287)."""
     branch: BranchConfig | None = Field(default=None, json_schema_extra={"shapes": "run"})
-    """Cool down from a checkpoint of another run instead of training from the start."""
+    """Cool down from a checkpoint of another run instead of training from the start (docs/schedules.md). None: no
+    branch."""
 
     @validator(mode="before")
     @classmethod

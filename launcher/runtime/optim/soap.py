@@ -143,12 +143,13 @@ class SOAPKeys(BaseModel, use_attribute_docstrings=True):
     """Hold the keys of the optimizer section that SOAP alone uses."""
 
     precondition_frequency: PositiveInt | None = None
-    """soap: steps between refreshes of the eigenbases. Default: 10."""
+    """For `name: soap`: steps from one refresh of the eigenbases to the next. None: 10."""
     precondition_block: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
-    """soap: longest side of a block with bases of its own. Default: 10000, whole matrices; the base's hidden_size or
-    below keeps the change of a layer's map over width."""
+    """For `name: soap`: longest side of a block with bases of its own. None: 10000, whole matrices; the base's
+    hidden_size or below keeps the change of a layer's map over width."""
     max_precondition_dim: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "state"})
-    """soap: longer sides of a block get no preconditioner (a side of n costs 8 n^2 bytes). Default: 10000."""
+    """For `name: soap`: longest side of a block that gets a preconditioner (a side of n costs 8 n^2 bytes). None:
+    10000."""
 
 
 def _make(groups: Groups, _sharded: bool) -> torch.optim.Optimizer:

@@ -5,6 +5,7 @@ environment.json   versions, code, hardware         tensorboard/    the same num
 tokenizer/         of the training corpora          checkpoints/    see launcher/runtime/checkpoint/store.py
 samples.txt        continuations by the final model result.json     final scores; there when the run is complete
 logs/              what each rank said, with times  trackers/       what wandb and others have got of the numbers
+                                                   starts.jsonl    of each start: command, versions, what changed
 """
 
 import shutil
@@ -17,20 +18,23 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.metrics import environment
+from plumbline.launcher.runtime.run.starts import note_start
 from plumbline.launcher.runtime.system.files import read_key, read_object, remove_leftovers, write_json
 from plumbline.launcher.runtime.system.world import World
 
 RESULT = "result.json"
 
 
-def prepare_run_folder(config: Config, inputs: Inputs, world: World) -> None:
-    """Create the folder and write what is known before the first step; keeps what a resumed run has there already."""
+def prepare_run_folder(config: Config, inputs: Inputs, world: World, step: int = 0) -> None:
+    """Create the folder and write what is known before training goes on from `step`; keeps what is there already."""
     folder = config.run.folder
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.yaml", "environment.json", RESULT):
         remove_leftovers(folder / name)
+    facts = environment(world)
+    note_start(config, facts, step)
     save_config(config, folder / "config.yaml")
-    write_json(folder / "environment.json", environment(world))
+    write_json(folder / "environment.json", facts)
     tokenizers = [corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path]
     if tokenizers:
         shutil.copytree(tokenizers[0], folder / "tokenizer", dirs_exist_ok=True)

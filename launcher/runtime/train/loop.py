@@ -75,7 +75,8 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest, statu
         found = branch.start(config, world)
     if local is not None:
         local.tidy(found)
-    from_main(lambda: prepare_run_folder(config, inputs, world), world)
+    step = 0 if found is None else checkpoint.step_of(found)
+    from_main(lambda: prepare_run_folder(config, inputs, world, step), world)
     weights = None
     if found is None:
         fetch(config, world)
@@ -147,6 +148,7 @@ class Trainer:
         if self.local is None or folder.parent != self.local.folder:
             self.saved_step = state.step
         TRAINING.info(f"resuming after step {state.step} from {folder}")
+        resume.tell_changes(folder, self.config)
         if layout := resume.other_layout(folder, self.config, self.world):
             TRAINING.info(f"{layout}: the same samples in every step, losses equal up to the order of summation")
         if self.engine.ema is not None and self.engine.ema.tokens == 0:

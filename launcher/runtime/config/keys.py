@@ -1,0 +1,103 @@
+"""Describe every key of a configuration as a JSON Schema: what the page of the documentation and editors read.
+
+Types, defaults and meanings are those of the schema's fields; added is what only their checks know: names of kinds, the
+spelling of durations, short spellings, and what becomes of a key that is left out.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from typing import Any
+
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.optim.duration import UNITS, WRITTEN, Duration
+from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
+from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, PHASES
+from plumbline.model.attention import ATTENTIONS
+from plumbline.model.blocks import BLOCKS
+from plumbline.model.config import ModelConfig
+from plumbline.model.families import FAMILIES
+
+Node = dict[str, Any]
+"""A JSON Schema, or a part of one."""
+
+KINDS: dict[tuple[str, str], Iterable[str]] = {
+    ("ModelConfig", "family"): FAMILIES,
+    ("ModelConfig", "block"): BLOCKS,
+    ("ModelConfig", "attention"): ATTENTIONS,
+    ("OptimizerConfig", "name"): OPTIMIZERS,
+    ("ScheduleConfig", "cooldown"): COOLDOWNS,
+}
+"""Keys whose values are the names in a table."""
+
+LEFT_OUT = "left_out"
+"""Word of a field's `json_schema_extra` for what the key is when it is left out, where no default says it."""
+
+OURS = ("title", "shapes", LEFT_OUT, "discriminator")
+"""Words that editors have no use for."""
+
+
+def described() -> Node:
+    """Return the JSON Schema of a whole configuration."""
+    schema = Config.model_json_schema()
+    keys = schema["$defs"]
+    keys["Duration"] = {"type": "string", "pattern": f"^{WRITTEN.pattern}$"}
+    for (section, key), names in KINDS.items():
+        keys[section]["properties"][key]["enum"] = [*names]
+    for site in ("weights", "activations", "kv_cache"):
+        keys["PrecisionConfig"]["properties"][site]["anyOf"][:0] = [{"type": "integer"}, {"type": "string"}]
+    family = ModelConfig.model_fields["family"].default
+    for key, value in FAMILIES[family].items():
+        shown = value if isinstance(value, str) else json.dumps(value)
+        keys["ModelConfig"]["properties"][key][LEFT_OUT] = f"by `family`: `{shown}` in {family}"
+    for node in nodes(schema):
+        if node.get("$ref") == "#/$defs/Duration" and "default" in node:
+            node["default"] = str(Duration(**node["default"]))
+        if isinstance(node.get("description"), str):
+            node["description"] = as_in_yaml(node["description"])
+    return schema
+
+
+def for_editors() -> Node:
+    """Return the JSON Schema of a file, which may leave out what it extends, or the command line, has."""
+    schema = deepcopy(described())
+    schema["properties"]["extends"] = {
+        "type": "string",
+        "description": "A file that this one is laid over, by its path from this one.",
+    }
+    schedule = schema["$defs"]["ScheduleConfig"]["properties"]
+    schedule |= {
+        f"{phase}_{unit}": {"type": "number", "description": f"Older spelling of `{phase}`, in {unit}."}
+        for phase in PHASES
+        for unit in UNITS
+    }
+    for node in [*nodes(schema)]:
+        for word in (*OURS, "required"):
+            node.pop(word, None)
+        if "oneOf" in node:  # without the name that chooses, several may fit
+            node["anyOf"] = node.pop("oneOf")
+        if node.get("type") == "integer":  # 1_000_000 is a string to an editor
+            number = {word: node.pop(word) for word in (*node,) if word not in ("description", "default")}
+            node["anyOf"] = [number, {"type": "string", "pattern": r"^\d[\d_]*$"}]
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema}
+
+
+def nodes(schema: Any) -> Iterator[Node]:
+    """Yield a schema and all the schemas that it is made of."""
+    yield schema
+    for word in ("properties", "$defs"):
+        for child in schema.get(word, {}).values():
+            yield from nodes(child)
+    for word in ("anyOf", "oneOf"):
+        for child in schema.get(word, []):
+            yield from nodes(child)
+    for word in ("items", "additionalProperties"):
+        if isinstance(schema.get(word), dict):
+            yield from nodes(schema[word])
+
+
+def as_in_yaml(text: str) -> str:
+    """Return a docstring with a line for each paragraph and Python's constants as YAML spells them."""
+    spelled = re.sub(r"\bNone\b", "null", re.sub(r"(?<!\n)\n(?!\n)", " ", text))
+    return re.sub(r"\b(True|False)\b", lambda match: match[0].lower(), spelled)

@@ -1,0 +1,145 @@
+"""Write docs/configuration.md: every key of a configuration with its type, its default and its meaning."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from plumbline.launcher.runtime.config.errors import DISCRIMINATORS
+from plumbline.launcher.runtime.config.keys import LEFT_OUT, Node, described
+
+HEAD = """\
+# The configuration: every key
+
+Written from the schema by `python tests/benchmarks/write_configuration.py`; a test compares the two. What is said of a
+key stands beside its field in the sources.
+
+A run is one YAML file (`--config FILE`) of the sections below. `extends: OTHER.yaml` lays it over another file, whose
+path is relative to it; `section.key=value` on the command line is laid over both. Sections are merged key by key, lists
+are replaced whole. `${section.key}` inserts the value of another key. An unknown key, a wrong type or a value that does
+not fit is an error, and all of them are told at once. `python launcher/pretrain.py --config FILE --print-config` prints
+what came of it, and the run folder keeps it as `config.yaml`. What becomes of a change when a run resumes is a table in
+[runs.md](runs.md#resuming).
+
+An editor with a YAML language server (VS Code's YAML extension, `yaml-language-server`) completes keys, shows what they
+mean and marks wrong ones by `configs/schema.json`, which is made of the same; a file in `configs/` asks for it by its
+first line, elsewhere with the path from the file to it:
+
+```yaml
+# yaml-language-server: $schema=schema.json
+```
+
+A duration is written `40 steps`, `1e9 tokens` or `2%`. Numbers may have underscores: `10_000_000_000`.
+"""
+
+
+def page() -> str:
+    """Return the page."""
+    schema = described()
+    keys = schema["$defs"]
+    headings: dict[str, str] = {}
+    lines = [HEAD]
+    for section, node in schema["properties"].items():
+        for path, names in places(section, node, keys, headings):
+            lines += [f"{'###' if '.' in path else '##'} {path}", "", *tables([keys[name] for name in names], headings)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def places(path: str, node: Node, keys: dict[str, Node], headings: dict[str, str]) -> list[tuple[str, list[str]]]:
+    """Return the headings at and below a path, each with the kinds of keys under it: a kind stands where it is first.
+
+    Args:
+        path: of a section.
+        node: its schema.
+        keys: the schema of each kind of keys, by the name of its class.
+        headings: class -> heading of the kinds that were met, to which these are added.
+    """
+    names = [name for name in references(node) if name not in headings]
+    headings |= dict.fromkeys(names, path)
+    found = [(path, names)] if names else []
+    for name in names:
+        for key, value in keys[name]["properties"].items():
+            found += places(f"{path}.{key}{'[]' if 'items' in value else ''}", value, keys, headings)
+    return found
+
+
+def tables(kinds: Sequence[Node], headings: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of the keys of a section; of several kinds, one after the other."""
+    for keys in kinds:
+        properties = keys["properties"]
+        if len(kinds) > 1:
+            chosen = next(key for key in properties if key in DISCRIMINATORS)
+            yield f"**`{chosen}`: {kind_of(properties[chosen], headings)}**"
+            yield ""
+        yield keys["description"]
+        yield ""
+        yield "| key | type | default | meaning |"
+        yield "|---|---|---|---|"
+        for key, value in properties.items():
+            cells = (f"`{key}`", kind_of(value, headings), default_of(key, keys), value["description"])
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        yield ""
+
+
+def default_of(key: str, keys: Node) -> str:
+    """Return what a key is when it is left out."""
+    value = keys["properties"][key]
+    if LEFT_OUT in value:
+        return str(value[LEFT_OUT])
+    if key in keys.get("required", []):
+        return "**required**"
+    is_section = isinstance(value["default"], dict) and value["default"]
+    return "as below" if is_section else f"`{written(value['default'])}`"
+
+
+def kind_of(node: Node, headings: dict[str, str]) -> str:
+    """Return what a value may be, in words."""
+    if "$ref" in node:
+        name = last(node["$ref"])
+        return "duration" if name not in headings else f"[keys](#{anchor(headings[name])})"
+    if "enum" in node or "const" in node:
+        return either(f"`{written(value)}`" for value in node.get("enum", [node.get("const")]))
+    if choices := [*node.get("anyOf", []), *node.get("oneOf", [])]:
+        return either(dict.fromkeys(kind_of(choice, headings) for choice in choices))
+    if node["type"] == "array":
+        exactly = f"{node['minItems']} of " if "maxItems" in node else ""
+        return f"list of {exactly}{kind_of(node['items'], headings)}"
+    if node["type"] == "object":
+        return f"names, each with a {kind_of(node['additionalProperties'], headings)}"
+    bounds = ", ".join(f"{sign} {node[word]:g}" for word, sign in BOUNDS.items() if word in node)
+    return f"{WORDS[node['type']]} {bounds}".rstrip()
+
+
+WORDS = {"integer": "integer", "number": "number", "string": "text", "boolean": "`true` or `false`", "null": "`null`"}
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+def references(node: Node) -> Iterator[str]:
+    """Yield the names of the sections that a value may be, or be a list of."""
+    if "$ref" in node and last(node["$ref"]) != "Duration":
+        yield last(node["$ref"])
+    for choice in [*node.get("anyOf", []), *node.get("oneOf", [])]:
+        yield from references(choice)
+    if isinstance(node.get("items"), dict):
+        yield from references(node["items"])
+
+
+def written(value: Any) -> str:
+    """Return a value as it is written in YAML."""
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
+
+
+def either(words: Iterable[str]) -> str:
+    """Return words as in: a, b or c."""
+    *first, last_one = words
+    return f"{', '.join(first)} or {last_one}" if first else last_one
+
+
+def last(reference: str) -> str:
+    """Return the name of a section in a reference to it."""
+    return reference.rpartition("/")[2]
+
+
+def anchor(heading: str) -> str:
+    """Return what links to a heading end in."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

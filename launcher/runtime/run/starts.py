@@ -1,0 +1,63 @@
+"""Keep the history of a run: a line of starts.jsonl for each start, with what changed since the start before."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from plumbline.launcher.runtime.config.identity import changes
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.files import read_json_lines, remove_leftovers, write_json_lines
+from plumbline.launcher.runtime.system.log import LOG
+
+STARTS = "starts.jsonl"
+TOLD = ("command", "host", "world_size", "slurm_job_id", "python", "packages", "git_commit", "git_dirty")
+"""Facts of environment.json that each line has; that file is of the newest start alone."""
+ALWAYS_NEW = ("command", "slurm_job_id", "memory_bytes")
+"""Facts whose change says nothing of its own."""
+
+
+def note_start(config: Config, facts: Mapping[str, Any], step: int) -> None:
+    """Add the line of this start, while config.yaml and environment.json are still those of the start before.
+
+    Args:
+        config: the run.
+        facts: what environment.json will hold.
+        step: that training goes on from.
+    """
+    path = config.run.folder / STARTS
+    remove_leftovers(path)
+    try:
+        earlier = [line for _, line in read_json_lines(path)] if path.exists() else []
+    except ValueError as error:
+        path.replace(path.with_name(f"{STARTS}.damaged"))
+        LOG.warning(f"earlier starts of this run are not listed: {error}; kept as {STARTS}.damaged")
+        earlier = []
+    line = {
+        "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "step": step,
+        **{key: facts[key] for key in TOLD},
+        "changes": _changes(config, facts),
+    }
+    write_json_lines(path, [*earlier, line])
+
+
+def _changes(config: Config, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return key -> its value at the start before and now; None of a first start, or where nobody knows."""
+    folder = config.run.folder
+    if not (folder / "config.yaml").exists():
+        return None
+    try:
+        before = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        changed: dict[str, Any] = changes(load_config(folder / "config.yaml", []), config)
+    except (OSError, ValueError) as error:
+        LOG.warning(f"what changed since the start before is not known: {error}")
+        return None
+    old, new = _flat(before), _flat(facts)
+    return changed | {key: (old.get(key), value) for key, value in new.items() if old.get(key) != value}
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    packages = {f"packages.{name}": version for name, version in facts["packages"].items()}
+    return {key: value for key, value in facts.items() if key not in (*ALWAYS_NEW, "packages")} | packages
