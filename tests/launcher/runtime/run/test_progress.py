@@ -3,6 +3,7 @@
 import fcntl
 import os
 import re
+import select
 import struct
 import sys
 import termios
@@ -24,15 +25,20 @@ def record(step: int) -> dict[str, float]:
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], str]]:
     """Put a terminal of 90 columns in the place of standard output and error; yields what reads what it shows."""
     main, other = os.openpty()
-    os.set_blocking(main, False)
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
     with monkeypatch.context() as patched, open(other, "w", encoding="utf-8") as stream:  # noqa: PTH123
         patched.setenv("TERM", "xterm")
         patched.delenv("NO_COLOR", raising=False)
         patched.setattr(sys, "stdout", stream)
         patched.setattr(sys, "stderr", stream)
-        yield lambda: os.read(main, 65536).decode()
+        yield lambda: b"".join(parts(main)).decode()
     os.close(main)
+
+
+def parts(main: int) -> Iterator[bytes]:
+    """Yield what a terminal has to show; the kernel hands it out in parts, and a moment after it was written."""
+    while select.select([main], [], [], 1.0)[0]:
+        yield os.read(main, 65536)
 
 
 def shown(text: str) -> list[str]:
