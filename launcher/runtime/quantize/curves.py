@@ -58,7 +58,7 @@ def by_tokens(rows: Sequence[Row]) -> Lines:
     for row in rows:
         if row.checkpoint.tokens_per_parameter is not None:
             lines[row.recipe].append((row.checkpoint.tokens_per_parameter, row.damage.delta))
-    return _sorted(lines, least=2)
+    return {name: points for name, points in _sorted(lines, least=2).items() if points[0][0] < points[-1][0]}
 
 
 def outlier_pairs(rows: Sequence[Row], quantity: Outlier) -> Pairs:
@@ -88,9 +88,9 @@ def _short(row: Row) -> str:
 
 
 def _sorted(lines: Lines, least: int) -> Lines:
-    """Return the lines that have finite points at enough places, in order."""
+    """Return the lines that have enough finite points, in order."""
     finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in lines.items()}
-    return {name: sorted(points) for name, points in finite.items() if len({x for x, _ in points}) >= least}
+    return {name: sorted(points) for name, points in finite.items() if len(points) >= least}
 
 
 def _lines(axes: Axes, lines: Lines, floor: float, label: str) -> None:
@@ -103,7 +103,7 @@ def _lines(axes: Axes, lines: Lines, floor: float, label: str) -> None:
     axes.set_yscale("symlog", linthresh=max(floor, 1e-5))
     axes.axhline(floor, color="#999", linewidth=0.8, linestyle=":")
     axes.grid(alpha=0.3)
-    _legend_or_note(axes, lines, "no recipe has points at two places here")
+    _legend_or_note(axes, lines, "no recipe has two points here")
 
 
 def _outliers(axes: Axes, rows: Sequence[Row]) -> None:

@@ -251,6 +251,7 @@ def test_curves_compare_like_with_like() -> None:
     assert by_bits(rows) == {"rtn-w-g32, a/step_1": [(3, 0.3), (4, 0.1)]}
     assert by_bits(rows[:-1]) == {"rtn-w-g32": [(3, 0.3), (4, 0.1)]}
     assert by_tokens(rows) == {"gptq-w4": [(1.0, 0.02), (2.0, 0.05)]}
+    assert by_tokens([rows[0], row("rtn-w4-g32", 0.2)]) == {}, "two models of one age are no curve"
     assert outlier_pairs(rows, "mmr") == [(9.0, 0.4)]
     assert spearman([(1, 2), (2, 5), (9, 7)]) == pytest.approx(1.0)
     assert spearman([(1, 7), (2, 5), (9, 2)]) == pytest.approx(-1.0)
