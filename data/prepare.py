@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plumbline.data.corpus import MANIFEST, Manifest, SplitRecord, TokenizerRecord, open_corpus, read_manifest
+from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.heldout import is_near
+from plumbline.data.manifest import MANIFEST, Manifest, SplitRecord, TokenizerRecord
 from plumbline.data.preparation.encoding import CHANGED, SPLITS
 from plumbline.data.preparation.filling import Filled, fill
 from plumbline.data.preparation.manifest import (

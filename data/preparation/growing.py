@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from plumbline.data.corpus import MANIFEST, Counts, FileRecord, Manifest, SplitRecord, folder_at, read_manifest
+from plumbline.data.corpus import folder_at, read_manifest
 from plumbline.data.heldout import HeldOut, UInt64s, smallest_cut
 from plumbline.data.indexed import Int64s
+from plumbline.data.manifest import MANIFEST, Counts, FileRecord, Manifest, SplitRecord
 from plumbline.data.preparation.duplicates import check_mode
 from plumbline.data.preparation.encoding import SPLITS
 from plumbline.data.preparation.filling import Filled, fill

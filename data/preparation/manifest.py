@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from plumbline.data.corpus import MANIFEST, HeldOutRecord, Manifest, read_manifest
+from plumbline.data.corpus import read_manifest
 from plumbline.data.heldout import HeldOut
 from plumbline.data.indexed import Int64s
+from plumbline.data.manifest import MANIFEST, HeldOutRecord, Manifest
 from plumbline.data.preparation.encoding import SPLITS
 from plumbline.data.preparation.request import LIBRARIES
 from plumbline.data.preparation.work import whole

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from plumbline.data.corpus import Counts, FileRecord
 from plumbline.data.indexed import IndexedWriter, Int64s
+from plumbline.data.manifest import Counts, FileRecord
 from plumbline.data.preparation.encoding import SPLITS, read_piece
 from plumbline.data.preparation.pieces import Piece
 from plumbline.data.preparation.work import Work, whole

@@ -19,7 +19,8 @@ from typing import Any
 import xxhash
 from pydantic import ValidationError
 
-from plumbline.data.corpus import MANIFEST, Manifest, read_manifest
+from plumbline.data.corpus import read_manifest
+from plumbline.data.manifest import MANIFEST, Manifest
 from plumbline.data.preparation.manifest import CORPUS, check_same
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.work import whole

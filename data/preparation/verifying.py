@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from plumbline.data.corpus import MANIFEST, FileRecord, Manifest, folder_at, open_corpus, read_manifest
+from plumbline.data.corpus import folder_at, open_corpus, read_manifest
 from plumbline.data.folders import CorpusFolder
 from plumbline.data.indexed import Int64s, token_dtype
+from plumbline.data.manifest import MANIFEST, FileRecord, Manifest
 from plumbline.data.preparation.encoding import SPLITS
 from plumbline.data.preparation.manifest import pairs_of
 from plumbline.data.remote.fetch import is_url

@@ -20,7 +20,8 @@ import pyarrow.parquet
 import pytest
 
 from plumbline.data import prepare as prepare_module
-from plumbline.data.corpus import Manifest, open_corpus, read_manifest, verify_checksums
+from plumbline.data.corpus import open_corpus, read_manifest, verify_checksums
+from plumbline.data.manifest import Manifest
 from plumbline.data.preparation import filling
 from plumbline.data.preparation.survey import survey_unit as original_survey
 from plumbline.data.prepare import Request, prepare

@@ -1,0 +1,117 @@
+"""Say what a corpus folder must hold: the contents of corpus.json."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+MANIFEST = "corpus.json"
+
+
+class FileRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """State what one file of the corpus must be."""
+
+    size: int = Field(ge=0)
+    """Size in bytes."""
+
+    xxh3_64: str
+    """Checksum, 16 hex digits."""
+
+    blocks: list[str] = []
+    """Checksum of each block of 8 MiB, so that a part can be fetched and checked alone. Empty: of the whole only."""
+
+
+class Counts(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Count what is in a split, or in a part of one."""
+
+    documents: int = Field(ge=0)
+    """Documents, each ended by one end-of-text token."""
+
+    tokens: int = Field(ge=0)
+    """Tokens, end-of-text tokens included."""
+
+    source_bytes: int = Field(ge=0)
+    """UTF-8 bytes of source text: the denominator of bits per byte."""
+
+
+class SplitRecord(Counts, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Hold the counts of one split, and where its tokens are."""
+
+    shards: list[str] = []
+    """Prefixes of the pairs that hold the tokens, end to end, relative to the folder. Empty: one pair, named as the
+    split."""
+
+
+class HeldOutRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """State which documents are held out, so that documents to come are chosen alike."""
+
+    threshold: str
+    """Hex digits: documents whose hash, 64 bits keyed by the seed, is below this are held out whole; all below 2^64."""
+
+    cut_above: float | None
+    """Documents of more bytes than this are cut in two; null where none is."""
+
+
+class TokenizerRecord(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """State which tokenizer made the tokens."""
+
+    spec: str
+    """The tokenizer that was asked for: byte, train-bpe:N, train-unigram:N, a path, or hf:NAME."""
+
+    sha256: str
+    """Hash of tokenizer/tokenizer.json."""
+
+
+class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Hold the contents of corpus.json."""
+
+    format_version: Literal[1, 2] = 1
+    """Version of this layout; 2 where a split has shards."""
+
+    tokenizer: TokenizerRecord
+    """The tokenizer, stored whole in the folder tokenizer/."""
+
+    vocab_size: int = Field(ge=1, le=2**31)
+    """Number of token ids, end-of-text included."""
+
+    eos_token_id: int = Field(ge=0)
+    """The token that ends each document."""
+
+    splits: dict[str, SplitRecord]
+    """train and validation; validation alone where everything is held out."""
+
+    files: dict[str, FileRecord]
+    """Every token file."""
+
+    unigram_entropy: float
+    """Nats per token of the validation split under the train split's add-one-smoothed token frequencies: what a
+    model that ignores context scores, so what training must beat. ln vocab_size where nothing trains."""
+
+    request: dict[str, Any]
+    """The arguments of the prepare command that shape the corpus, and a fingerprint of the source it read."""
+
+    skipped: dict[str, int]
+    """Documents left out, by reason."""
+
+    versions: dict[str, str]
+    """Libraries that made it."""
+
+    held_out: HeldOutRecord | None = None
+    """What is held out; null in corpora that are older than this field."""
+
+    sources: dict[str, dict[str, Counts]] = {}
+    """Counts of each split by source, as the sources were named."""
+
+    folder: str = Field(default="", pattern=r"^(generation-[0-9a-f]{16})?$")
+    """Folder within this one that holds the token files and the tokenizer: where a corpus at a URL took the place of
+    another, which was whole until then. Empty: they are beside this file."""
+
+    bad_records: list[str] = []
+    """The first of the records left out that are damaged: file, line or row, and what is wrong."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Manifest":
+        if not self.splits.keys() & {"train", "validation"}:
+            raise ValueError(f"splits = {', '.join(self.splits) or 'none'}: neither train nor validation is there")
+        if self.eos_token_id >= self.vocab_size:
+            raise ValueError(f"eos_token_id = {self.eos_token_id} is beyond vocab_size = {self.vocab_size}")
+        return self
