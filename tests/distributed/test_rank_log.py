@@ -138,5 +138,6 @@ def test_a_terminal_shows_no_times(capsys: pytest.CaptureFixture[str], monkeypat
     assert re.fullmatch(rf"{TIME} warning: two", first)
     assert re.fullmatch(rf"{TIME}   lines", second)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
     LOG.warning("two\n  lines")
     assert capsys.readouterr().err == "warning: two\n  lines\n"
