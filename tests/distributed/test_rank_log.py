@@ -115,7 +115,8 @@ def test_ranks_of_a_run_write_theirs_and_a_job_log_has_times(start_pretrain: Sta
     assert outcome.code == 0, outcome.stderr
     lines = printed.splitlines()
     begun = next(number for number, line in enumerate(lines) if re.match(TIME, line))
-    assert lines[0].startswith("run      ")
+    assert lines[0] == "starting: 2 ranks of 1 thread each"
+    assert lines[1].startswith("run      ")
     assert lines[begun - 1] == "repeats  torch's deterministic algorithms"
     assert all(re.match(rf"{TIME} \S", line) for line in lines[begun:])
     assert re.search(rf"^{TIME} step 2/2  loss ", printed, re.MULTILINE)
@@ -137,5 +138,6 @@ def test_a_terminal_shows_no_times(capsys: pytest.CaptureFixture[str], monkeypat
     assert re.fullmatch(rf"{TIME} warning: two", first)
     assert re.fullmatch(rf"{TIME}   lines", second)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
     LOG.warning("two\n  lines")
     assert capsys.readouterr().err == "warning: two\n  lines\n"
