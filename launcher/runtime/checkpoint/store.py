@@ -166,7 +166,7 @@ def _check_manifest(manifest: dict[str, Any], path: Path) -> None:
     Its checksum says that it is as it was written, not who wrote it.
     """
     try:
-        for key, least in (("step", 1), ("samples", 0), ("tokens", 0), ("world_size", 1), ("zero_stage", 0)):
+        for key, least in (("step", 0), ("samples", 0), ("tokens", 0), ("world_size", 1), ("zero_stage", 0)):
             if read_key(manifest, key, int, path) < least:
                 raise DamagedFileError(f"{path}: {key} = {manifest[key]}: less than {least}")
         read_key(manifest, "corpora", dict, path)

@@ -73,10 +73,10 @@ def _hint(schema: type[BaseModel], location: tuple[int | str, ...], value: objec
     """Say what may be meant by an unknown key: one spelled nearly so, of another section, or of other trainers."""
     _, section = _follow(schema, location[:-1])
     known, name = [] if section is None else list(section.model_fields), str(location[-1])
-    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
-        return f"did you mean {close[0]}?"
-    names = [str(key) for key in value] if len(location) == 1 and isinstance(value, dict) else [name]
-    if elsewhere := list(filter(None, (_elsewhere(schema, each) for each in names))):
+    keys = [str(key) for key in value] if len(location) == 1 and isinstance(value, dict) else []
+    if keys and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.8)):
+        return f"did you mean {close[0]}?"  # a section that is spelled nearly so
+    if elsewhere := list(filter(None, (_elsewhere(schema, each) for each in keys or [name]))):
         return " ".join(elsewhere)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"

@@ -37,7 +37,7 @@ def test_a_good_manifest_is_read(tmp_path: Path) -> None:
     [
         ({"step": "three"}, "step = 'three': expected a value of type int"),
         ({"step": None}, "step = None: expected a value of type int"),
-        ({"step": 0}, "step = 0: less than 1"),
+        ({"step": -1}, "step = -1: less than 0"),
         ({"world_size": 0}, "world_size = 0: less than 1"),
         ({"files": [1]}, r"files = \[1\]: expected a value of type dict"),
         ({"files": {"state.json": 7}}, "files: state.json = 7: expected bytes and xxh3"),
