@@ -53,7 +53,8 @@ def begin() -> None:
     except (ValueError, OSError) as error:
         os.environ.update(slurm_ranks(os.environ))  # an error names its rank
         sys.exit(fail(error, UNUSABLE))
-    announce()
+    if not arguments.print_config:  # whose output may be read by a program
+        announce()
     sleep_while_waiting()
 
 
