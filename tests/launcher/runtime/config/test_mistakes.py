@@ -8,7 +8,8 @@ import yaml
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import last_step
+from plumbline.launcher.runtime.optim.schedule import check_phases
 
 SMALL: dict[str, Any] = {
     "run": {"name": "small"},
@@ -84,13 +85,15 @@ def test_a_float_that_is_whole_is_an_integer_where_one_is_expected(file: Path) -
     ],
 )
 def test_phases_longer_than_the_run_are_refused(file: Path, overrides: list[str], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        plan_run(load_config(file, overrides))
+    config = load_config(file, overrides)
+    with pytest.raises(ValueError, match=words):
+        check_phases(config.schedule, config.data.batch_plan, last_step(config))
 
 
 def test_phases_as_long_as_the_run_are_not(file: Path) -> None:
-    plan_run(load_config(file, ["schedule.warmup=80%", "schedule.decay=20%"]))
-    plan_run(load_config(file, ["schedule.name=cosine", "schedule.warmup=10 steps", "schedule.decay=90%"]))
+    for overrides in (["schedule.warmup=80%"], ["schedule.name=cosine", "schedule.warmup=10 steps"]):
+        config = load_config(file, overrides)
+        check_phases(config.schedule, config.data.batch_plan, last_step(config))
 
 
 def test_a_file_of_something_else_is_told_in_a_few_lines(tmp_path: Path, file: Path) -> None:
