@@ -51,6 +51,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.models import from_stock as initial_weights
+from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError
@@ -74,6 +75,7 @@ def main() -> int:
         world = read_world()
         config = branch.resolve(load_config(arguments.config, arguments.overrides))
         plan = plan_run(config)
+        check_phases(config.schedule, plan.batches, plan.total_steps)
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints)
         initial_weights.check(config)

@@ -9,7 +9,6 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.plan import last_step
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 
@@ -35,7 +34,6 @@ def open_inputs(config: Config, world: World) -> Inputs:
             many repetitions of a corpus.
     """
     data = config.data
-    check_phases(config.schedule, data.batch_plan, last_step(config))
     train = TrainBatches(data, config.run.seed, world.rank, world.size, config.model.vocab_size)
     train.check_epochs(last_step(config))
     for name, corpus in train.corpora.items():
