@@ -85,6 +85,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.models import from_stock as initial_weights
+from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError
@@ -112,6 +113,7 @@ def main() -> int:
             if world.is_main:
                 TRAINING.info(as_yaml(config).rstrip())
             return COMPLETE
+        check_phases(config.schedule, plan.batches, plan.total_steps)
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints)
         initial_weights.check(config)

@@ -193,7 +193,7 @@ def without(tensor: str) -> Callable[[Path], None]:
         (lambda path: (path / "config.json").unlink(), "not a Hugging Face folder"),
         (lambda path: (path / "config.json").write_text('{"model_type": "plumbline"}'), "model_type = plumbline: only"),
         (lambda path: (path / "model.safetensors").unlink(), "holds no .safetensors"),
-        (without("model.layers.0.mlp.down_proj.weight"), "has no tensor 'model.layers.0.mlp.down_proj.weight'"),
+        (without("model.layers.0.mlp.down_proj.weight"), "'model.layers.0.mlp.down_proj.weight' is missing"),
         (without("model.layers.1.mlp.up_proj.weight"), "has other tensors: model.layers.1.mlp.up_proj.weight"),
     ],
 )

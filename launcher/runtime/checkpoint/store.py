@@ -161,15 +161,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _check_manifest(manifest: dict[str, Any], path: Path) -> None:
-    """Refuse a manifest of which a value is missing or of another kind, or that names files outside of its folder.
+    """Refuse a manifest without step or files, with a value of another kind, or with a file outside of its folder.
 
     Its checksum says that it is as it was written, not who wrote it.
     """
     try:
+        read_key(manifest, "step", int, path)
         for key, least in (("step", 0), ("samples", 0), ("tokens", 0), ("world_size", 1), ("zero_stage", 0)):
-            if read_key(manifest, key, int, path) < least:
+            if key in manifest and read_key(manifest, key, int, path) < least:
                 raise DamagedFileError(f"{path}: {key} = {manifest[key]}: less than {least}")
-        read_key(manifest, "corpora", dict, path)
+        read_key({"corpora": {}, **manifest}, "corpora", dict, path)
         for name, facts in read_key(manifest, "files", dict, path).items():
             if Path(name).is_absolute() or ".." in Path(name).parts:
                 raise DamagedFileError(f"{path}: files: {name}: not a file of this folder")

@@ -10,7 +10,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.horizon import scale_settings
 from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig
 from plumbline.launcher.runtime.optim.proportions import Proportions
-from plumbline.launcher.runtime.optim.schedule import Schedule, check_phases
+from plumbline.launcher.runtime.optim.schedule import Schedule
 from plumbline.model import combinations
 from plumbline.model.parameterization.cautions import cautions as parameterization_cautions
 from plumbline.model.parameterization.config import OptimizerSettings
@@ -65,8 +65,6 @@ def plan_run(config: Config) -> RunPlan:
             config.optimizer, config.horizon, config.model, batches.tokens_per_step, planned_steps, planned_tokens
         )
         rows = parameter_table(config.model, config.parameterization, settings, config.objective)
-    with _collected(problems):
-        check_phases(config.schedule, batches, total_steps)
     if problems:
         raise ConfigError("\n  ".join([f"{len(problems)} problem(s) in the configuration", *problems]))
     return RunPlan(

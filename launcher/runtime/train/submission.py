@@ -16,6 +16,7 @@ from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whol
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.status_file import read_status
@@ -38,7 +39,8 @@ def check(config: Config, request: Request) -> None:
     """
     world = World(0, 0, request.nodes * request.tasks_per_node, torch.device("cpu"))
     config = branch.resolve(config)
-    plan_run(config)
+    plan = plan_run(config)
+    check_phases(config.schedule, plan.batches, plan.total_steps)
     inputs = open_inputs(config, world)
     branch.check(config, inputs.fingerprints)
     finished_step(config)  # refuses a complete run of other values

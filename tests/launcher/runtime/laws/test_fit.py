@@ -253,7 +253,7 @@ def test_plan_without_a_law_does_not_mention_one(run: Run, tiny_config: Path) ->
         ("kumar", "error: law 'kumar': unknown; one of kumar2411, "),
         ("ouyang2411", "error: law ouyang2411: alpha, beta: not known"),
         ("none.json", "error: law none.json: no such file; give one that launcher/fit.py wrote"),
-        ("broken", "not a law.json of launcher/fit.py"),
+        ("broken", "give a law.json of launcher/fit.py"),
     ],
 )
 def test_plan_refuses_a_law_that_is_none(run: Run, tiny_config: Path, tmp_path: Path, law: str, words: str) -> None:

@@ -1,0 +1,105 @@
+"""Mistakes of every day: one line for each, and a remedy that is the right one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import last_step
+from plumbline.launcher.runtime.optim.schedule import check_phases
+
+SMALL: dict[str, Any] = {
+    "run": {"name": "small"},
+    "model": {"vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "parameterization": {"rule": "sp"},
+    "data": {"train": [{"path": "nowhere"}], "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2},
+    "optimizer": {"lr": 1e-3},
+    "train": {"steps": 10},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    return path
+
+
+def problems(path: Path, *overrides: str) -> list[str]:
+    """Return the lines of the error that loading must raise."""
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, list(overrides))
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("train.max_iters=1", "train.max_iters = 1: unknown key; did you mean train.steps?"),
+        ("train.seed=1", "train.seed = 1: unknown key; did you mean run.seed?"),
+        ("training.lr=1", "training = {'lr': 1}: unknown key; did you mean optimizer.lr?"),
+        ("model.num_attention_heads=0", "model.num_attention_heads = 0: Input should be greater than 0"),
+        ("model.hidden_size=word", "model.hidden_size = 'word': Input should be a valid integer"),
+        ("data.sequence_length=-1", "data.sequence_length = -1: Input should be greater than or equal to 1"),
+    ],
+)
+def test_one_mistake_is_one_line(file: Path, override: str, line: str) -> None:
+    assert problems(file, override)[1:] == [f"  {line}"]
+
+
+def test_an_override_leads_into_a_list(file: Path) -> None:
+    train = load_config(file, ["data.train.0.weight=2", "data.train.0.name=other", "train.steps=5"]).data.train
+    assert [(source.weight, source.name) for source in train] == [(2.0, "other")]
+
+
+@pytest.mark.parametrize("override", ["data.train.1.weight=1", "data.train.-1.weight=1", "data.train.x=1"])
+def test_an_entry_that_a_list_lacks_is_named(file: Path, override: str) -> None:
+    (line,) = problems(file, override)
+    assert line.startswith(f"{override}: there is no ")
+    assert line.endswith("but 1 entries, counted from 0")
+
+
+def test_a_float_that_is_whole_is_an_integer_where_one_is_expected(file: Path) -> None:
+    config = load_config(file, ["train.tokens=1e6", "data.sequence_length=1.6e1", "optimizer.lr=1"])
+    assert (config.train.tokens, config.data.sequence_length, config.optimizer.lr) == (1_000_000, 16, 1.0)
+    assert isinstance(config.train.tokens, int)
+    assert problems(file, "train.steps=1.5")[1:] == ["  train.steps = 1.5: Input should be a valid integer"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["schedule.warmup=11 steps"],
+            "schedule.warmup = 11 steps and schedule.decay = 20%: 13 steps, but the run has 10",
+        ),
+        (["schedule.warmup=50%", "schedule.decay=60%"], "11 steps, but the run has 10"),
+        (["schedule.decay=1e9 tokens"], "schedule.decay = 1000000000 tokens"),
+        (
+            ["schedule.name=cosine", "schedule.warmup=11 steps"],
+            "schedule.warmup = 11 steps: 11 steps, but the run has 10",
+        ),
+    ],
+)
+def test_phases_longer_than_the_run_are_refused(file: Path, overrides: list[str], words: str) -> None:
+    config = load_config(file, overrides)
+    with pytest.raises(ValueError, match=words):
+        check_phases(config.schedule, config.data.batch_plan, last_step(config))
+
+
+def test_phases_as_long_as_the_run_are_not(file: Path) -> None:
+    for overrides in (["schedule.warmup=80%"], ["schedule.name=cosine", "schedule.warmup=10 steps"]):
+        config = load_config(file, overrides)
+        check_phases(config.schedule, config.data.batch_plan, last_step(config))
+
+
+def test_a_file_of_something_else_is_told_in_a_few_lines(tmp_path: Path, file: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
+    (line,) = problems(tmp_path / "config.json")
+    assert "no configuration of a run: it has none of the sections run, model, " in line
+    lines = problems(file, *(f"train.key{number}=1" for number in range(50)))
+    assert lines[0] == f"{file}: 50 problem(s) in the configuration"
+    assert (len(lines), lines[-1]) == (22, "  ... and 30 more")
