@@ -23,8 +23,9 @@ INSTALLED = [name for name in TRACKERS if find_spec(name) is not None]
 
 
 def env(folder: Path) -> dict[str, str]:
-    """Return an environment in which nobody is logged in and nothing leaves the machine."""
-    return {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder)}
+    """Return an environment in which nothing leaves the machine."""
+    own = {name: str(folder / "home") for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")}
+    return {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio"), **own}
 
 
 @pytest.fixture(scope="module")
