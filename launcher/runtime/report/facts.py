@@ -17,7 +17,7 @@ from plumbline.launcher.runtime.report.standing import Standing, look
 from plumbline.launcher.runtime.run.ledger import goodput, total
 from plumbline.launcher.runtime.run.scores import wilson_interval
 from plumbline.launcher.runtime.system.cli import duration
-from plumbline.launcher.runtime.system.files import read_json
+from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.sizes import sizes
@@ -70,7 +70,7 @@ def read_facts(folder: Path) -> Facts:
     return Facts(
         config,
         plan,
-        read_json(environment) if environment.is_file() else None,
+        read_object(environment) if environment.is_file() else None,
         samples.read_text(encoding="utf-8", errors="replace") if samples.is_file() else "",
         look(folder, ()),
     )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plumbline.launcher.runtime.run.folder import RESULT
-from plumbline.launcher.runtime.system.files import read_json, read_json_lines
+from plumbline.launcher.runtime.system.files import read_json_lines, read_object
 
 Floats = NDArray[np.float64]
 Over = Literal["mean", "min", "max"]
@@ -148,7 +148,7 @@ def read_history(folder: Path) -> History:
 
 def _read_result(file: Path) -> dict[str, float] | None:
     """Return the numbers of result.json."""
-    return _numbers(str(file), read_json(file)) if file.is_file() else None
+    return _numbers(str(file), read_object(file)) if file.is_file() else None
 
 
 def _count(place: str, record: dict[str, Any], key: str) -> int:

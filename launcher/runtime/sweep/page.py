@@ -16,7 +16,7 @@ from plumbline.launcher.runtime.sweep.results import FIGURE, LINES, RESULTS, SUM
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import ERROR
 from plumbline.launcher.runtime.system.cli import duration
-from plumbline.launcher.runtime.system.files import read_json
+from plumbline.launcher.runtime.system.files import read_object
 
 SWEEP, POINTS, FAILED = "Sweep", "Points", "Failed runs"
 POINTS_SHOWN = 200
@@ -29,7 +29,7 @@ def make(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
         ValueError: results.jsonl or summary.json is damaged; names the file, and the line of results.jsonl.
     """
     results = read_rows(folder / RESULTS)
-    summary = read_json(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
+    summary = read_object(folder / SUMMARY) if (folder / SUMMARY).is_file() else {}
     found = summarize(None, results)
     runs = Counter({result.signature: result.outcome.status for result in results}.values())
     said = ", ".join(f"{count} {status}" for status, count in runs.items())

@@ -71,21 +71,6 @@ def write_json_lines(path: Path, objects: Iterable[Mapping[str, Any]]) -> None:
     write_whole(path, "".join(json.dumps(item) + "\n" for item in objects))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the object of a file that holds one JSON document.
-
-    Raises:
-        ValueError: it is not JSON, or no object; names the file, and the line if there is one to name.
-    """
-    try:
-        item = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}); restore or remove the file") from error
-    if not isinstance(item, dict):
-        raise ValueError(f"{path}: a {type(item).__name__}, not an object with keys; restore or remove the file")
-    return item
-
-
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number, counted from 1, and the object of each line that is not blank.
 
