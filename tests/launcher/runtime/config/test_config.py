@@ -17,30 +17,9 @@ from plumbline.launcher.runtime.config.parse import parse_config
 from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.duration import Duration
+from tests.launcher.runtime.config.conftest import SMALL, problems
 
 REPOSITORY = Path(__file__).resolve().parents[4]
-SMALL: dict[str, Any] = {
-    "run": {"name": "small"},
-    "model": {"vocab_size": 257, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2},
-    "parameterization": {"rule": "sp"},
-    "data": {"train": [{"path": "nowhere"}], "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2},
-    "optimizer": {"lr": 1e-3},
-    "train": {"steps": 10},
-}
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(SMALL))
-    return path
-
-
-def problems(path: Path, *overrides: str) -> list[str]:
-    """Return the lines of the error that loading must raise."""
-    with pytest.raises(ConfigError) as caught:
-        load_config(path, list(overrides))
-    return str(caught.value).splitlines()
 
 
 def test_overrides_win_and_are_typed(file: Path) -> None:
