@@ -197,7 +197,7 @@ def test_a_run_folder_means_its_newest_whole_checkpoint_and_a_restart_keeps_it(
     shutil.copytree(root / "step_00000010", root / "step_00000031")  # the parent has gone on
     assert resolved(own_folder, *typed) == config
     shutil.rmtree(root / "step_00000020")
-    with pytest.raises(CheckpointError, match=r"step_00000020: no whole checkpoint: .*manifest\.json cannot be read"):
+    with pytest.raises(CheckpointError, match=r"step_00000020: no whole checkpoint: .*manifest\.json is missing"):
         resolved(own_folder, *typed)
     (config.run.folder / "checkpoints" / "step_00000025").mkdir(parents=True)
     assert resolved(own_folder, *typed) == config, "a branch that has saved needs its parent no more"
@@ -217,7 +217,7 @@ def test_a_run_folder_means_its_newest_whole_checkpoint_and_a_restart_keeps_it(
         (20, ["run.seed=2"], ["run.seed: 1 -> 2"]),
         (20, ["schedule.branch.tokens=9"], ["steps = 7, tokens = 9: give one of them"]),
         (20, ["schedule.branch.steps=null"], ["how long? give steps or tokens or fraction"]),
-        (25, [], ["step_00000025: no whole checkpoint", "manifest.json cannot be read", "name another one"]),
+        (25, [], ["step_00000025: no whole checkpoint", "manifest.json is missing", "name another one"]),
     ],
 )
 def test_what_would_not_continue_its_parent_is_refused(

@@ -109,7 +109,7 @@ def test_what_a_pickle_in_a_model_folder_says_is_not_done(command: Command, expo
     shutil.copytree(exported, strange)
     (strange / "model.safetensors").unlink()
     torch.save({"model.embed_tokens.weight": Touches(trace)}, strange / "pytorch_model.bin")
-    error = the_error(command("generate", "--model", strange, "--prompt", "x"))
+    error = the_error(command("generate", "--model", strange, "--prompt", "x", "--max-new-tokens", "2"))
     assert f"{strange}: transformers cannot load this folder" in error
     assert not trace.exists()
     assert torch.load(strange / "pytorch_model.bin", weights_only=False)

@@ -22,7 +22,7 @@ def test_help_has_a_line_for_each_command(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     listed = [line.split(maxsplit=1) for line in done.stdout.partition("commands:\n")[2].split("\n\n")[0].splitlines()]
     assert [name for name, _ in listed] == VERBS
-    assert dict(listed)["generate"] == "Continue a prompt with a trained model."
+    assert dict(listed)["generate"] == "Continue prompts with a trained model."
 
 
 def test_a_command_names_itself(tmp_path: Path) -> None:

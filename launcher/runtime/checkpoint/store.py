@@ -150,6 +150,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     try:
         manifest = read_object(folder / MANIFEST)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{folder / MANIFEST} is missing") from error
     except (OSError, DamagedFileError) as error:
         raise CheckpointError(str(error)) from error
     if manifest.pop("checksum", None) != manifest_checksum(manifest):
