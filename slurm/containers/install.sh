@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install what Plumbline needs into /opt/venv, from /opt/plumbline/{pyproject.toml,constraints.txt}: for both recipes.
-#   install.sh [INDEX]   index of torch; the default is PyPI's wheel, which brings CUDA
+#   install.sh [INDEX]   a further index for torch; none: pip's own, whose wheel brings CUDA
 set -eu
 export DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -14,7 +14,10 @@ python3 -m venv /opt/venv
 pip="/opt/venv/bin/python -m pip install --constraint constraints.txt"
 $pip --upgrade pip setuptools wheel
 # torch comes first: DeepSpeed's build looks for it
-$pip "$(grep '^torch==' constraints.txt)" --extra-index-url "${1:-none}"
+index=""
+[ "${1:-none}" = none ] || index="--extra-index-url $1"
+# shellcheck disable=SC2086 # two words or none
+$pip "$(grep '^torch==' constraints.txt)" $index
 /opt/venv/bin/python - > /tmp/requirements.txt << 'END'
 import tomllib
 

@@ -216,7 +216,9 @@ def test_rows_of_others_stay_as_they_are(tmp_path: Path) -> None:
     assert (tmp_path / ROWS).read_text() == line
     broken = line + line.replace('"kl"', '"k"')
     (tmp_path / ROWS).write_text(broken)
-    with pytest.raises(ValueError, match=r"rows.jsonl, line 2: cannot be read: 'kl' is missing; it is no row of quantize.py"):
+    with pytest.raises(
+        ValueError, match=r"rows.jsonl, line 2: cannot be read: 'kl' is missing; it is no row of quantize.py"
+    ):
         RowFile(tmp_path)
     assert (tmp_path / ROWS).read_text() == broken
 
