@@ -7,10 +7,7 @@ python launcher/plan.py --config configs/ladder/7b.yaml --law laws/mine/law.json
 """
 
 import argparse
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from plumbline.launcher.runtime.system import cli
@@ -54,7 +51,7 @@ from plumbline.launcher.runtime.optim.proportions import Proportions
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.multipliers import Multipliers, multipliers
-from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.rows import ParameterRow, over_layers
 from plumbline.model.parameterization.sizes import Sizes, sizes
 
 
@@ -158,25 +155,6 @@ def print_parameters(facts: PlanFacts) -> None:
         )
     forward = asdict(facts.multipliers).items()
     print("\nforward multipliers: " + ", ".join(f"{name} {value:.6g}" for name, value in forward))
-
-
-def over_layers(rows: Sequence[ParameterRow]) -> Iterator[ParameterRow]:
-    """Yield one row, at the place of the first, for all that differ in nothing but the number in their name."""
-    layers: dict[tuple[str, str, ParameterRow], list[int]] = {}
-    for row in rows:
-        found = re.search(r"(?<=\.)\d+(?=\.)", row.name)
-        head, tail = (row.name, "") if found is None else (row.name[: found.start()], row.name[found.end() :])
-        numbers = layers.setdefault((head, tail, replace(row, name="")), [])
-        if found is not None:
-            numbers.append(int(found[0]))
-    for (head, tail, row), numbers in layers.items():
-        yield replace(row, name=f"{head}{ranges(numbers)}{tail}")
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as in 0-2,5."""
-    runs = ([number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argparse.Namespace) -> None:

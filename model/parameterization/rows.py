@@ -1,7 +1,10 @@
 """Hold one row of the parameterization's table."""
 
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from plumbline.model.parameterization.tensors import Role
 
@@ -30,3 +33,22 @@ class ParameterRow:
     def count(self) -> int:
         """Return the number of elements."""
         return math.prod(self.shape)
+
+
+def over_layers(rows: Sequence[ParameterRow]) -> Iterator[ParameterRow]:
+    """Yield one row, at the place of the first, for all that differ in nothing but the number in their name."""
+    layers: dict[tuple[str, str, ParameterRow], list[int]] = {}
+    for row in rows:
+        found = re.search(r"(?<=\.)\d+(?=\.)", row.name)
+        head, tail = (row.name, "") if found is None else (row.name[: found.start()], row.name[found.end() :])
+        numbers = layers.setdefault((head, tail, replace(row, name="")), [])
+        if found is not None:
+            numbers.append(int(found[0]))
+    for (head, tail, row), numbers in layers.items():
+        yield replace(row, name=f"{head}{_ranges(numbers)}{tail}")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as in 0-2,5."""
+    runs = ([number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]))
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -122,7 +122,8 @@ def test_unigram_segments_as_sentencepiece_does(
     lines = [*TRICKY, *(line for text in sample for line in text.split("\n"))]
     pairs = [(encoder.encode(line)[:-1].tolist(), reference.encode(line)) for line in lines]
     # Pieces in another order have the same probability, and rounding decides: rare, in long runs of spaces.
-    assert all(ours == theirs or sorted(ours) == sorted(theirs) for ours, theirs in pairs)
+    for line, (ours, theirs) in zip(lines, pairs, strict=True):
+        assert ours == theirs or ("  " in line and sorted(ours) == sorted(theirs))
     assert sum(ours != theirs for ours, theirs in pairs) < len(pairs) / 100
 
 
