@@ -156,7 +156,7 @@ def test_every_sweep_in_the_repository_makes_a_plan(path: Path, corpus: Path, tm
     on_text = "corpora/" in path.read_text(encoding="utf-8")
     given = [f"data.train=[{{path: {corpus}, max_epochs: 1000000}}]"] if on_text else []
     plan = make_plan(file, given, seeds=sweep.get("seeds", [1])[:1])
-    assert len(plan.runs) > 1
+    assert plan.runs
     plan.sweep.how.check(plan.sweep.settings, [describe(cell) for cell in plan.cells])
     assert load_config(path.parent / plan.sweep.base, ["model.vocab_size=257"]).run.name
 
