@@ -99,6 +99,7 @@ from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.loop import train
 from plumbline.launcher.runtime.train.rehearsal import rehearse
+from plumbline.launcher.runtime.train.watchdog import Watchdog, watch
 from plumbline.model.parameterization.sizes import sizes
 
 
@@ -125,6 +126,7 @@ def main() -> int:
         determinism.enforce(config.run.deterministic, world.device)
         if world.is_main:
             TRAINING.info("\n".join(describe(config, plan, inputs, world)))
+        watchdog = None if arguments.dry_run else watch(config, world)
         startup.start(world, config.deepspeed.timeout_minutes)
         if not alone and is_finished(config, world):
             startup.stop()
@@ -142,15 +144,15 @@ def main() -> int:
     try:
         with begin_attempt(folder, world, newest_checkpoint) as status, rank_log(folder / "logs", world):
             STOP.tell, STOP.save_seconds = status.end, status.save_seconds
-            return attempt(config, inputs, world, status)
+            return attempt(config, inputs, world, status, watchdog)
     except (RunLockedError, OSError) as error:
         return fail(error, UNUSABLE)
 
 
-def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus) -> int:
+def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, watchdog: Watchdog | None) -> int:
     """Train; tell the run's status how that ended, and return the exit code."""
     try:
-        complete = train(config, inputs, world, STOP, status)
+        complete = train(config, inputs, world, STOP, status, watchdog)
     except (ConfigError, CheckpointError, DamagedFileError, OSError) as error:
         return fail(error, status.end(UNUSABLE, str(error)))
     except TrainingError as error:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from plumbline.launcher.runtime.system.exit_codes import HUNG
+from plumbline.launcher.runtime.system.exit_codes import COMPLETE, HUNG
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import watchdog
 from plumbline.launcher.runtime.train.watchdog import Watchdog, stacks, suspects
@@ -31,7 +33,7 @@ def test_who_wrote_nothing_or_stands_elsewhere_holds_the_others_up() -> None:
     waiting = ["launcher/pretrain.py", "torch/distributed/distributed_c10d.py"]
     texts = {0: wrote(0, *waiting), 2: wrote(2, "launcher/pretrain.py", "data/loader.py")}
     assert suspects(texts, HOSTS) == [
-        "rank 1 on n1 wrote nothing: it is frozen, or its node is",
+        "rank 1 on n1 wrote nothing: it is frozen or dead, or its node is",
         'rank 2 on n2 is not in a collective but in File "/x/data/loader.py", line 7, in f',
     ]
     assert suspects({rank: wrote(rank, *waiting) for rank in range(3)}, HOSTS) == []
@@ -58,6 +60,9 @@ def test_it_ends_the_process_when_nothing_moves_and_not_before(
     (tmp_path / "stacks").mkdir()
     (tmp_path / "stacks" / "rank_00007.txt").write_text("of an earlier attempt")
     busy = Watchdog(tmp_path / "stacks", world, minutes=2 / 60, end=end)
+    busy.met()
+    busy.wait()
+    assert not ended.wait(3), "longer than it may take to move, in which it is borne with"
     for _ in range(12):
         assert not ended.wait(0.25), "3 seconds, in which it moves"
         busy.moved("making step 9")
@@ -72,8 +77,32 @@ def test_it_ends_the_process_when_nothing_moves_and_not_before(
     assert not ended.wait(1)
 
 
+@pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_rank_that_never_comes_is_missed(start_pretrain: Start, tiny_config: Path, blow: signal.Signals) -> None:
+    """Struck at once, ahead of the imports. What an earlier attempt wrote that came no further is not heard."""
+    name = f"never_came_{blow.name}"
+    old = tiny_config.parent / "runs" / name / "stacks" / "rank_00001.txt"
+    old.parent.mkdir(parents=True)
+    old.write_text(wrote(1, "launcher/pretrain.py"))
+    os.utime(old, (time.time() - 60,) * 2)
+    job = start_pretrain(tiny_config, name, ["train.hang_minutes=0.2"], ranks=2)
+    waiting, gone = job.processes
+    gone.send_signal(blow)
+    assert waiting.wait(120) == HUNG
+    message = "nothing moved for 0.2 minutes while meeting the other ranks (train.hang_minutes): rank 1 wrote nothing"
+    assert message in job.texts()[1]
+    gone.kill()
+    again = start_pretrain(tiny_config, name, ["train.steps=2", "schedule.warmup_steps=0"], ranks=2).wait()
+    assert again.code == COMPLETE, again.stderr
+    assert not old.exists()
+
+
 def test_a_frozen_rank_is_named_and_the_others_end(start_pretrain: Start, tiny_config: Path) -> None:
-    overrides = ["train.steps=50000", "train.eval_interval=null", "train.hang_minutes=0.05"]
+    overrides = [
+        "train.steps=50000",
+        "train.eval_interval=null",
+        "train.hang_minutes=0.5",
+    ]  # the start-up of a busy machine fits in
     job = start_pretrain(tiny_config, "frozen_rank", overrides, ranks=2)
     job.wait_until(lambda: "step_00000010" in job.run.checkpoints)
     other, frozen = job.processes
@@ -81,10 +110,10 @@ def test_a_frozen_rank_is_named_and_the_others_end(start_pretrain: Start, tiny_c
     assert other.wait(120) == HUNG
     error = job.texts()[1]
     assert "rank 1 on " in error
-    assert "wrote nothing: it is frozen, or its node is; stacks in " in error
+    assert "wrote nothing: it is frozen or dead, or its node is; stacks in " in error
     assert "MainThread" in (job.run.folder / "stacks" / "rank_00000.txt").read_text()
     assert not (job.run.folder / "stacks" / "rank_00001.txt").exists()
     status = json.loads((job.run.folder / "status.json").read_text())
     assert (status["state"], status["attempt"]["exit_code"]) == ("hung", HUNG)
-    assert "nothing moved for 0.05 minutes" in status["attempt"]["why"]
+    assert "nothing moved for 0.5 minutes" in status["attempt"]["why"]
     frozen.send_signal(signal.SIGKILL)

@@ -8,6 +8,7 @@ how the end of the session finds what a job may have left behind.
 
 import contextlib
 import getpass
+import json
 import os
 import shutil
 import socket
@@ -103,15 +104,33 @@ class Cluster:
     def fail_node(self, node: str) -> None:
         """Kill the daemon of a node, its step daemons and the tasks on it: Slurm hears nothing more of it."""
         victims = [psutil.Process(self.daemons[node].pid)]
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                found = process.environ()
-                if (found.get("SLURM_CONF"), found.get("SLURMD_NODENAME")) == (self.environment["SLURM_CONF"], node):
-                    victims += [parent for parent in process.parents() if parent.name() == "slurmstepd"] + [process]
+        for process in self.processes(node):
+            with contextlib.suppress(psutil.Error):
+                victims += [parent for parent in process.parents() if parent.name() == "slurmstepd"] + [process]
         for victim in victims:
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
         self.daemons[node].wait()
+
+    def processes(self, node: str | None = None) -> list[psutil.Process]:
+        """Return what runs in jobs on a node; without one, everything that was started to talk to this cluster."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                its = process.environ()
+                ours = its.get("SLURM_CONF") == self.environment["SLURM_CONF"]
+                if ours and node in (None, its.get("SLURMD_NODENAME")):
+                    found.append(process)
+        return found
+
+    def ranks(self, node: str | None = None) -> list[psutil.Process]:
+        """Return the ranks of pretraining that run on a node, or on all."""
+        found = []
+        for process in self.processes(node):
+            with contextlib.suppress(psutil.Error):
+                if process.name().startswith("python") and any("pretrain.py" in word for word in process.cmdline()):
+                    found.append(process)
+        return found
 
     def run(self, *command: str | Path, cwd: Path = REPOSITORY, check: bool = True) -> str:
         """Run a command against this cluster and return its standard output."""
@@ -119,6 +138,12 @@ class Cluster:
         if check and done.returncode:
             raise AssertionError(f"{' '.join(map(str, command))} exited {done.returncode}:\n{done.stdout}{done.stderr}")
         return done.stdout.strip()
+
+    def submit(self, config: Path, *more: str) -> list[str]:
+        """Submit a run of two nodes, a rank on each, by launcher/submit.py, and return the ids of its jobs."""
+        command = (self.environment["PLUMBLINE_PYTHON"], REPOSITORY / "launcher" / "submit.py", "--json")
+        facts = json.loads(self.run(*command, "--config", config, "--nodes", "2", "--tasks-per-node", "1", *more))
+        return [str(job_id) for job_id in facts["jobs"]]
 
     def job(self, job_id: str) -> dict[str, str]:
         """Return what `scontrol show job` knows: JobState, ExitCode, Restarts, ..."""

@@ -27,7 +27,7 @@ import pytest
 
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from tests.conftest import SPEED
-from tests.slurm.conftest import REPOSITORY, Cluster, cluster_of
+from tests.slurm.conftest import Cluster, cluster_of
 
 KILLS = int(os.environ.get("PLUMBLINE_KILLS", "3"))
 KINDS = ("rank", "launcher", "node", "batch node")
@@ -57,12 +57,10 @@ def test_whoever_is_killed_the_job_ends_as_it_would_have(config: Path, tmp_path:
 
 
 def submit(cluster: Cluster, config: Path, name: str) -> str:
-    """Submit a run of two nodes, or what is left of it, and return the job's id."""
-    options = ("--json", "--config", config, "--nodes", "2", "--tasks-per-node", "1")
-    overrides = (f"run.name={name}", f"train.steps={STEPS}", "checkpoint.interval=10")
-    command = (cluster.environment["PLUMBLINE_PYTHON"], REPOSITORY / "launcher" / "submit.py")
-    facts: dict[str, Any] = json.loads(cluster.run(*command, *options, *overrides))
-    return str(facts["job_id"])
+    """Submit a run, or what is left of it, and return the job's id."""
+    length = (f"train.steps={STEPS}", "checkpoint.interval=10")
+    (job_id,) = cluster.submit(config, f"run.name={name}", *length, "train.hang_minutes=0.5")
+    return job_id
 
 
 def torment(cluster: Cluster, job_id: str, takes: float, draw: random.Random, kills: Counter[str]) -> None:
@@ -94,12 +92,7 @@ def kill(cluster: Cluster, job: dict[str, str], kind: str, draw: random.Random) 
         time.sleep(away)
         cluster.start_node(node)
         return True
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            is_ours = process.environ().get("SLURM_CONF") == cluster.environment["SLURM_CONF"]
-            if is_ours and (is_launcher(process) if kind == "launcher" else is_rank(process)):
-                found.append(process)
+    found = cluster.ranks() if kind == "rank" else [*filter(is_launcher, cluster.processes())]
     if not found:
         return False
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -109,12 +102,10 @@ def kill(cluster: Cluster, job: dict[str, str], kind: str, draw: random.Random) 
 
 def is_launcher(process: psutil.Process) -> bool:
     """Return whether it is srun, and not the helper that it forks."""
-    parent = process.parent()
-    return process.name() == "srun" and (parent is None or parent.name() != "srun")
-
-
-def is_rank(process: psutil.Process) -> bool:
-    return process.name().startswith("python") and any("pretrain.py" in word for word in process.cmdline())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = process.parent()
+        return process.name() == "srun" and (parent is None or parent.name() != "srun")
+    return False
 
 
 def numbers(run: Path) -> tuple[list[dict[str, Any]], list[bytes]]:

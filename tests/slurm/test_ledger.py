@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.slurm.test_pretrain_job import losses, rank_of, submit
+from tests.slurm.test_pretrain_job import losses, named, rank_of
 
 if TYPE_CHECKING:
     from tests.slurm.conftest import Cluster
@@ -21,7 +21,7 @@ RESOLUTION = 1.0
 
 def test_the_ledger_of_a_requeued_job_agrees_with_slurm(cluster: Cluster, config: Path) -> None:
     """One job, in three attempts: stopped on request, then its rank 0 killed, then left alone."""
-    (job_id,) = submit(cluster, config, "ledger", "checkpoint.interval=50")
+    (job_id,) = cluster.submit(config, *named("ledger"), "checkpoint.interval=50")
     run = config.parent / "runs" / "ledger"
     submitted = moment(cluster.job(job_id)["SubmitTime"])
     cluster.wait_for(job_id, lambda _: len(losses(run)) >= 30)

@@ -1,4 +1,4 @@
-"""A node that dies under three jobs at once, with Slurm's defaults: a run that is trained, and two of the probe.
+"""A node that dies, with Slurm's defaults: under three jobs at once, and under one whose ranks have not met yet.
 
 The daemon of node n2 and all it runs are killed; to Slurm it is up for another five minutes. A third node is spare.
 """
@@ -9,12 +9,11 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.slurm.conftest import Cluster, cluster_of
-from tests.slurm.probe import REPOSITORY, decisions, install
+from tests.slurm.probe import decisions, install
 
 
 @pytest.fixture
@@ -25,12 +24,22 @@ def three_nodes(cluster: Cluster) -> Iterator[Cluster]:
         yield started
 
 
+def test_a_node_that_is_back_at_once_is_missed_by_the_ranks(three_nodes: Cluster, config: Path, tmp_path: Path) -> None:
+    """Neither srun nor Slurm notices: the job has been heard of too lately for the node's return to be a sign."""
+    (job_id,) = three_nodes.submit(config, "train.hang_minutes=0.5")
+    three_nodes.wait_for(job_id, lambda _: three_nodes.ranks("n2"))
+    three_nodes.fail_node("n2")
+    three_nodes.start_node("n2")
+    job = three_nodes.wait_end(job_id)
+    log = Path(job["StdOut"]).read_text()
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "1"), log
+    assert "nothing moved for 0.5 minutes while meeting the other ranks (train.hang_minutes): rank 1 wrote noth" in log
+    assert json.loads((tmp_path / "runs" / "tiny" / "result.json").read_text())["step"] == 100
+
+
 def test_jobs_go_on_without_a_dead_node_or_wait_for_it(three_nodes: Cluster, config: Path, tmp_path: Path) -> None:
     probe = install(three_nodes, tmp_path)
-    command = (three_nodes.environment["PLUMBLINE_PYTHON"], REPOSITORY / "launcher" / "submit.py", "--json")
-    options = ("--config", config, "--nodes", "2", "--tasks-per-node", "1", "checkpoint.interval=10")
-    facts: dict[str, Any] = json.loads(three_nodes.run(*command, *options))
-    trained = str(facts["job_id"])
+    (trained,) = three_nodes.submit(config, "checkpoint.interval=10")
     run = tmp_path / "runs" / "tiny"
     whole = probe.submit("--nodes=3", "--gpus-per-node=2", endings="later 1/0")
     probe.wait_for_ranks(whole, 3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -24,9 +24,9 @@ STEPS = 600  # so many that a job is still training when it is stopped
 
 def test_interrupted_jobs_end_with_the_losses_of_an_uninterrupted_one(cluster: Cluster, config: Path) -> None:
     wrong = cluster.run("sbatch", "--parsable", "--nodes=2", *by_hand("--config", "nowhere.yaml"), cwd=config.parent)
-    whole, then = submit(cluster, config, "whole", "--chain", "2")
-    (stopped,) = submit(cluster, config, "stopped")
-    (killed,) = submit(cluster, config, "killed", "checkpoint.interval=10")
+    whole, then = cluster.submit(config, *named("whole"), "--chain", "2")
+    (stopped,) = cluster.submit(config, *named("stopped"))
+    (killed,) = cluster.submit(config, *named("killed"), "checkpoint.interval=10")
     runs = config.parent / "runs"
 
     cluster.wait_for(stopped, lambda _: len(losses(runs / "stopped")) >= 5)
@@ -55,12 +55,8 @@ def test_interrupted_jobs_end_with_the_losses_of_an_uninterrupted_one(cluster: C
     assert results[0] == results[1] == results[2]
 
 
-def submit(cluster: Cluster, config: Path, name: str, *more: str) -> list[str]:
-    """Queue a run of one rank on each node; returns the job ids."""
-    command = (cluster.environment["PLUMBLINE_PYTHON"], REPOSITORY / "launcher" / "submit.py", "--json")
-    options = ("--nodes", "2", "--tasks-per-node", "1", *more, f"run.name={name}", f"train.steps={STEPS}")
-    facts: dict[str, Any] = json.loads(cluster.run(*command, "--config", config, *options))
-    return [str(job_id) for job_id in facts["jobs"]]
+def named(name: str) -> tuple[str, str]:
+    return f"run.name={name}", f"train.steps={STEPS}"
 
 
 def rank_of(job_id: str, rank: int) -> psutil.Process:

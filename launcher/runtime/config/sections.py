@@ -56,8 +56,8 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     compile: bool = False
     """Compile every block with torch.compile: the first step takes long, later ones are quicker."""
     hang_minutes: PositiveFloat | None = Field(default=20.0, json_schema_extra={"shapes": "nothing"})
-    """Minutes without a step, or a batch of an evaluation, after which the run ends with exit code 86 and the stacks of
-    all ranks in its folder. None: never."""
+    """Minutes without a step, a batch of an evaluation or the next part of a start, after which the run ends with exit
+    code 86 and the stacks of all ranks in its folder. None: never."""
 
     @validator(mode="after")
     def _check(self) -> "TrainConfig":

@@ -6,7 +6,6 @@ schedule, dropout and evaluation are pure functions of the step, so a run that w
 numbers, to the last bit, as one that was never interrupted.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -46,10 +45,17 @@ from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
 from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.launcher.runtime.train.stragglers import Stragglers
-from plumbline.launcher.runtime.train.watchdog import Watchdog
+from plumbline.launcher.runtime.train.watchdog import Watchdog, watch
 
 
-def train(config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus | None = None) -> bool:
+def train(
+    config: Config,
+    inputs: Inputs,
+    world: World,
+    stop: StopRequest,
+    status: RunStatus | None = None,
+    watchdog: Watchdog | None = None,
+) -> bool:
     """Train to the last step, or until a rank is asked to stop. Returns whether the run is complete.
 
     Args:
@@ -58,12 +64,38 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest, statu
         world: this process among all; the process group must be up.
         stop: is set when somebody asks the run to stop.
         status: is told what training does.
+        watchdog: watches this process already; None: from now on.
 
     Raises:
         ValueError: the run folder or its checkpoints cannot be used with this configuration, or a checkpoint that the
             run cannot do without, of the last step or of a request to stop, was not written.
         TrainingError: the gradient, the loss or the weights are not finite.
     """
+    status, watchdog = status or RunStatus(), watchdog or watch(config, world)
+    watchdog.tell = status.end
+    with watchdog:
+        watchdog.met()
+        trainer = make_trainer(config, inputs, world, stop, status, watchdog)
+        from_main(lambda: None, world)  # all ranks are here, and few instructions from hearing a stop alike
+        stop.defer()  # from here on a stop has something to save
+        try:
+            complete = trainer.run()
+        except TrainingError:  # of all ranks: what was saved before is worth having
+            trainer.status.enter("checkpoint")
+            trainer.writer.finish()
+            raise
+        finally:
+            trainer.close()
+    trainer.writer.close()
+    if trainer.local is not None:
+        trainer.local.clear()  # the run folder has the last step
+    return complete
+
+
+def make_trainer(
+    config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus, watchdog: Watchdog
+) -> "Trainer":
+    """Prepare the run folder and return a trainer that stands where the newest checkpoint does, or at the start."""
     check_agreement(config, inputs, world)
     root = config.run.folder / "checkpoints"
     local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)
@@ -79,25 +111,14 @@ def train(config: Config, inputs: Inputs, world: World, stop: StopRequest, statu
     from_main(lambda: prepare_run_folder(config, inputs, world, step), world)
     weights = None
     if found is None:
+        watchdog.wait()  # for a download
         fetch(config, world)
+        watchdog.moved("starting")
         weights = initial_weights(config)
-    trainer = Trainer(config, inputs, world, stop, weights, local=local, status=status)
+    trainer = Trainer(config, inputs, world, stop, weights, local=local, status=status, watchdog=watchdog)
     if found is not None:
         trainer.resume(found)
-    from_main(lambda: None, world)  # all ranks are here, and few instructions from hearing a stop alike
-    stop.defer()  # from here on a stop has something to save
-    try:
-        complete = trainer.run()
-    except TrainingError:  # of all ranks: what was saved before is worth having
-        trainer.status.enter("checkpoint")
-        trainer.writer.finish()
-        raise
-    finally:
-        trainer.close()
-    trainer.writer.close()
-    if local is not None:
-        local.clear()  # the run folder has the last step
-    return complete
+    return trainer
 
 
 class Trainer:
@@ -112,6 +133,7 @@ class Trainer:
         make_engine: makes the engine from configuration, world and weights; users train with DeepSpeed.
         local: checkpoints on the nodes, if `checkpoint.local` asks for them.
         status: is told what training does; without one, nobody is.
+        watchdog: watches this process already; None: from now on.
     """
 
     def __init__(
@@ -124,12 +146,13 @@ class Trainer:
         make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine] = DeepSpeedEngine,
         local: LocalCheckpoints | None = None,
         status: RunStatus | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.config, self.inputs, self.world, self.stop = config, inputs, world, stop
         self.engine = make_engine(config, world, weights)
         self.plan = self.engine.plan
         self.status = status or RunStatus()
-        self.watchdog = Watchdog(config.run.folder / "stacks", world, config.train.hang_minutes, self._end_hung)
+        self.watchdog = watchdog or watch(config, world)
         self.evaluation = Evaluation(self.engine, inputs, stop, self.watchdog.moved)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
@@ -221,12 +244,6 @@ class Trainer:
         self.watchdog.stop()
         if self.log is not None:
             self.log.close()
-
-    def _end_hung(self, code: int) -> None:
-        """End this process from the thread that watches it."""
-        minutes = self.config.train.hang_minutes
-        self.status.end(code, f"nothing moved for {minutes:g} minutes (train.hang_minutes): see stacks/")
-        os._exit(code)
 
     def _advance(self, result: StepResult) -> None:
         """Move to the next step, unless a guard says that there is no point."""

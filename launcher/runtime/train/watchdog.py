@@ -1,11 +1,12 @@
 """End a run in which nothing moves, once every rank has written where it stands, and name the rank that holds it up.
 
 A collective waits for the last rank. When one is frozen, stuck in its own work or gone without a word, the others wait
-in the same call until its timeout, and nothing says for whom. So each rank watches itself: when its loop has not moved
-for `train.hang_minutes`, it writes the stacks of its threads to a file of its own. Whoever wrote nothing, or stands
+in the same call until its timeout, and nothing says for whom. So each rank watches itself: when it has not moved for
+`train.hang_minutes`, it writes the stacks of its threads to a file of its own. Whoever wrote nothing, or stands
 anywhere but in a collective while others do, is what they wait for.
 """
 
+import math
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.exit_codes import HUNG
 from plumbline.launcher.runtime.system.log import LOG
@@ -27,11 +29,11 @@ COLLECTIVE = ("torch/distributed/", "deepspeed/comm/", "runtime/system/collectiv
 
 
 class Watchdog:
-    """Watch this rank's loop from a thread. All ranks make one together.
+    """Watch this process from a thread, from its start on: a rank that dies before ranks have met is missed by nobody.
 
     Args:
-        folder: where stacks go, shared by all ranks; what an earlier attempt left there is deleted.
-        world: this process among all; the process group must be up.
+        folder: where stacks go, shared by all ranks.
+        world: this process among all; there need be no process group yet.
         minutes: how long nothing may move; None: no watching.
         end: ends the process with an exit code; not by an exception, which the loop would never see.
     """
@@ -41,18 +43,37 @@ class Watchdog:
     ) -> None:
         self._folder, self._world, self._minutes, self._end = folder, world, minutes, end
         self._stopped = threading.Event()
-        self._hosts: list[str] = []
-        self._doing, self._since = "starting", time.monotonic()
-        if minutes is None:
+        self._hosts = ["" for _ in range(world.size)]
+        self._doing, self._since = "meeting the other ranks", time.monotonic()
+        self.tell: Callable[[int, str], object] | None = None
+        """Is told exit code and reason before the process ends."""
+        if minutes is not None:
+            threading.Thread(target=self._watch, args=(60 * minutes,), daemon=True).start()
+
+    def __enter__(self) -> "Watchdog":
+        """Return this watchdog."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Watch no longer."""
+        self.stop()
+
+    def met(self) -> None:
+        """Learn the hosts of all ranks and delete what an earlier attempt left. Collective, under the run's lock."""
+        if self._minutes is None:
             return
-        if world.is_main:
-            shutil.rmtree(folder, ignore_errors=True)
-        self._hosts = gather_objects(socket.gethostname(), world)  # after which the folder is empty
-        threading.Thread(target=self._watch, args=(60 * minutes,), daemon=True).start()
+        if self._world.is_main:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._hosts = gather_objects(socket.gethostname(), self._world)  # after which the folder is empty
+        self.moved("starting")
 
     def moved(self, doing: str) -> None:
-        """Say that the loop moves, and what it begins to do."""
+        """Say that this process moves, and what it begins to do."""
         self._doing, self._since = doing, time.monotonic()
+
+    def wait(self) -> None:
+        """Bear with what comes, however long it takes, until the next move."""
+        self._since = math.inf
 
     def stop(self) -> None:
         """Watch no longer."""
@@ -62,27 +83,44 @@ class Watchdog:
         while not self._stopped.wait(min(1.0, seconds / 10)):
             if time.monotonic() - self._since > seconds:
                 try:
-                    self._report()
+                    self._report(seconds)
                 except OSError as error:  # the disk may be what hangs
                     LOG.error(f"nothing moved for {self._minutes:g} minutes while {self._doing}; no stacks: {error}")
                 finally:
+                    if self.tell is not None:
+                        self.tell(
+                            HUNG, f"nothing moved for {self._minutes:g} minutes (train.hang_minutes): see stacks/"
+                        )
                     self._end(HUNG)
                 return
 
-    def _report(self) -> None:
+    def _report(self, seconds: float) -> None:
         """Write where this rank stands, then say of all ranks that wrote what holds them up."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        mine = f"rank {self._world.rank} on {self._hosts[self._world.rank]}, {self._doing}\n\n{stacks()}"
-        _file(self._folder, self._world.rank).write_text(mine, encoding="utf-8")
+        mine = _file(self._folder, self._world.rank)
+        mine.write_text(
+            f"rank {self._world.rank} on {socket.gethostname()}, {self._doing}\n\n{stacks()}", encoding="utf-8"
+        )
         time.sleep(GRACE)
         written = {rank: _file(self._folder, rank) for rank in range(self._world.size)}
-        texts = {rank: file.read_text(encoding="utf-8") for rank, file in written.items() if file.exists()}
+        # What is older is of an earlier attempt, one that did not come as far as `met` either
+        oldest = mine.stat().st_mtime - seconds
+        texts = {
+            rank: file.read_text(encoding="utf-8")
+            for rank, file in written.items()
+            if file.exists() and file.stat().st_mtime > oldest
+        }
         if self._world.rank == min(texts):
             why = "; ".join(suspects(texts, self._hosts)) or "no rank stands apart from the others"
             LOG.error(
                 f"nothing moved for {self._minutes:g} minutes while {self._doing} (train.hang_minutes): {why}; "
                 f"stacks in {self._folder}"
             )
+
+
+def watch(config: Config, world: World) -> Watchdog:
+    """Watch this process of a run as its configuration says."""
+    return Watchdog(config.run.folder / "stacks", world, config.train.hang_minutes)
 
 
 def stacks() -> str:
@@ -101,15 +139,16 @@ def suspects(texts: Mapping[int, str], hosts: Sequence[str]) -> list[str]:
 
     Args:
         texts: rank -> what it wrote.
-        hosts: of all ranks.
+        hosts: of all ranks; empty where they have not met.
     """
+    named = [f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in enumerate(hosts)]
     silent = [
-        f"rank {rank} on {host} wrote nothing: it is frozen, or its node is"
-        for rank, host in enumerate(hosts)
+        f"{name} wrote nothing: it is frozen or dead, or its node is"
+        for rank, name in enumerate(named)
         if rank not in texts
     ]
     outside = [
-        f"rank {rank} on {hosts[rank]} is not in a collective but in {_innermost(text)}"
+        f"{named[rank]} is not in a collective but in {_innermost(text)}"
         for rank, text in sorted(texts.items())
         if not any(part in _main_stack(text) for part in COLLECTIVE)
     ]
