@@ -4,6 +4,7 @@ DeepSpeed accepts unknown keys in silence and its defaults move between releases
 here with every key that matters, what took effect is read back after `initialize`, and a mismatch refuses to train.
 """
 
+import math
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -36,13 +38,15 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run, with every key that matters."""
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
+    trained = sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable)
+    bucket = min(settings.bucket_size, trained)  # DeepSpeed allocates it in every step, whatever it holds
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
         "overlap_comm": False,
         "contiguous_gradients": True,
         "reduce_scatter": True,
-        "reduce_bucket_size": settings.bucket_size,
-        "allgather_bucket_size": settings.bucket_size,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
     }
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
@@ -95,7 +99,9 @@ class DeepSpeedEngine(Engine):
 
     def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
         import deepspeed  # after the accelerator is chosen in startup.start
+        from deepspeed.runtime import torch_autocast
 
+        torch_autocast.TORCH_AUTOCAST_INITIALIZED = False  # or an engine before decides how this one sums gradients
         self.stage = config.deepspeed.zero_stage
         plan = plan_run(config)
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
@@ -158,8 +164,10 @@ class DeepSpeedEngine(Engine):
         # By itself DeepSpeed counts micro-batches since the process started, which is out of step with ours when their
         # number changes (data.batch_size_warmup) after a resume
         self._engine.set_gradient_accumulation_boundary(last)
-        losses = self._call(TrainedLM.losses, batch, step)
-        self._engine.backward((losses.terms * weights).sum(), scale_wrt_gas=False)
+        with record_function("step: forward"):
+            losses = self._call(TrainedLM.losses, batch, step)
+        with record_function("step: backward"):
+            self._engine.backward((losses.terms * weights).sum(), scale_wrt_gas=False)
         if not last:
             self._engine.step()  # only counts
         elif self.stage == 0:

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.plan import RunPlan
@@ -104,7 +105,8 @@ class Engine(ABC):
             reports += reported
         if observer is not None:
             observer.before_update()
-        grad_norm, applied = self._update()
+        with record_function("step: update"):
+            grad_norm, applied = self._update()
         if observer is not None:
             observer.after_update()
         if self.ema is not None and applied:

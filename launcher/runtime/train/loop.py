@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.profiler import record_function
 
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
@@ -46,6 +47,7 @@ from plumbline.launcher.runtime.train.evaluation import Evaluation, StoppedError
 from plumbline.launcher.runtime.train.guards import make_guards
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
+from plumbline.launcher.runtime.train.profile import StepProfiler
 from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.launcher.runtime.train.step_lines import MadeStep, StepLines
@@ -170,8 +172,9 @@ class Trainer:
             self._save()
         meter = self._meter
         meter.restart(self.state.step)
+        profiler = StepProfiler(config, self.world)
         making: Bucket = "compile" if config.train.compile else "steps"
-        with garbage.left_alone(), closing(self.inputs.train.iterate(self.state.step, total)) as batches:
+        with garbage.left_alone(), profiler, closing(self.inputs.train.iterate(self.state.step, total)) as batches:
             while True:
                 if self._evaluation_due():
                     self._settle()
@@ -184,12 +187,15 @@ class Trainer:
                 self.watchdog.moved(f"making step {self.state.step + 1}")
                 lr = plan.lr_after(self.state.tokens)
                 self.status.enter("data_wait")
-                micro_batches = self.stragglers.wait_for(batches)
+                profiler.between_steps(self.state.step)
+                with record_function("step: data"):
+                    micro_batches = self.stragglers.wait_for(batches)
                 self.status.enter(making)
                 making = "steps"
                 observer = self._observer(micro_batches[0])
                 made = self.engine.train_step(micro_batches, self.state.step, lr, observer, self._is_asked_to_stop)
-                self._settle()  # the step before, while the device makes this one
+                with record_function("step: read the one before"):
+                    self._settle()  # while the device makes this one
                 self._advance(made, lr)
                 if observer is not None:
                     self._log_beside(observer.record())
