@@ -26,7 +26,7 @@ from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.piece import Piece
 from plumbline.data.streams import SampleSource, WindowStream, training_split
 from plumbline.data.tasks.source import TaskSource
-from plumbline.data.windows import BYTES_PER_TOKEN, Batch, check_ids, gather, split
+from plumbline.data.windows import BYTES_PER_TOKEN, Batch, check_ids, gather, pinned, split
 
 Steps = list[list[Batch]]
 """The micro-batches of one step, and of others."""
@@ -51,7 +51,13 @@ class TrainBatches:
     """
 
     def __init__(
-        self, config: DataConfig, seed: int, rank: int = 0, world_size: int = 1, vocab_size: int | None = None
+        self,
+        config: DataConfig,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        vocab_size: int | None = None,
+        for_gpu: bool = False,
     ) -> None:
         """Open the corpora and check that they can make a batch.
 
@@ -61,6 +67,8 @@ class TrainBatches:
             rank: This process.
             world_size: Processes that share the work.
             vocab_size: Refuse token ids from there on when they are read; None takes any.
+            for_gpu: Put batches into pinned memory, in the threads that read them, from where a GPU copies them
+                without anybody waiting.
 
         Raises:
             ValueError: a corpus is missing, damaged, too short, or made with another tokenizer than the rest, or the
@@ -77,6 +85,7 @@ class TrainBatches:
         self._rank = rank
         self._world_size = world_size
         self._vocab_size = vocab_size
+        self._for_gpu = for_gpu
 
     @property
     def is_remote(self) -> bool:
@@ -149,7 +158,7 @@ class TrainBatches:
         rows = gather(self._streams, sources, windows, numbers, self.config.sequence_length)
         if self._vocab_size is not None:
             check_ids(rows, self._vocab_size, lambda row: list(self.corpora.values())[sources[row]])
-        batches = iter(split(rows, self.micro_batch))
+        batches = iter(split(pinned(rows) if self._for_gpu else rows, self.micro_batch))
         return [list(islice(batches, len(each))) for each in samples]
 
     def pieces(self, step: int) -> list[Piece]:

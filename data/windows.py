@@ -85,6 +85,12 @@ def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, samp
     )
 
 
+def pinned(batch: Batch) -> Batch:
+    """Return the batch in memory that a GPU can read by itself; only with a GPU."""
+    tensors = cast(dict[str, torch.Tensor], batch)
+    return cast(Batch, {name: tensor.pin_memory() for name, tensor in tensors.items()})
+
+
 def split(batch: Batch, rows: int) -> list[Batch]:
     """Return parts of a batch, of so many rows each, in the same memory."""
     parts = [tensor.split(rows) for tensor in cast(dict[str, torch.Tensor], batch).values()]

@@ -49,7 +49,7 @@ checkpoint: {{interval: 10}}
 metrics: {{trackers: [], peak_tflops: 0.1}}
 """
 
-SPEED = ("tokens_per_second", "mfu", "data_wait", "rank_skew", "slow_rank")
+SPEED = ("tokens_per_second", "mfu", "step_time", "data_wait", "checkpoint_stall", "rank_skew", "slow_rank")
 """Keys of metrics.jsonl that say how fast a step was, which no two runs have in common."""
 
 

@@ -37,7 +37,7 @@ def measure(config: Config, world: World, rounds: int) -> dict[bool, list[float]
         micro_batches, repeatable = batches.micro_batches(number), number % 2 == 1
         determinism.enforce(repeatable, world.device)
         start = time.perf_counter()
-        engine.train_step(micro_batches, number, 1e-3).loss.item()
+        engine.train_step(micro_batches, number, 1e-3).result.loss.item()
         if number >= 4:
             seconds[repeatable].append(time.perf_counter() - start)
     return seconds

@@ -63,7 +63,7 @@ def step(
 ) -> None:
     """Take one training step, as the loop makes it."""
     observer = StepObserver(engine, micro_batches[0], config.metrics.diagnostics_tokens) if observed else None
-    engine.train_step(micro_batches, number, 1e-3, observer).loss.item()
+    engine.train_step(micro_batches, number, 1e-3, observer).result.loss.item()
     if observer is not None:
         record = {"step": number, "tokens": number, **observer.record()}
         if log is not None:

@@ -42,7 +42,7 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 600.0  # seconds for one start: only one that hangs takes as long
-SPEED = {"tokens_per_second", "mfu", "data_wait", "rank_skew", "slow_rank"}
+SPEED = {"tokens_per_second", "mfu", "step_time", "data_wait", "checkpoint_stall", "rank_skew", "slow_rank"}
 REQUIRED = {"loss", "lr", "grad_norm"}  # a run that no longer logs these does not compare
 SHOWN = 6  # differences of one run in the table
 

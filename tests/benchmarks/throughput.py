@@ -104,7 +104,7 @@ def measure(
     number = 0
     for round_number in range(arguments.rounds + 1):  # the first round warms up
         for times, run in (
-            (ours, lambda b, n: engine.train_step([b], n, 1e-3).loss.item()),
+            (ours, lambda b, n: engine.train_step([b], n, 1e-3).result.loss.item()),
             (theirs, lambda b, _: plain(b)),
         ):
             for _ in range(arguments.steps):

@@ -165,7 +165,7 @@ def test_a_skipped_update_does_not_enter(
     for step, update in enumerate((broken, whole, broken, whole)):
         monkeypatch.setattr(NextToken, "forward", update)
         before = average_of(engine)
-        assert engine.train_step(inputs.train.micro_batches(step), step, 1e-3).applied == (update is whole)
+        assert engine.train_step(inputs.train.micro_batches(step), step, 1e-3).result.applied == (update is whole)
         assert equal(average_of(engine), before) == (update is broken)
         if step == 1:
             assert equal(average_of(engine), weights_of(engine)), "the first that was applied is all there is"
@@ -177,7 +177,7 @@ def folder(config: Config, inputs: Inputs, world: World) -> Path:
     """Return a checkpoint after three steps."""
     trainer = Trainer(config, inputs, world, StopRequest())
     for step in range(3):
-        trainer._advance(trainer.engine.train_step(inputs.train.micro_batches(step), step, 1e-3))
+        trainer._advance(trainer.engine.train_step(inputs.train.micro_batches(step), step, 1e-3), 1e-3)
     trainer._save()
     return config.run.folder / "checkpoints" / "step_00000003"
 

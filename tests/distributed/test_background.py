@@ -75,7 +75,7 @@ def test_training_goes_on_and_what_is_written_is_the_step_of_the_save(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert writer.save(lambda: snapshot(1), wait=False) is None
-    losses = [engine.train_step(inputs.train.micro_batches(step), step, 1e-3).loss.item() for step in (1, 2)]
+    losses = [engine.train_step(inputs.train.micro_batches(step), step, 1e-3).result.loss.item() for step in (1, 2)]
     assert disk.asked.acquire(timeout=PATIENCE)
     assert store.checkpoints(tmp_path / "checkpoints") == [], "it is not there before it is whole"
     disk.free.release()
@@ -85,7 +85,9 @@ def test_training_goes_on_and_what_is_written_is_the_step_of_the_save(
     assert store.problems(folder, contents=True) == []
     assert ", behind training, which waited " in capsys.readouterr().out
     assert resume.load(engine, folder) == state_after(1, inputs)
-    assert [engine.train_step(inputs.train.micro_batches(step), step, 1e-3).loss.item() for step in (1, 2)] == losses
+    assert [
+        engine.train_step(inputs.train.micro_batches(step), step, 1e-3).result.loss.item() for step in (1, 2)
+    ] == losses
 
 
 def test_a_failure_is_told_at_once_and_known_at_the_next_save(

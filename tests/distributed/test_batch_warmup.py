@@ -67,7 +67,7 @@ def plain_losses(config: Config, world: World) -> list[float]:
     for step, (size, factor) in enumerate(zip(SIZES, FACTORS, strict=True)):
         batch = [samples.micro_batches(number)[0] for number in range(consumed, consumed + size)]
         consumed += size
-        losses.append(engine.train_step(batch, step, 4e-3 * factor).loss.item())
+        losses.append(engine.train_step(batch, step, 4e-3 * factor).result.loss.item())
     return losses
 
 

@@ -99,7 +99,8 @@ def test_every_bit_of_the_state_moves_between_stages(
         assert other.tensors.keys() == first.tensors.keys(), layout
         different = [key for key, tensor in first.tensors.items() if not torch.equal(tensor, other.tensors[key])]
         assert different == [], layout
-    results = [engine.train_step(inputs.train.micro_batches(2), 2, 1e-3) for engine in (engines[0], engines[-1])]
+    ends = engines[0], engines[-1]
+    results = [engine.train_step(inputs.train.micro_batches(2), 2, 1e-3).result for engine in ends]
     if layouts[0] == layouts[-1]:
         assert torch.equal(results[0].loss, results[1].loss)
         assert results[0].grad_norm == results[1].grad_norm

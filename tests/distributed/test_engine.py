@@ -39,15 +39,15 @@ def test_dropout_is_a_function_of_seed_step_and_rank(
     engine: DeepSpeedEngine, config: Config, tiny_config: Path, world: World
 ) -> None:
     """With a learning rate of 0 nothing else can change between steps."""
-    losses = {step: engine.train_step(micro_batches(config), step, 0.0).loss.item() for step in (3, 4, 5)}
+    losses = {step: engine.train_step(micro_batches(config), step, 0.0).result.loss.item() for step in (3, 4, 5)}
     assert len(set(losses.values())) == 3, "each step drops other units"
     torch.manual_seed(99)
-    assert engine.train_step(micro_batches(config), 4, 0.0).loss.item() == losses[4]
+    assert engine.train_step(micro_batches(config), 4, 0.0).result.loss.item() == losses[4]
     engine.world = type(world)(rank=1, local_rank=1, size=1, device=world.device)
-    assert engine.train_step(micro_batches(config), 4, 0.0).loss.item() != losses[4], "so does each rank"
+    assert engine.train_step(micro_batches(config), 4, 0.0).result.loss.item() != losses[4], "so does each rank"
     engine.world = world
     engine.config = load_config(tiny_config, ["model.dropout=0.3", "run.seed=2"])
-    assert engine.train_step(micro_batches(config), 4, 0.0).loss.item() != losses[4], "and each seed"
+    assert engine.train_step(micro_batches(config), 4, 0.0).result.loss.item() != losses[4], "and each seed"
     engine.config = config
 
 
@@ -61,7 +61,7 @@ def test_compiling_changes_neither_names_nor_groups_nor_the_step(
         config = load_config(tiny_config, overrides)
         engines[compiled] = engine = DeepSpeedEngine(config, world)
         engine.evaluate(micro_batches(config)[0])  # first, as after some resumes
-        assert engine.train_step(micro_batches(config), 0, 1e-3).applied
+        assert engine.train_step(micro_batches(config), 0, 1e-3).result.applied
     plain, compiled_engine = engines[False], engines[True]
     assert "compile" not in "".join(whole_weights(compiled_engine))
     for one, other in zip(plain.groups, compiled_engine.groups, strict=True):
@@ -97,7 +97,7 @@ def test_every_valid_token_weighs_the_same(tiny_config: Path, world: World) -> N
 
     sums = sum((engine.evaluate(batch) for batch in batches), LossSums())
     assert astuple(sums) == pytest.approx((2 * 55 * loss.item(), 2 * 55), rel=1e-6)
-    result = engine.train_step(batches, 0, 1e-3)
+    result = engine.train_step(batches, 0, 1e-3).result
     assert result.loss.item() == pytest.approx(loss.item(), rel=1e-6)
     assert result.grad_norm == pytest.approx(norm.item(), rel=1e-5)
     assert result.applied
@@ -137,7 +137,7 @@ def test_deepspeed_follows_a_growing_batch(tiny_config: Path, world: World) -> N
     assert (engine._engine.train_batch_size(), engine._engine.gradient_accumulation_steps()) == (8, 4)
     for step, (batch_size, accumulation) in enumerate([(4, 2), (4, 2), (8, 4)]):
         before = whole_weights(engine)
-        assert engine.train_step(micro_batches(config, step), step, 1e-3).applied
+        assert engine.train_step(micro_batches(config, step), step, 1e-3).result.applied
         found = (engine._engine.train_batch_size(), engine._engine.gradient_accumulation_steps())
         assert found == (batch_size, accumulation)
         assert engine._engine.global_steps == step + 1, "one update a step"
@@ -168,7 +168,7 @@ def test_no_message_is_sent_without_content(
         return all_reduce(tensor, *arguments, **options)
 
     monkeypatch.setattr(dist, "all_reduce", counted)
-    assert engine.train_step(micro_batches(config), 0, 0.0).reports.shape == (0, 2)
+    assert engine.train_step(micro_batches(config), 0, 0.0).result.reports.shape == (0, 2)
     assert len(sent) >= 2
     assert min(sent) > 0
 

@@ -46,7 +46,7 @@ def folder(tiny_config: Path, world: World, tmp_path_factory: pytest.TempPathFac
     inputs = open_inputs(config, world)
     trainer = Trainer(config, inputs, world, StopRequest())
     for step in range(3):
-        trainer._advance(trainer.engine.train_step(inputs.train.micro_batches(step), step, 4e-3))
+        trainer._advance(trainer.engine.train_step(inputs.train.micro_batches(step), step, 4e-3), 4e-3)
     trainer._save()
     export(load_model(root / "tiny", CPU), root / "exported", "auto")
     return root / "exported"

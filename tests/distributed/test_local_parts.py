@@ -200,8 +200,8 @@ def test_training_does_not_wait_for_the_run_folder_in_order_to_save_locally(
         assert let_go.wait(PATIENCE)
         return commit.publish(*arguments)
 
-    def advance(trainer: loop.Trainer, result: Any) -> None:
-        step_forward(trainer, result)
+    def advance(trainer: loop.Trainer, *made: Any) -> None:
+        step_forward(trainer, *made)
         if trainer.state.step == 5:
             let_go.set()
 

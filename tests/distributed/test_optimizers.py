@@ -113,7 +113,7 @@ def test_one_rank_equals_the_plain_loop_to_the_last_bit(
     norms = []
     for step in range(plan_run(config).total_steps):
         lr = plan_run(config).lr_after(step * config.data.batch_plan.tokens_per_step)
-        norms.append(engine.train_step(batches.micro_batches(step), step, lr).grad_norm)
+        norms.append(engine.train_step(batches.micro_batches(step), step, lr).result.grad_norm)
     assert norms == reference.grad_norms
     different = [n for n, weight in whole_weights(engine).items() if not torch.equal(weight, reference.weights[n])]
     assert different == []

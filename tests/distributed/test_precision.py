@@ -95,7 +95,7 @@ ONE_MICRO_BATCH = ["data.global_batch_size=2"]
 def two_steps(config: Config, world: World) -> list[float]:
     """Loss and gradient norm of the first steps of a run by one rank."""
     engine, batches = DeepSpeedEngine(config, world), TrainBatches(config.data, config.run.seed)
-    made = [engine.train_step(batches.micro_batches(step), step, 1e-3) for step in range(2)]
+    made = [engine.train_step(batches.micro_batches(step), step, 1e-3).result for step in range(2)]
     return [value for step in made for value in (step.loss.item(), step.grad_norm)]
 
 
@@ -104,7 +104,7 @@ def test_one_rank_trains_as_two_do(runs: Callable[[str], Run], tiny_config: Path
     engine, batches = DeepSpeedEngine(config, world), TrainBatches(config.data, config.run.seed)
     rates, expected = (runs("stage_1").column(key) for key in ("lr", "loss"))
     for step in range(2):
-        result = engine.train_step(batches.micro_batches(step), step, rates[step + 1])
+        result = engine.train_step(batches.micro_batches(step), step, rates[step + 1]).result
         assert result.loss.item() == pytest.approx(expected[step + 1], rel=2e-6)
 
 

@@ -31,7 +31,7 @@ def config(tiny_config: Path) -> Config:
 
 
 def step(engine: Engine, inputs: Inputs, number: int) -> float:
-    return engine.train_step(inputs.train.micro_batches(number), number, 1e-3).loss.item()
+    return engine.train_step(inputs.train.micro_batches(number), number, 1e-3).result.loss.item()
 
 
 @pytest.mark.parametrize("kind", ["plain", "stage 0", "stage 1", "stage 3"])

@@ -76,6 +76,16 @@ def test_nothing_but_ignored_labels() -> None:
     assert (loss.item(), nats.abs().sum().item(), hidden.grad.abs().sum().item()) == (0.0, 0.0, 0.0)
 
 
+def test_the_scale_of_a_loss_is_not_rounded_to_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1/23 in bf16 is 0.3 % too small, and so would be every gradient."""
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 7 * WIDTH)
+    hidden, weight, labels = problem(dtype=torch.bfloat16)
+    whole = torch.autograd.grad(linear_cross_entropy(hidden, weight, labels)[0], (hidden, weight))
+    scaled = torch.autograd.grad(linear_cross_entropy(hidden, weight, labels)[0] / 23, (hidden, weight))
+    for found, gradient in zip(scaled, whole, strict=True):
+        assert torch.equal(found, (gradient.double() / 23).bfloat16())
+
+
 def test_bf16_keeps_the_loss_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 7 * VOCABULARY)
     hidden, weight, labels = problem(dtype=torch.bfloat16)

@@ -29,6 +29,15 @@ class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return Path(self.root) / self.name
 
 
+class ProfileConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Say which steps are traced."""
+
+    start: PositiveInt
+    """First step that is. The first steps of a start are slower than others: choose a later one."""
+    steps: PositiveInt = 3
+    """How many are."""
+
+
 class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say how long to train and how often to look."""
 
@@ -55,6 +64,9 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     computation."""
     compile: bool = False
     """Compile every block with torch.compile: the first step takes long, later ones are quicker."""
+    profile: ProfileConfig | None = Field(default=None, json_schema_extra={"shapes": "nothing"})
+    """Trace some steps on rank 0, into profile/ of the run folder: a trace and a table (docs/performance.md). None:
+    none."""
     hang_minutes: PositiveFloat | None = Field(default=20.0, json_schema_extra={"shapes": "nothing"})
     """Minutes without a step, a batch of an evaluation or the next part of a start, after which the run ends with exit
     code 86 and the stacks of all ranks in its folder. None: never."""
@@ -80,7 +92,8 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory and update there (stages 1 to 3)."""
     bucket_size: PositiveInt = 500_000_000
-    """Elements of one reduction or gather bucket; more make fewer, larger messages and take more memory."""
+    """Elements of one reduction or gather bucket, but no more than the model has; more make fewer, larger messages and
+    take more memory."""
     timeout_minutes: PositiveFloat = 30.0
     """Minutes that a collective waits for a slow rank before the job fails."""
 

@@ -4,18 +4,22 @@ DeepSpeed accepts unknown keys in silence and its defaults move between releases
 here with every key that matters, what took effect is read back after `initialize`, and a mismatch refuses to train.
 """
 
+import math
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
 from plumbline.launcher.runtime.engine.build import build_for_training, move_buffers
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
+from plumbline.launcher.runtime.engine.on_device import deciding_on_device, not_finite
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm, clip_gradients
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
@@ -34,13 +38,15 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run, with every key that matters."""
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
+    trained = sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable)
+    bucket = min(settings.bucket_size, trained)  # DeepSpeed allocates it in every step, whatever it holds
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
         "overlap_comm": False,
         "contiguous_gradients": True,
         "reduce_scatter": True,
-        "reduce_bucket_size": settings.bucket_size,
-        "allgather_bucket_size": settings.bucket_size,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
     }
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
@@ -54,7 +60,7 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
         "bf16": {
             "enabled": bf16 and settings.zero_stage > 0,
             "immediate_grad_update": True,
-            "check_grad_overflow": True,
+            "check_grad_overflow": not decides_on_device(config),  # a second look at what the norm says already
         },
         "fp16": {"enabled": False},
         "torch_autocast": {
@@ -70,7 +76,13 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,  # torch's fused AdamW updates offloaded states as well
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
+        "timers": {"throughput": {"enabled": False}},  # it waits for the device around every micro-batch
     }
+
+
+def decides_on_device(config: Config) -> bool:
+    """Return whether the device alone decides to skip an update, where all optimizer states are."""
+    return config.optimizer.kind.skips_on_device and not config.deepspeed.offload_optimizer
 
 
 class DeepSpeedEngine(Engine):
@@ -87,7 +99,9 @@ class DeepSpeedEngine(Engine):
 
     def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
         import deepspeed  # after the accelerator is chosen in startup.start
+        from deepspeed.runtime import torch_autocast
 
+        torch_autocast.TORCH_AUTOCAST_INITIALIZED = False  # or an engine before decides how this one sums gradients
         self.stage = config.deepspeed.zero_stage
         plan = plan_run(config)
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
@@ -99,6 +113,7 @@ class DeepSpeedEngine(Engine):
             move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
         else:
             model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
+        self._on_device = decides_on_device(config)
         optimizer = make_optimizer(model, self.settings, sharded=self.stage > 0)
         with quiet_stdout():
             self._engine, *_ = deepspeed.initialize(
@@ -149,19 +164,40 @@ class DeepSpeedEngine(Engine):
         # By itself DeepSpeed counts micro-batches since the process started, which is out of step with ours when their
         # number changes (data.batch_size_warmup) after a resume
         self._engine.set_gradient_accumulation_boundary(last)
-        losses = self._call(TrainedLM.losses, batch, step)
-        self._engine.backward((losses.terms * weights).sum(), scale_wrt_gas=False)
+        with record_function("step: forward"):
+            losses = self._call(TrainedLM.losses, batch, step)
+        with record_function("step: backward"):
+            self._engine.backward((losses.terms * weights).sum(), scale_wrt_gas=False)
         if not last:
             self._engine.step()  # only counts
         elif self.stage == 0:
             self._clipped_norm = clip_gradients(self.model, self.groups, self.config.optimizer)
         return losses.cross_entropy, losses.reports
 
-    def _update(self) -> tuple[float, bool]:
-        limited = self._limit_base_norm() if self.config.optimizer.grad_clip_norm == "base" and self.stage > 0 else None
+    def _update(self) -> tuple[Tensor, Tensor]:
+        if self.stage == 0:
+            return self._update_whole()
+        limited = self._limit_base_norm() if self.config.optimizer.grad_clip_norm == "base" else None
+        deciding: AbstractContextManager[object] = nullcontext()
+        if self._on_device:
+            deciding = deciding_on_device(self._engine.optimizer, self._optimizer)
+        with deciding:
+            self._engine.step()
+        found = self._engine.get_global_grad_norm() if limited is None else limited
+        norm = torch.as_tensor(found, dtype=torch.float32, device=self.world.device)
+        if not self._on_device:
+            return norm, torch.full_like(norm, self._engine.was_step_applied())
+        skipped = self._optimizer.found_inf
+        return torch.where(skipped > 0, torch.inf, norm), 1 - skipped
+
+    def _update_whole(self) -> tuple[Tensor, Tensor]:
+        """Update at stage 0, where DeepSpeed leaves it to others to skip what is not finite."""
+        norm = self._clipped_norm
+        skipped = not_finite(norm)
+        if self._on_device:
+            self._optimizer.found_inf = skipped
         self._engine.step()
-        grad_norm = self._clipped_norm if self.stage == 0 else self._engine.get_global_grad_norm()
-        return float(grad_norm if limited is None else limited), bool(self._engine.was_step_applied())
+        return norm, 1 - skipped if self._on_device else torch.ones_like(norm)
 
     def _limit_base_norm(self) -> Tensor | None:
         """Make DeepSpeed, which limits the plain norm, clip by the base-equivalent one, and return that.

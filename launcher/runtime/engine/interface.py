@@ -8,16 +8,17 @@ A method that is marked as collective exchanges something between ranks: all of 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.pieces import Piece
+from plumbline.launcher.runtime.engine.step_result import StepUnderWay
 from plumbline.launcher.runtime.optim.moving_average import MovingAverage
 from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
 from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
@@ -27,20 +28,6 @@ from plumbline.model.objectives.objective import TrainedLM
 
 Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Hold what one optimizer step reports; the same on every rank."""
-
-    loss: Tensor
-    """Mean cross-entropy over the valid tokens of the global batch: a scalar on the device, nats."""
-    grad_norm: float
-    """Global gradient norm before clipping."""
-    applied: bool
-    """False when the update was skipped because of a non-finite gradient."""
-    reports: Tensor
-    """[reports, 2]: sums and counts of what the objective reports beside the loss."""
 
 
 class UpdateObserver(Protocol):
@@ -75,15 +62,24 @@ class Engine(ABC):
     # -- training and evaluation ---------------------------------------------------------------------------------------
 
     def train_step(
-        self, micro_batches: Sequence[Batch], step: int, lr: float, observer: UpdateObserver | None = None
-    ) -> StepResult:
+        self,
+        micro_batches: Sequence[Batch],
+        step: int,
+        lr: float,
+        observer: UpdateObserver | None = None,
+        flag: Callable[[], bool] = lambda: False,
+    ) -> StepUnderWay:
         """Take one optimizer step: forward and backward over this rank's micro-batches, then the update. Collective.
+
+        Nothing here waits for the device, unless an observer looks or the run keeps a moving average of the weights,
+        which has to know whether the update was applied. docs/performance.md counts what a step costs.
 
         Args:
             micro_batches: all of this rank's in this step.
             step: completed steps so far; keys the random numbers of dropout, so nothing random needs saving.
             lr: base learning rate of this step, which each parameter group multiplies.
             observer: is called right before and right after the update.
+            flag: is asked once the step is made; its result says whether that of any rank was up.
 
         Raises:
             ConfigError: in the first step a term of the loss has no target.
@@ -109,12 +105,13 @@ class Engine(ABC):
             reports += reported
         if observer is not None:
             observer.before_update()
-        grad_norm, applied = self._update()
+        with record_function("step: update"):
+            grad_norm, applied = self._update()
         if observer is not None:
             observer.after_update()
         if self.ema is not None and applied:
             self.ema.update(self.world.size * sum(batch["input_ids"].numel() for batch in batches))
-        return StepResult(sum_over_ranks(total) / targets[0], grad_norm, applied, sum_over_ranks(reports))
+        return StepUnderWay(total, reports, flag(), targets[0], grad_norm, applied)
 
     def _check_targets(self, targets: Tensor) -> None:
         """Refuse a term of the loss, beside the text's, that no token of a whole batch trains; `targets` [terms]."""
@@ -152,7 +149,7 @@ class Engine(ABC):
         return self._call(method, batch)
 
     def _to_device(self, batch: Batch) -> Batch:
-        """Return the batch on this rank's device."""
+        """Return the batch on this rank's device; from pinned memory it gets there behind what the device is at."""
         return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in batch.items()}
 
     # What `train_step` and evaluation need of a subclass
@@ -169,8 +166,11 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def _update(self) -> tuple[float, bool]:
-        """Clip the gradient and let the optimizer use it. Returns its norm before, and whether it was used."""
+    def _update(self) -> tuple[Tensor, Tensor]:
+        """Clip the gradient and let the optimizer use it. Returns its norm before, and 1 if it was used, else 0.
+
+        Both are scalars on the device.
+        """
 
     @abstractmethod
     def _call(self, method: Callable[..., T], *arguments: Any) -> T:

@@ -4,7 +4,6 @@ The training loop runs on either engine: users train with DeepSpeed, and tests c
 In fp32 they agree up to the order of summation; bf16 is autocast over fp32 weights here, as at ZeRO stage 0.
 """
 
-import math
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -54,11 +53,11 @@ class PlainEngine(Engine):
         (losses.terms * weights).sum().backward()
         return losses.cross_entropy, losses.reports
 
-    def _update(self) -> tuple[float, bool]:
-        norm = clip_gradients(self.model, self.groups, self.config.optimizer).item()
-        if math.isfinite(norm):
+    def _update(self) -> tuple[Tensor, Tensor]:
+        norm = clip_gradients(self.model, self.groups, self.config.optimizer)
+        if torch.isfinite(norm):
             self._optimizer.step()
-        return norm, math.isfinite(norm)
+        return norm, torch.isfinite(norm).float()
 
     def _call(self, method: Callable[..., T], *arguments: Any) -> T:
         autocast: AbstractContextManager[object] = nullcontext()

@@ -9,4 +9,4 @@ def _make(groups: Groups, _sharded: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, fused=True)
 
 
-ADAMW = OptimizerKind("adamw", _make, all_tensors=True, keeps_sde=True, on_deepspeeds_list=True)
+ADAMW = OptimizerKind("adamw", _make, all_tensors=True, keeps_sde=True, skips_on_device=True, on_deepspeeds_list=True)

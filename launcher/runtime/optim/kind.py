@@ -43,6 +43,8 @@ class OptimizerKind:
     """ZeRO stages that it serves."""
     offload_refusal: str | None = None
     """Why its state cannot be in the host's memory; None: it can."""
+    skips_on_device: bool = False
+    """Whether a step changes nothing where `found_inf` of the optimizer, a number on the device, is 1."""
     on_deepspeeds_list: bool = False
     """Whether DeepSpeed has it on its list of optimizers that work with ZeRO."""
     cautions: Callable[[Any, int | None], Iterator[str]] = _no_cautions

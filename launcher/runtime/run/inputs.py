@@ -34,7 +34,8 @@ def open_inputs(config: Config, world: World) -> Inputs:
             many repetitions of a corpus.
     """
     data = config.data
-    train = TrainBatches(data, config.run.seed, world.rank, world.size, config.model.vocab_size)
+    for_gpu = world.device.type == "cuda"
+    train = TrainBatches(data, config.run.seed, world.rank, world.size, config.model.vocab_size, for_gpu)
     train.check_epochs(last_step(config))
     for name, corpus in train.corpora.items():
         if corpus.vocab_size is not None and corpus.vocab_size > config.model.vocab_size:

@@ -27,10 +27,44 @@ def any_rank(flag: bool, world: World) -> bool:
 
 
 def sum_over_ranks(value: torch.Tensor) -> torch.Tensor:
-    """Sum element-wise over ranks, in place. A tensor without elements costs no message."""
-    if value.numel():
+    """Sum element-wise over ranks, in place. A tensor without elements, and a world of one rank, cost no message."""
+    if value.numel() and dist.get_world_size() > 1:
         dist.all_reduce(value)
     return value
+
+
+class LateSum:
+    """Sum a vector over ranks and bring it to the host, while this rank goes on. Collective; `read` is not.
+
+    On a GPU both happen behind what is under way there: neither host nor device waits for the other. Gloo adds up in a
+    thread of its own.
+
+    Args:
+        summed: [n]: what each rank has of its own; it is written to.
+        shared: [m]: what is the same on all ranks already, and goes to the host along with it.
+    """
+
+    def __init__(self, summed: torch.Tensor, shared: torch.Tensor) -> None:
+        self._parts = summed, shared
+        self._work = dist.all_reduce(summed, async_op=True) if dist.get_world_size() > 1 else None
+        self._arrived: torch.cuda.Event | None = None
+        if summed.device.type == "cuda":
+            if self._work is not None:
+                self._work.wait()  # the stream does, not the host
+            both = torch.cat(self._parts)
+            self._host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
+            self._host.copy_(both, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def read(self) -> list[float]:
+        """Return the sums, then what was shared; wait until both are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+            return self._host.tolist()
+        if self._work is not None:
+            self._work.wait()
+        return torch.cat(self._parts).tolist()
 
 
 def gather_objects(value: Any, world: World, group: dist.ProcessGroup | None = None) -> list[Any]:

@@ -54,8 +54,8 @@ class StopRequest:
 
     @property
     def takes(self) -> float:
-        """Return the seconds that a stop may take: a step, the save that is under way, and another."""
-        return self.step_seconds + 2 * self.save_seconds
+        """Return the seconds that a stop may take: two steps, the save that is under way, and another."""
+        return 2 * self.step_seconds + 2 * self.save_seconds
 
     def ask(self, why: str) -> None:
         """Ask for a stop from within this process, from any thread; `why` goes on with "stopped"."""

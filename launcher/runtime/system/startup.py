@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from plumbline.launcher.runtime.system.memory import keep_freed_memory
 from plumbline.launcher.runtime.system.threads import host_threads
 from plumbline.launcher.runtime.system.world import World
 
@@ -36,6 +37,7 @@ def start(world: World, timeout_minutes: float) -> None:
             # The first call of a thread into MKL (exp, cos, ...) can round differently from all later ones
             # (seen with torch 2.13, two threads): make it here, or the first step after a resume may differ in a bit
             torch.ones(2**20).exp()
+            keep_freed_memory()
             compile_start_up_operator()
         else:
             torch.cuda.set_device(world.device)

@@ -1,9 +1,10 @@
 """Train: resume, then go step by step until done or asked to stop.
 
 "Step s" is the state after s optimizer steps. At the top of each pass the loop stands at some step, evaluates if that
-is due, and leaves if it was the last; then it makes the next step, logs it and saves it. The order of data, the
-schedule, dropout and evaluation are pure functions of the step, so a run that was killed and resumed writes the same
-numbers, to the last bit, as one that was never interrupted.
+is due, and leaves if it was the last; then it makes the next step and saves it. What a step reports is read, logged and
+shown to the guards while the next one is under way, or before anything is done with its weights (`_settle`). The order
+of data, the schedule, dropout and evaluation are pure functions of the step, so a run that was killed and resumed
+writes the same numbers, to the last bit, as one that was never interrupted.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.profiler import record_function
 
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
@@ -24,7 +26,8 @@ from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapsh
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import Batch, Engine, StepResult
+from plumbline.launcher.runtime.engine.interface import Batch, Engine
+from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderWay
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
 from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
@@ -37,13 +40,16 @@ from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train import garbage
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
 from plumbline.launcher.runtime.train.evaluation import Evaluation, StoppedError
 from plumbline.launcher.runtime.train.guards import make_guards
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
+from plumbline.launcher.runtime.train.profile import StepProfiler
 from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
+from plumbline.launcher.runtime.train.step_lines import MadeStep, StepLines
 from plumbline.launcher.runtime.train.stragglers import Stragglers
 from plumbline.launcher.runtime.train.watchdog import Watchdog, watch
 
@@ -162,7 +168,10 @@ class Trainer:
         self.guards = make_guards(self.plan)
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
-        self._data_wait = 0.0
+        self._meter = SpeedMeter(config, world, 0)
+        self._lines = StepLines(self.engine.model.objective.reports, self._meter)
+        self._unread: MadeStep | None = None
+        self._stopping = False
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
@@ -184,11 +193,14 @@ class Trainer:
         self.status.begin(self.state.step, self.state.tokens, total, plan.total_tokens)
         if self.state.step == total and self.saved_step is None:  # what is complete has a checkpoint in the run folder
             self._save()
-        meter = SpeedMeter(config, self.world, self.state.step)
+        meter = self._meter
+        meter.restart(self.state.step)
+        profiler = StepProfiler(config, self.world)
         making: Bucket = "compile" if config.train.compile else "steps"
-        with closing(self.inputs.train.iterate(self.state.step, total)) as batches:
+        with garbage.left_alone(), profiler, closing(self.inputs.train.iterate(self.state.step, total)) as batches:
             while True:
                 if self._evaluation_due():
+                    self._settle()
                     finished = self._evaluate()
                     if not finished or self.state.step == total:
                         self.status.enter("shutdown")
@@ -198,26 +210,28 @@ class Trainer:
                 self.watchdog.moved(f"making step {self.state.step + 1}")
                 lr = plan.lr_after(self.state.tokens)
                 self.status.enter("data_wait")
-                micro_batches = self.stragglers.wait_for(batches)
+                profiler.between_steps(self.state.step)
+                with record_function("step: data"):
+                    micro_batches = self.stragglers.wait_for(batches)
                 self.status.enter(making)
                 making = "steps"
                 observer = self._observer(micro_batches[0])
-                result = self.engine.train_step(micro_batches, self.state.step, lr, observer)
-                self._advance(result)
-                if self.state.step % config.train.log_interval == 0 or self.state.step == total:
-                    self._log_step(result, lr, meter)
+                made = self.engine.train_step(micro_batches, self.state.step, lr, observer, self._is_asked_to_stop)
+                with record_function("step: read the one before"):
+                    self._settle()  # while the device makes this one
+                self._advance(made, lr)
                 if observer is not None:
-                    self._log_diagnostics(observer)
-                self._log_stragglers()
-
-                stopping = any_rank(bool(self.stop), self.world)
-                if stopping or self._checkpoint_due():
-                    self._save(must=stopping or self.state.step == total)
+                    self._log_beside(observer.record())
+                self._log_beside(self.stragglers.after_step(self.state.step))
+                if self._stopping or self._may_save():
+                    self._settle()
+                if self._stopping or self._checkpoint_due():
+                    self._save(must=self._stopping or self.state.step == total)
                     meter.restart(self.state.step)
                 elif self._local_checkpoint_due():
                     self._save_locally()
                     meter.restart(self.state.step)
-                if stopping:
+                if self._stopping:
                     self.status.enter("shutdown")
                     return False
 
@@ -245,32 +259,39 @@ class Trainer:
         if self.log is not None:
             self.log.close()
 
-    def _advance(self, result: StepResult) -> None:
-        """Move to the next step, unless a guard says that there is no point."""
+    def _is_asked_to_stop(self) -> bool:
+        return bool(self.stop)
+
+    def _advance(self, reports: StepUnderWay, lr: float) -> None:
+        """Move to the next step, of which nothing is known yet."""
         batches, step = self.plan.batches, self.state.step + 1
         samples, tokens = batches.samples_before(step), batches.tokens_before(step)
         self.state = replace(self.state, step=step, samples=samples, tokens=tokens)
         self.status.reached(step, tokens)
-        for guard in self.guards:
-            guard.after_step(step, result)
+        self._unread = MadeStep(step, tokens, lr, self.status.ledger.read(), reports)
+        garbage.collect(step)
 
-    def _log_step(self, result: StepResult, lr: float, meter: SpeedMeter) -> None:
-        record: dict[str, Any] = {
-            "step": self.state.step,
-            "tokens": self.state.tokens,
-            "loss": result.loss.item(),
-            "lr": lr,
-            "grad_norm": result.grad_norm,
-            **meter.read(self.state.step),
-            "data_wait": self._waited_for_data(),
-            **self._reports(result),
-        }
-        self.stop.step_seconds = meter.step_seconds
+    def _settle(self) -> None:
+        """Read what the last step reports, if nobody has: show it to the guards, log it, and hear of a stop.
+
+        A step is settled once the next one is under way, and before anything is evaluated, saved or logged after it.
+        """
+        if self._unread is None:
+            return
+        made, self._unread = self._unread, None
+        result = made.reports.result
+        self._stopping = self._stopping or result.flagged
+        for guard in self.guards:
+            guard.after_step(made.step, result)
+        if made.step % self.config.train.log_interval == 0 or made.step == self.plan.total_steps:
+            self._log_step(made, result)
+
+    def _log_step(self, made: MadeStep, result: StepResult) -> None:
+        record = self._lines.line(made, result)
+        self.stop.step_seconds = self._meter.step_seconds
         if self.writer.seconds is not None:
             self.stop.save_seconds = max(self.stop.save_seconds, self.writer.seconds)
             self.status.saved(self.writer.seconds)
-        if not result.applied:
-            record["skipped"] = True
         if self.log is not None:
             self.log.write(record)
             self.log.progress(record)
@@ -278,15 +299,12 @@ class Trainer:
         for guard in self.guards:
             guard.after_logging(record)
 
-    def _waited_for_data(self) -> float:
-        """Return the seconds that this rank has waited for batches since it was asked last."""
-        before, self._data_wait = self._data_wait, self.status.ledger.spent("data_wait")
-        return self._data_wait - before
-
-    def _reports(self, result: StepResult) -> dict[str, float]:
-        """Return the means of what the objective reports, without those that had no target."""
-        rows = zip(self.engine.model.objective.reports, result.reports.tolist(), strict=True)
-        return {name: total / count for name, (total, count) in rows if count}
+    def _log_beside(self, found: dict[str, Any]) -> None:
+        """Log what else was found out about the last step, behind its own line."""
+        if found:
+            self._settle()
+            if self.log is not None:
+                self.log.write({"step": self.state.step, "tokens": self.state.tokens, **found})
 
     def _observer(self, batch: Batch) -> StepObserver | None:
         """Return what observes the step that comes, by its first micro-batch; None when that is not due."""
@@ -295,16 +313,6 @@ class Trainer:
             return None
         return StepObserver(self.engine, batch, settings.diagnostics_tokens)
 
-    def _log_diagnostics(self, observer: StepObserver) -> None:
-        record = {"step": self.state.step, "tokens": self.state.tokens, **observer.record()}
-        if self.log is not None:
-            self.log.write(record)
-
-    def _log_stragglers(self) -> None:
-        found = self.stragglers.after_step(self.state.step)
-        if found and self.log is not None:
-            self.log.write({"step": self.state.step, "tokens": self.state.tokens, **found})
-
     def _evaluation_due(self) -> bool:
         interval, step = self.config.train.eval_interval, self.state.step
         return step == self.plan.total_steps or (interval is not None and step > 0 and step % interval == 0)
@@ -312,6 +320,7 @@ class Trainer:
     def _evaluate(self) -> bool:
         """Score what is held out of every corpus and task; False when asked to stop meanwhile."""
         step = self.state.step
+        garbage.collect()
         self.status.enter("evaluation")
         try:
             scores = self.evaluation.run(lambda message: TRAINING.info(f"step {step}: {message}"))
@@ -331,6 +340,12 @@ class Trainer:
         folder = self.config.run.folder
         write_samples(self.config)
         write_json(folder / RESULT, record)
+
+    def _may_save(self) -> bool:
+        """Return whether this is a step at which checkpoints are written, if the weights are worth one."""
+        step, settings = self.state.step, self.config.checkpoint
+        intervals = (settings.interval, settings.local and settings.local.interval)
+        return step == self.plan.total_steps or any(interval and step % interval == 0 for interval in intervals)
 
     def _checkpoint_due(self) -> bool:
         interval, step = self.config.checkpoint.interval, self.state.step
@@ -357,6 +372,7 @@ class Trainer:
             CheckpointError: one that `must` be could not be written, or too many in a row.
         """
         self.status.enter("checkpoint")
+        garbage.collect()
         self._count(self.writer.finish(), must=False)
 
         def take() -> Snapshot:

@@ -35,12 +35,18 @@ class SpeedMeter:
         """Count from now, where training stands at `step`."""
         self._time, self._step = time.perf_counter(), step
 
-    def read(self, step: int) -> dict[str, float | None]:
-        """Return tokens_per_second and mfu since the last restart or reading; warn when the peak turns out wrong."""
+    def read(self, step: int, done: float | None = None) -> dict[str, float | None]:
+        """Return tokens_per_second and mfu since the last restart or reading; warn when the peak turns out wrong.
+
+        Args:
+            step: that is read.
+            done: when it was, by `time.perf_counter`; None: now.
+        """
+        now = time.perf_counter() if done is None else done
         tokens = self.tokens_before(step) - self.tokens_before(self._step)
-        seconds = time.perf_counter() - self._time
+        seconds = now - self._time
         speed, self.step_seconds = tokens / seconds, seconds / (step - self._step)
-        self.restart(step)
+        self._time, self._step = now, step
         mfu = speed * self.flops_per_token / self.peak
         if mfu > 1 and not self._peak_is_wrong:
             self._peak_is_wrong = True

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from plumbline.launcher.runtime.engine.interface import StepResult
+from plumbline.launcher.runtime.engine.step_result import StepResult
 
 
 class TrainingError(RuntimeError):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from plumbline.launcher.runtime.engine.interface import StepResult
+from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.train.guards.guard import Guard, TrainingError
 

@@ -30,11 +30,11 @@ def test_it_asks_once_less_time_is_left_than_the_notice(stop: StopRequest, capsy
     assert capsys.readouterr().err == "time limit in 4:12: saving\n"
 
 
-@pytest.mark.parametrize(("step", "save", "left"), [(20, 0, 18), (0, 10, 18), (10, 10, 28)])
+@pytest.mark.parametrize(("step", "save", "left"), [(20, 0, 38), (0, 10, 18), (10, 10, 38)])
 def test_a_stop_that_takes_longer_than_the_notice_is_asked_for_earlier(
     stop: StopRequest, step: float, save: float, left: float
 ) -> None:
-    """A step has to end, the save that is under way, and another."""
+    """Two steps have to end, the save that is under way, and another."""
     stop.step_seconds, stop.save_seconds = step, save
     answers = iter([ends_in(left)])
     watch(stop, 1, lambda: next(answers), 0.0)  # asked a second time, there is none

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from plumbline.launcher.runtime.engine.interface import StepResult
+from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import MAX_SKIPPED, NonFinite
 
@@ -15,7 +15,7 @@ TOTAL = 30
 
 
 def result(norm: float = 1.0, applied: bool = True) -> StepResult:
-    return StepResult(torch.tensor(2.0), norm, applied, torch.zeros(0, 2))
+    return StepResult(torch.tensor(2.0), norm, applied, torch.zeros(0, 2), flagged=False, done=0.0)
 
 
 @pytest.fixture

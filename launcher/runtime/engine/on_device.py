@@ -1,0 +1,84 @@
+"""Let DeepSpeed update weights without asking the host whether the gradient is finite, or whether it is to be clipped.
+
+In every step DeepSpeed 0.19.8 reads the norm of the gradient on the host, in some classes once for each group. On a GPU
+that read waits for the whole backward pass, and then the device waits for the host. But torch's fused AdamW can be told
+by a number on the device to leave weights, moments and its count of steps as they are (`found_inf`, made for loss
+scaling). So here DeepSpeed's functions are replaced for the time of one update: the one that makes the norm also hands
+it to AdamW, and those that ask the host answer without looking. Numbers stay the same to the last bit.
+
+Two reads of DeepSpeed's are not reached from here: with states in the host's memory it needs the norm there, and at
+stage 3 it copies a constant to the device for each sub-group.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def deciding_on_device(zero: Any, optimizer: torch.optim.AdamW) -> Iterator[None]:
+    """Update within, at ZeRO stages 1 to 3, or skip the update of a gradient that is not finite, as the device finds.
+
+    Args:
+        zero: DeepSpeed's ZeRO optimizer.
+        optimizer: the fused AdamW that it wraps; its `found_inf` says afterwards whether it has skipped.
+    """
+    from deepspeed.runtime import bf16_optimizer, utils
+    from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+    def noted(make_norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def make(*arguments: Any, **named: Any) -> Tensor:
+            norm = make_norm(*arguments, **named)
+            optimizer.found_inf = not_finite(norm)  # type: ignore[attr-defined]
+            return norm
+
+        return make
+
+    def clip(*, max_norm: float, global_norm: Tensor, **_unused: Any) -> None:
+        shares = zero.fp32_groups_gradient_flat_partition  # of this rank: no other is used
+        torch._foreach_mul_(shares, (max_norm / (global_norm + 1e-6)).clamp(max=1.0))
+
+    replacements: list[tuple[Any, str, Callable[..., Any]]] = [
+        (bf16_optimizer, "get_global_norm_of_tensors", noted(global_norm)),
+        (bf16_optimizer, "clip_tensors_by_global_norm", clip),
+        *(
+            (module, "combine_grad_norm_groups", noted(utils.combine_grad_norm_groups))
+            for module in (stage_1_and_2, stage3)
+        ),
+        *((module, "is_invalid_grad_norm", _looks_valid) for module in (bf16_optimizer, stage_1_and_2, stage3)),
+        *((module, "mask_nan_or_inf_with_val_inplace", _mark) for module in (stage_1_and_2, stage3)),
+    ]
+    originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
+    for module, name, function in replacements:
+        setattr(module, name, function)
+    try:
+        yield
+    finally:
+        for module, name, function in originals:
+            setattr(module, name, function)
+
+
+def not_finite(norm: Tensor) -> Tensor:
+    """Return 1 for a norm that is not finite, or that DeepSpeed has marked as such by -1; else 0, on its device."""
+    return (~torch.isfinite(norm) | (norm < 0)).float()
+
+
+def global_norm(input_tensors: list[Tensor], norm_type: float = 2, **_unused: Any) -> Tensor:
+    """Return the norm of some tensors as DeepSpeed's function of BF16_Optimizer does, in few kernels."""
+    norms = torch.stack(torch._foreach_norm(input_tensors, norm_type))
+    total: Tensor = norms.pow(norm_type).sum().pow(1.0 / norm_type)
+    _mark(total)
+    return total
+
+
+def _looks_valid(_norm: Any) -> bool:
+    """Say that a norm is finite: if it is not, AdamW skips."""
+    return False
+
+
+def _mark(norm: Tensor, **_unused: Any) -> None:
+    """Replace a norm that is not finite by -1, in place, with no constant to copy to the device."""
+    norm.masked_fill_(~torch.isfinite(norm), -1.0)

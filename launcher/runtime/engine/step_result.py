@@ -1,0 +1,69 @@
+"""Hold what an optimizer step reports: at first under way on the device, later numbers on the host.
+
+Whoever asks a device for a number waits until it has done all that it was given, and then it waits for the host. So the
+loop makes the next step first, and reads this one's numbers after that.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plumbline.launcher.runtime.system.collectives import LateSum
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Hold what one optimizer step reports, on the host; the same on every rank but for `done`."""
+
+    loss: Tensor
+    """Mean cross-entropy over the valid tokens of the global batch: a scalar, nats."""
+    grad_norm: float
+    """Global gradient norm before clipping."""
+    applied: bool
+    """False when the update was skipped because of a non-finite gradient."""
+    reports: Tensor
+    """[reports, 2]: sums and counts of what the objective reports beside the loss."""
+    flagged: bool
+    """Whether any rank's flag was up when it had made the step."""
+    done: float
+    """When this rank knew that the step was done, by `time.perf_counter`."""
+
+
+class StepUnderWay:
+    """Hold one optimizer step until its result is asked for. All ranks make one together, in one all-reduce.
+
+    Args:
+        cross_entropy: this rank's summed cross-entropy, a scalar.
+        reports: this rank's sums and counts, [reports, 2].
+        flag: of this rank.
+        targets: valid tokens of the global batch, a scalar.
+        grad_norm: of the whole gradient, a scalar.
+        applied: 1 if the update was applied, a scalar.
+    """
+
+    def __init__(
+        self, cross_entropy: Tensor, reports: Tensor, flag: bool, targets: Tensor, grad_norm: Tensor, applied: Tensor
+    ) -> None:
+        flags = torch.full((1,), float(flag), device=cross_entropy.device)
+        shared = torch.stack((targets, grad_norm, applied))
+        self._values = LateSum(torch.cat((cross_entropy[None], flags, reports.flatten())), shared)
+        # A device of its own is not done yet: that its numbers have arrived says when it is
+        self._done = None if cross_entropy.device.type == "cuda" else time.perf_counter()
+        self._result: StepResult | None = None
+
+    @property
+    def result(self) -> StepResult:
+        """Return what the step reports; wait until it is made, by all ranks."""
+        if self._result is None:
+            cross_entropy, flags, *reports, targets, grad_norm, applied = self._values.read()
+            self._result = StepResult(
+                loss=torch.tensor(cross_entropy) / torch.tensor(targets),
+                grad_norm=grad_norm,
+                applied=bool(applied),
+                reports=torch.tensor(reports).view(-1, 2),
+                flagged=bool(flags),
+                done=self._done or time.perf_counter(),
+            )
+        return self._result

@@ -1,0 +1,91 @@
+"""Trace some steps of a run, and say in a table where their time goes: `train.profile`, docs/performance.md."""
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.log import TRAINING
+from plumbline.launcher.runtime.system.world import World
+
+PARTS = "step: "
+"""What the names of the parts of a step begin with, as the loop and the engines mark them."""
+OPERATORS = 15  # in the table
+
+
+class StepProfiler:
+    """Trace the steps of `train.profile` on rank 0; a start that comes after the first of them traces none.
+
+    As a context it drops what is not complete when training ends.
+
+    Args:
+        config: the run.
+        world: this process among all.
+    """
+
+    def __init__(self, config: Config, world: World) -> None:
+        self._settings = config.train.profile if world.is_main else None
+        self._folder = config.run.folder / "profile"
+        self._activities = [ProfilerActivity.CPU]
+        if world.device.type == "cuda":
+            self._activities.append(ProfilerActivity.CUDA)
+        self._profile: profile | None = None
+
+    def __enter__(self) -> "StepProfiler":
+        """Return the profiler."""
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        """Trace no longer."""
+        if self._profile is not None:
+            self._profile.stop()
+
+    def between_steps(self, step: int) -> None:
+        """Begin before the first step that is traced, and write what was seen after the last; `step` are made."""
+        settings = self._settings
+        if settings is None:
+            return
+        if step + 1 == settings.start:
+            self._profile = profile(activities=self._activities)
+            self._profile.start()
+        elif self._profile is not None and step + 1 == settings.start + settings.steps:
+            found, self._profile = self._profile, None
+            found.stop()
+            self._write(found, settings.steps)
+
+    def _write(self, found: profile, steps: int) -> None:
+        self._folder.mkdir(exist_ok=True)
+        found.export_chrome_trace(str(self._folder / "trace.json.gz"))
+        lines = list(table(found.key_averages(), steps))
+        (self._folder / "steps.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
+        TRAINING.info(f"traced {steps} step(s): {self._folder}/steps.txt; open trace.json.gz in ui.perfetto.dev")
+
+
+def table(averages: Sequence[Any], steps: int) -> Iterator[str]:
+    """Yield the parts of a step, then the operators that take longest by themselves: milliseconds a step.
+
+    Args:
+        averages: what torch's profiler says of each name, over all steps.
+        steps: how many.
+    """
+    on_gpu = torch.cuda.is_available()
+    parts = [each for each in averages if each.key.startswith(PARTS) and each.cpu_time_total]
+    others = [each for each in averages if not each.key.startswith(PARTS)]
+    longest = sorted(others, key=lambda each: -(each.self_device_time_total if on_gpu else each.self_cpu_time_total))
+    yield f"{'part of a step':<48}{'host ms':>10}{'device ms':>11}{'times':>8}"
+    for each in parts:
+        yield _line(each.key.removeprefix(PARTS), each.cpu_time_total, each.device_time_total, each.count, steps)
+    yield ""
+    yield f"{'operator, by itself':<48}{'host ms':>10}{'device ms':>11}{'times':>8}"
+    for each in longest[:OPERATORS]:
+        yield _line(each.key, each.self_cpu_time_total, each.self_device_time_total, each.count, steps)
+
+
+def _line(name: str, host: float, device: float, count: int, steps: int) -> str:
+    """Return a row of microseconds over all steps."""
+    return f"{name[:47]:<48}{host / steps / 1000:>10.3f}{device / steps / 1000:>11.3f}{count / steps:>8.1f}"

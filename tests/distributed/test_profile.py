@@ -1,0 +1,44 @@
+"""`train.profile` says where the time of some steps goes, and changes none of their numbers."""
+
+import gzip
+import json
+from pathlib import Path
+
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.loop import train
+from tests.conftest import Run
+
+SHORT = ["train.steps=5", "train.eval_interval=null", "checkpoint.interval=null"]
+
+
+def run(tiny_config: Path, root: Path, world: World, *overrides: str) -> Run:
+    config = load_config(tiny_config, [*SHORT, f"run.root={root}", *overrides])
+    assert train(config, open_inputs(config, world), world, StopRequest())
+    return Run(config.run.folder)
+
+
+def test_steps_are_traced(tiny_config: Path, tmp_path: Path, world: World) -> None:
+    """On one rank a step has four micro-batches."""
+    traced = run(tiny_config, tmp_path / "traced", world, "train.profile={start: 3, steps: 2}")
+    with gzip.open(traced.folder / "profile" / "trace.json.gz", "rt", encoding="utf-8") as file:
+        names = [event.get("name") for event in json.load(file)["traceEvents"]]
+    assert {part: names.count(f"step: {part}") for part in ("data", "forward", "backward", "update")} == {
+        "data": 2, "forward": 8, "backward": 8, "update": 2
+    }  # fmt: skip
+    rows = (traced.folder / "profile" / "steps.txt").read_text(encoding="utf-8").splitlines()
+    found = {row[:48].strip(): [float(number) for number in row[48:].split()] for row in rows if row[-1:].isdigit()}
+    assert found["forward"][2] == 4
+    assert 0 < found["update"][0] < found["forward"][0] + found["backward"][0]
+    assert any("mm" in name for name in found), "matrix products are among what takes longest"
+
+    plain = run(tiny_config, tmp_path / "plain", world)
+    assert traced.column("loss") == plain.column("loss")
+    assert not (plain.folder / "profile").exists()
+
+
+def test_a_run_that_ends_amid_the_steps_to_trace_is_complete(tiny_config: Path, tmp_path: Path, world: World) -> None:
+    ended = run(tiny_config, tmp_path, world, "train.profile={start: 4, steps: 9}")
+    assert not (ended.folder / "profile").exists()

@@ -1,0 +1,66 @@
+"""What a step costs beside its arithmetic: reads of the host, messages, bytes, garbage; docs/performance.md has it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Start
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+STAGES = {
+    f"ZeRO-{stage}, {precision}": [f"deepspeed.zero_stage={stage}", f"deepspeed.precision={precision}"]
+    for precision in ("fp32", "bf16")
+    for stage in range(4)
+}
+EXTRAS = {
+    "`train.ema_half_life_tokens`": ["train.ema_half_life_tokens=1000"],
+    "`optimizer.grad_clip_norm: base`": ["optimizer.grad_clip_norm=base"],
+    "`optimizer.name: muon`": ["optimizer.name=muon"],
+    "`deepspeed.offload_optimizer`, ZeRO-2": ["deepspeed.zero_stage=2", "deepspeed.offload_optimizer=true"],
+}
+"""Settings that make the host read, at stage 1 in fp32 if nothing is said."""
+
+
+@pytest.fixture(scope="module")
+def found(start: Start, tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("budget")
+    program, settings = Path(__file__).with_name("step_budget.py"), json.dumps(STAGES | EXTRAS)
+    outcome = start(program, [tiny_config, folder / "found.json", settings], folder, ranks=2).wait()
+    assert outcome.code == 0, outcome.stderr
+    measured: dict[str, Any] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    return measured
+
+
+def row(name: str, seen: dict[str, Any]) -> str:
+    """Return a line of the page's table."""
+    large = [
+        f"{count} {operator} {dtype} {size / seen['parameters']:.1f}" for operator, dtype, count, size in seen["large"]
+    ]
+    return f"| {name} | {sum(seen['reads'].values())} | {seen['small']} | {'; '.join(large)} |"
+
+
+def test_the_page_says_what_a_step_costs(found: dict[str, Any]) -> None:
+    expected = [row(name, seen) for name, seen in found.items()]
+    written = PAGE.read_text(encoding="utf-8").splitlines()
+    assert [line for line in expected if line not in written] == [], "\n".join(expected)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_host_reads_nothing_while_a_step_is_made(found: dict[str, Any], name: str) -> None:
+    assert found[name]["reads"] == {}
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_what_makes_the_host_read_is_seen(found: dict[str, Any], name: str) -> None:
+    assert found[name]["reads"]
+
+
+@pytest.mark.parametrize("name", [*STAGES, *EXTRAS])
+def test_a_step_leaves_no_tensor_to_the_garbage_collector(found: dict[str, Any], name: str) -> None:
+    """Or memory would grow, for nothing is collected amid training."""
+    assert found[name]["garbage"] == 0
