@@ -187,9 +187,16 @@ def without(tensor: str) -> Callable[[Path], None]:
     return harm
 
 
+def overflown(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0, :2] = -torch.inf
+    save_file(weights, folder / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
+        (overflown, r"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight: 2 of \d+ values are nan or inf"),
         (lambda path: (path / "config.json").unlink(), "not a Hugging Face folder"),
         (lambda path: (path / "config.json").write_text('{"model_type": "plumbline"}'), "model_type = plumbline: only"),
         (lambda path: (path / "model.safetensors").unlink(), "holds no .safetensors"),
