@@ -96,7 +96,7 @@ def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from pydantic import ValidationError

@@ -71,7 +71,7 @@ def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from plumbline.launcher.runtime.models.continuing import (
@@ -91,6 +91,7 @@ from plumbline.launcher.runtime.models.open import (
     load_tokenizer,
     refuse_own_thinker,
 )
+from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.lookahead.generation import Drafts
 
@@ -183,6 +184,7 @@ def converse(arguments: argparse.Namespace, facts: ModelFacts, writer: Writer) -
             LOG.error(error)
         except KeyboardInterrupt:
             print()
+            interrupts().answered()
     if writer.made:
         tell_speed(writer)
 

@@ -17,7 +17,6 @@ Examples:
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from plumbline.data.preparation.making import enlarge, join, make
@@ -127,23 +126,14 @@ from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Result
 from plumbline.data.sources import Sources, unescaped
-from plumbline.launcher.runtime.system.log import LOG
 
 
 def main() -> int:
-    """Run the command; 0 if the corpus is there and whole, 1 if it is damaged, 2 if the request cannot be met."""
+    """Run the command; 0 if the corpus is there and whole, 1 if it is damaged."""
     arguments = parse_arguments()
-    try:
-        if arguments.verify:
-            return _verify(arguments)
-        result = _prepared(arguments)
-    except (ValueError, OSError) as error:
-        LOG.error(error)
-        return 2
-    except KeyboardInterrupt:
-        LOG.error("interrupted; the same command goes on from here")
-        return 130
-    summary = _summary(result)
+    if arguments.verify:
+        return _verify(arguments)
+    summary = _summary(_prepared(arguments))
     print(json.dumps(summary, indent=2) if arguments.json else _readable(summary))
     return 0
 
@@ -232,4 +222,4 @@ def _readable(summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main, "interrupted; the same command goes on from here")

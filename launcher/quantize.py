@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from pydantic import ValidationError

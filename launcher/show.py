@@ -72,7 +72,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from dataclasses import asdict
