@@ -18,7 +18,7 @@ from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED
 from tests.conftest import PATIENCE, Job, environment
 
 if TYPE_CHECKING:
-    from tests.conftest import Command, Pretrain, Start
+    from tests.conftest import Pretrain, Start
 
 BEGIN = """
 import hashlib, signal, subprocess, sys, time
@@ -171,12 +171,12 @@ def test_no_command_shows_a_traceback_or_leaves_half_a_result(
 
 
 def test_a_sweep_ends_at_the_second_one_and_says_nothing_of_its_workers(
-    start: Start, command: Command, tiny_config: Path, tmp_path: Path
+    start: Start, tiny_config: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "sweep.yaml"
     config.write_text(
-        f"name: twice\nbase: {tiny_config}\nroot: {tmp_path}\n"
-        "grids: [{overrides: [train.steps=100000], axes: {optimizer.lr: [0.001, 0.002]}}]\n",
+        f"{{name: twice, base: {tiny_config}, root: {tmp_path}, set: {{train.steps: 100000}}, "
+        "grids: [{axes: {optimizer.lr: [0.001, 0.002]}}]}",
         encoding="utf-8",
     )
     job = start("launcher/sweep.py", ["--config", config, "--workers", "2"], tmp_path, launcher="python")
