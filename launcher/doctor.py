@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Say before a run whether these nodes can carry it, and name the bad one.
 
 python launcher/doctor.py                                      this node

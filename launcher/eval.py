@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 r"""Score a model on held-out text: loss, perplexity, bits per byte; on a task of ours: exact match; on lm_eval's tasks.
 
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib
@@ -23,7 +24,7 @@ NOT_OF_TASKS = ("thinking", "shuffle_questions", "sequence_length", "max_batches
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=cli.existing, required=True, help="run, checkpoint or Hugging Face folder")
     parser.add_argument("--average", help=cli.AVERAGE)
     data = parser.add_mutually_exclusive_group(required=True)

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Continue prompts with a trained model.
 
 python launcher/generate.py --model runs/quickstart --prompt "def main("
@@ -21,7 +22,7 @@ OPTIONS = ("think", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=cli.existing, required=True, help="run, checkpoint or Hugging Face folder")
     parser.add_argument("--average", help=cli.AVERAGE)
     prompts = parser.add_mutually_exclusive_group()

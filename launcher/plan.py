@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Say what a configuration means before it costs anything: parameters, memory per ZeRO stage, FLOPs and time.
 
 python launcher/plan.py --config configs/quickstart.yaml

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Turn text into a corpus that pretrain.py and eval.py read; check, enlarge and merge corpora.
 
 Examples:
@@ -26,7 +27,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument(
         "--source",

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Do the whole job on a small real corpus: prepare, pretrain, evaluate, sample, export.
 
     make quickstart                     with the environment that it needs
@@ -19,7 +20,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> None:
     """Answer --help; there are no other options."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Check a configuration and queue its pretraining on a Slurm cluster.
 
 python launcher/submit.py --config configs/NAME.yaml --nodes 4 --gpus-per-node 8 --time 24:00:00 train.steps=20000

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from plumbline.launcher.runtime.system.completion import complete
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNUSABLE
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
@@ -17,7 +18,19 @@ AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,.
 
 
 class Parser(argparse.ArgumentParser):
-    """Read a command line that ends with overrides; whoever writes one as an option is told how it is written here."""
+    """Read a command line, or complete it; whoever writes an override as an option is told how it is written here."""
+
+    def parse_args(self, *given: Any, **named: Any) -> argparse.Namespace:  # type: ignore[override]
+        """Read the command line, unless a shell asks what completes it."""
+        complete(self)
+        arguments: argparse.Namespace = super().parse_args(*given, **named)
+        return arguments
+
+    def parse_intermixed_args(self, *given: Any, **named: Any) -> argparse.Namespace:  # type: ignore[override]
+        """Read the command line, unless a shell asks what completes it."""
+        complete(self)
+        arguments: argparse.Namespace = super().parse_intermixed_args(*given, **named)
+        return arguments
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and exit with 2."""
