@@ -198,7 +198,7 @@ def overflown(folder: Path) -> None:
     [
         (overflown, r"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight: 2 of \d+ values are nan or inf"),
         (lambda path: (path / "config.json").unlink(), "not a Hugging Face folder"),
-        (lambda path: (path / "config.json").write_text('{"model_type": "plumbline"}'), "model_type = plumbline: only"),
+        (lambda path: (path / "config.json").write_text('{"model_type": "mistral"}'), "model_type = mistral: only"),
         (lambda path: (path / "model.safetensors").unlink(), "holds no .safetensors"),
         (without("model.layers.0.mlp.down_proj.weight"), "'model.layers.0.mlp.down_proj.weight' is missing"),
         (without("model.layers.1.mlp.up_proj.weight"), "has other tensors: model.layers.1.mlp.up_proj.weight"),

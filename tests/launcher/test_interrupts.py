@@ -175,7 +175,7 @@ def test_a_sweep_ends_at_the_second_one_and_says_nothing_of_its_workers(
 ) -> None:
     config = tmp_path / "sweep.yaml"
     config.write_text(
-        f"{{name: twice, base: {tiny_config}, root: {tmp_path}, set: {{train.steps: 100000}}, "
+        f"{{name: twice, base: {tiny_config}, root: {tmp_path}, set: {{train.steps: 50000}}, "
         "grids: [{axes: {optimizer.lr: [0.001, 0.002]}}]}",
         encoding="utf-8",
     )
@@ -187,6 +187,7 @@ def test_a_sweep_ends_at_the_second_one_and_says_nothing_of_its_workers(
         for each in (process.pid, *(worker.pid for worker in workers)):  # as a terminal does
             if psutil.pid_exists(each):
                 os.kill(each, signal.SIGINT)
+        time.sleep(0.02)  # two at once would be one
     outcome = job.wait()
     assert outcome.code == INTERRUPTED, outcome.stderr
     assert "Traceback" not in outcome.stdout + outcome.stderr
