@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def is_at_work(job: Job) -> bool:
 
 @pytest.mark.parametrize("delay", [0.0, 0.3])
 @pytest.mark.parametrize("presses", [1, 2])
-@pytest.mark.parametrize("verb", ["prepare", "eval", "export", "quantize", "report"])
+@pytest.mark.parametrize("verb", ["prepare", "eval", "export", "quantize", "report", "generate"])
 def test_no_command_shows_a_traceback_or_leaves_half_a_result(
     start: Start, trained: Path, corpus: Path, tmp_path: Path, verb: str, presses: int, delay: float
 ) -> None:
@@ -152,6 +153,7 @@ def test_no_command_shows_a_traceback_or_leaves_half_a_result(
         "export": ("--model", trained, "--output", output),
         "quantize": ("--model", trained, "--data", corpus, "--recipes", "gptq-w4", "--output", output),
         "report": (trained, "--output", output),
+        "generate": ("--model", trained, "--prompt", "def", "--max-new-tokens", "20", "--samples", "50"),
     }
     job = start(f"launcher/{verb}.py", words[verb], tmp_path, launcher="python")
     job.wait_until(lambda: is_at_work(job))
@@ -168,6 +170,30 @@ def test_no_command_shows_a_traceback_or_leaves_half_a_result(
     if outcome.code != 0 and verb in ("prepare", "export", "report"):
         assert not output.exists()
         assert all(path.name.endswith((PARTIAL, ".staging")) for path in tmp_path.glob(".*"))
+
+
+def test_who_is_asked_for_prompts_may_leave_by_an_interrupt(trained: Path) -> None:
+    screen, theirs = pty.openpty()
+    command = [sys.executable, "launcher/generate.py", "--model", str(trained), "--interactive"]
+    process = subprocess.Popen(
+        command, env=environment(), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+
+    def shown(until: str) -> str:
+        text = ""
+        while until not in text:
+            text += os.read(screen, 4096).decode()
+        return text
+
+    shown("> ")
+    os.write(screen, b"def\n")
+    shown("> ")
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    assert "Traceback" not in shown("error: interrupted")
+    assert process.wait(PATIENCE) in (INTERRUPTED, -signal.SIGINT)
 
 
 def test_a_sweep_ends_at_the_second_one_and_says_nothing_of_its_workers(
