@@ -66,13 +66,13 @@ class Workers:
 
     def _submit(self, call: Call) -> "Future[None]":
         if self._pool:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process that it starts never hears one
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process that it starts never hears one
             try:
                 return self._pool.submit(call.function, *call.arguments)
             except BrokenProcessPool as error:
                 raise _killed() from error
             finally:
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         call.function(*call.arguments)
         done: Future[None] = Future()
         done.set_result(None)

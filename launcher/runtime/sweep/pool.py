@@ -42,9 +42,9 @@ class Worker:
         arguments = (theirs, self.place, self._run, self._keep)
         self.process = _context.Process(target=work, args=arguments, daemon=True)
         resource_tracker.ensure_running()  # or its own start would unblock them
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it listens to them (`work`)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it listens to them (`work`)
         self.process.start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()  # or the pipe would not end with the process
 
     def give(self, cell: Cell) -> None:
