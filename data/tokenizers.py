@@ -11,7 +11,6 @@
 import hashlib
 import io
 import json
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from plumbline.data.damage import reading
 from plumbline.data.hub import is_reachable
 from plumbline.data.indexed import Integers, token_dtype
+from plumbline.data.workspace import naming_full_disk, number_of
 
 EOS = "<|endoftext|>"
 TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -233,10 +233,10 @@ def _errors_of_the_system() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        number = re.search(r"\(os error (\d+)\)$", str(error))
+        number = number_of(error)
         if number is None:
             raise
-        raise OSError(int(number[1]), str(error)) from error
+        raise OSError(number, str(error)) from error
 
 
 def _is_generic(folder: Path) -> bool:
@@ -358,7 +358,8 @@ def tokenizer_folder(spec: str) -> Path:
 def _adopted(spec: str) -> "TemporaryDirectory[str]":
     """Return a folder that holds the tokenizer in a folder of its own, and ends with this process."""
     folder = TemporaryDirectory(prefix="tokenizer-")
-    build_tokenizer(spec, [], Path(folder.name) / "tokenizer")
+    with naming_full_disk(folder.name, "set TMPDIR to another folder"):
+        build_tokenizer(spec, [], Path(folder.name) / "tokenizer")
     return folder
 
 

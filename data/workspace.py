@@ -9,6 +9,7 @@ import errno
 import fcntl
 import glob
 import os
+import re
 import shutil
 import stat
 import uuid
@@ -20,6 +21,8 @@ PARTIAL, NEW, OLD = ".partial", ".new", ".old"
 """Endings of hidden folders: one that is filled, one that is finished and about to replace the output, and what it
 replaces where the two cannot be exchanged."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors that say that a disk, or what its user may have of it, is full."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
@@ -106,7 +109,7 @@ def new_folder(output: Path, kind: FolderKind) -> Iterator[Path]:
 
     Raises:
         ValueError: `output` may not be replaced (`check_replaceable`).
-        OSError: no space is left on the device.
+        FullDiskError: no space is left on the device.
     """
     with _filled(output, kind, None) as folder:
         yield folder
@@ -126,7 +129,7 @@ def resumed_folder(output: Path, kind: FolderKind, key: str) -> Iterator[Path]:
 
     Raises:
         ValueError: `output` may not be replaced (`check_replaceable`).
-        OSError: no space is left on the device.
+        FullDiskError: no space is left on the device.
     """
     with _filled(output, kind, key) as folder:
         yield folder
@@ -141,23 +144,46 @@ def _filled(output: Path, kind: FolderKind, key: str | None) -> Iterator[Path]:
     keep = False
     try:
         _remove_abandoned(output, folder)
-        yield folder
-        check_replaceable(output, kind)  # again: filling may have taken hours
-        publish_folder(folder, output)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            keep = True
-            raise
-        raise OSError(
-            f"{output}: no space left on the device; nothing was kept. Free some space, or choose another --output"
-        ) from error
-    except (KeyboardInterrupt, SystemExit):
-        keep = True
+        with naming_full_disk(output, "choose another --output"):
+            yield folder
+            check_replaceable(output, kind)  # again: filling may have taken hours
+            publish_folder(folder, output)
+    except (OSError, KeyboardInterrupt, SystemExit) as error:
+        keep = not isinstance(error, FullDiskError)
         raise
     finally:
         if not (keep and key is not None and folder.name == _partial(output, key)):
             shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+class FullDiskError(OSError):
+    """Name the folder that a full disk left no room for, and the remedy."""
+
+
+@contextlib.contextmanager
+def naming_full_disk(output: Path | str, remedy: str) -> Iterator[None]:
+    """Turn whatever writers of a folder raise when its disk is full into a FullDiskError.
+
+    Raises:
+        FullDiskError: the disk is full; names the folder and what to do.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, FullDiskError) and number_of(error) not in FULL:
+            raise
+        raise FullDiskError(
+            f"{output}: no space left on the device; nothing was kept. Free some space, or {remedy}"
+        ) from error
+
+
+def number_of(error: Exception) -> int | None:
+    """Return the number of the system's error; libraries in Rust and `shutil.copytree` have it in their text only."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = re.search(r"\(os error (\d+)\)|\[Errno (\d+)\]", str(error))
+    return int(found[1] or found[2]) if found else None
 
 
 def _partial(output: Path, key: str) -> str:

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Run a command by its name: plumbline pretrain ... is python launcher/pretrain.py ..., wherever one is.
 
 plumbline --help                                     every command, with a line about it
@@ -11,6 +12,9 @@ import runpy
 import sys
 from pathlib import Path
 
+from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.completion import command_on_line
+
 FOLDER = Path(__file__).parent
 NO_COMMANDS = ("__init__", "__main__", "plumbline")
 
@@ -20,7 +24,7 @@ def main() -> None:
     commands = sorted(file.stem for file in FOLDER.glob("*.py") if file.stem not in NO_COMMANDS)
     width = max(map(len, commands))
     told = "\n".join(f"  {command:<{width}}  {_first_line(command)}" for command in commands)
-    parser = argparse.ArgumentParser(
+    parser = cli.Parser(
         prog="plumbline",
         usage="plumbline [-h] COMMAND ...",
         description="Pretrain language models, and do what comes before and after.",
@@ -28,7 +32,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of those below")
-    command = parser.parse_args(sys.argv[1:2]).command
+    command = command_on_line(commands) or parser.parse_args(sys.argv[1:2]).command
     sys.argv = [f"plumbline {command}", *sys.argv[2:]]
     runpy.run_module(f"plumbline.launcher.{command}", run_name="__main__")
 

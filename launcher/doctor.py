@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Say before a run whether these nodes can carry it, and name the bad one.
 
 python launcher/doctor.py                                      this node
@@ -34,7 +35,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from plumbline.launcher.runtime.checkpoint import branch
@@ -47,7 +48,6 @@ from plumbline.launcher.runtime.doctor.examine import Examination, examine
 from plumbline.launcher.runtime.doctor.meeting import open_store
 from plumbline.launcher.runtime.doctor.start import local_need_of, need_of
 from plumbline.launcher.runtime.doctor.table import CHECKS, PAIRS
-from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import read_world
 
@@ -106,11 +106,7 @@ def bandwidth(found: Examination) -> list[str]:
 
 
 if __name__ == "__main__":
-    try:
-        exit_code = main()
-    except (ValueError, OSError) as error:
-        LOG.error(error)
-        exit_code = UNUSABLE
+    exit_code = cli.code_of(main)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)  # gloo's threads outlive the process group and can abort the interpreter on its way out

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 r"""Score a model on held-out text: loss, perplexity, bits per byte; on a task of ours: exact match; on lm_eval's tasks.
 
 python launcher/eval.py --model runs/quickstart --data corpora/stdlib
@@ -23,7 +24,7 @@ NOT_OF_TASKS = ("thinking", "shuffle_questions", "sequence_length", "max_batches
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=cli.existing, required=True, help="run, checkpoint or Hugging Face folder")
     parser.add_argument("--average", help=cli.AVERAGE)
     data = parser.add_mutually_exclusive_group(required=True)
@@ -96,7 +97,7 @@ def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from pydantic import ValidationError

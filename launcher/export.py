@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Export a run to a Hugging Face folder, verified by reloading it with transformers. Targets are in docs/export.md.
 
 python launcher/export.py --model runs/quickstart --output exports/quickstart
@@ -15,7 +16,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=cli.existing, required=True, help="run (its newest checkpoint) or checkpoint")
     parser.add_argument("--average", help=cli.AVERAGE)
     parser.add_argument("--output", type=Path, required=True, help="folder to make")
@@ -26,7 +27,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 import torch

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Fit a scaling law to measured runs: loss from parameters, tokens and bits; what follows from it, and its warnings.
 
 python launcher/fit.py runs/sweeps/precision --output laws/mine                       # a sweep's results.jsonl
@@ -19,7 +20,7 @@ from plumbline.model.scaling_laws.forms import FORMS, form_named
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "results", type=cli.existing, nargs="+", metavar="RESULTS", help="JSON Lines, or a folder that has them"
     )
@@ -35,7 +36,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from plumbline.data.workspace import check_replaceable_file

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Continue prompts with a trained model.
 
 python launcher/generate.py --model runs/quickstart --prompt "def main("
@@ -21,7 +22,7 @@ OPTIONS = ("think", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=cli.existing, required=True, help="run, checkpoint or Hugging Face folder")
     parser.add_argument("--average", help=cli.AVERAGE)
     prompts = parser.add_mutually_exclusive_group()
@@ -71,7 +72,7 @@ def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from plumbline.launcher.runtime.models.continuing import (
@@ -91,6 +92,7 @@ from plumbline.launcher.runtime.models.open import (
     load_tokenizer,
     refuse_own_thinker,
 )
+from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.lookahead.generation import Drafts
 
@@ -183,6 +185,7 @@ def converse(arguments: argparse.Namespace, facts: ModelFacts, writer: Writer) -
             LOG.error(error)
         except KeyboardInterrupt:
             print()
+            interrupts().answered()
     if writer.made:
         tell_speed(writer)
 

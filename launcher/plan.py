@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Say what a configuration means before it costs anything: parameters, memory per ZeRO stage, FLOPs and time.
 
 python launcher/plan.py --config configs/quickstart.yaml
@@ -30,7 +31,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from plumbline.launcher.runtime.checkpoint import branch

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Turn text into a corpus that pretrain.py and eval.py read; check, enlarge and merge corpora.
 
 Examples:
@@ -17,7 +18,6 @@ Examples:
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument(
         "--source",
@@ -119,7 +119,7 @@ def _add_writing(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from plumbline.data.preparation.making import enlarge, join, make
@@ -127,23 +127,14 @@ from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Result
 from plumbline.data.sources import Sources, unescaped
-from plumbline.launcher.runtime.system.log import LOG
 
 
 def main() -> int:
-    """Run the command; 0 if the corpus is there and whole, 1 if it is damaged, 2 if the request cannot be met."""
+    """Run the command; 0 if the corpus is there and whole, 1 if it is damaged."""
     arguments = parse_arguments()
-    try:
-        if arguments.verify:
-            return _verify(arguments)
-        result = _prepared(arguments)
-    except (ValueError, OSError) as error:
-        LOG.error(error)
-        return 2
-    except KeyboardInterrupt:
-        LOG.error("interrupted; the same command goes on from here")
-        return 130
-    summary = _summary(result)
+    if arguments.verify:
+        return _verify(arguments)
+    summary = _summary(_prepared(arguments))
     print(json.dumps(summary, indent=2) if arguments.json else _readable(summary))
     return 0
 
@@ -232,4 +223,4 @@ def _readable(summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main, "interrupted; the same command goes on from here")

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Pretrain a model: configuration -> model -> data -> DeepSpeed engine -> loop.
 
     deepspeed --quiet launcher/pretrain.py --config configs/quickstart.yaml             every GPU of this node

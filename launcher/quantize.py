@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Quantize models in many ways and measure what each costs on held-out text; or save one as a Hugging Face folder.
 
 python launcher/quantize.py --model runs/quickstart --data corpora/stdlib --recipes weights w8a8 --output quantized/qs
@@ -20,7 +21,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print the recipes and stop")
     parser.add_argument("--model", type=cli.existing, nargs="+", help="runs, checkpoints or Hugging Face folders")
     parser.add_argument("--average", help=cli.AVERAGE)
@@ -46,7 +47,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from pydantic import ValidationError

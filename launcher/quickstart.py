@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Do the whole job on a small real corpus: prepare, pretrain, evaluate, sample, export.
 
     make quickstart                     with the environment that it needs
@@ -14,19 +15,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+from plumbline.launcher.runtime.system import cli
+
 
 def parse_arguments() -> None:
     """Answer --help; there are no other options."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 import torch
 
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
+from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import emulates_bf16, free_port
 
@@ -57,12 +61,22 @@ def main() -> int:
     environment = {**os.environ, "PATH": path, **({} if gpus else {"DS_ACCELERATOR": "cpu"})}
     for stage in stages:
         print(f"\n$ {shlex.join(stage)}", flush=True)
-        code = subprocess.call(stage, cwd=ROOT, env=environment)
+        code = code_of(subprocess.Popen(stage, cwd=ROOT, env=environment))
         if code:
             LOG.error(f"{stage[0]} ended with code {code}; the same command goes on from here")
             return code
     print(NEXT)
     return 0
+
+
+def code_of(stage: "subprocess.Popen[bytes]") -> int:
+    """Return how a stage ended, as shells count; it hears Ctrl-C as well, and ends by its own rules."""
+    while True:
+        try:
+            code = stage.wait()
+            return code if code >= 0 else 128 - code
+        except KeyboardInterrupt:
+            interrupts().answered()
 
 
 def rank_count(devices: int) -> int:
@@ -90,4 +104,4 @@ Next, in the environment (source .venv/bin/activate):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.run(main)

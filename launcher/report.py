@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Look at a run, at several over each other, at a sweep or at what quantization costs: one page each.
 
 python launcher/report.py runs/quickstart                          # writes runs/quickstart/report.html
@@ -20,7 +21,7 @@ from plumbline.launcher.runtime.system import cli
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "folders",
         type=cli.existing,
@@ -45,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from plumbline.data.workspace import check_replaceable_file

@@ -23,7 +23,7 @@ NOT_REQUEUED = 1  # exit code
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line: options of its own, and those of the program that the job runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument(
         "--config", type=Path, help="YAML file of the run or sweep, as pretrain.py or sweep.py takes it"

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Look at data: what a corpus holds, what a run saw in a step, when it reads a text, which sample made a spike.
 
 python launcher/show.py corpora/stdlib                              # counts, lengths, frequent tokens, samples
@@ -45,7 +46,7 @@ def corpus_or_run(text: str) -> Path:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=corpus_or_run, metavar="CORPUS|RUN", help="corpus, PREFIX of a pair, run folder")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--step", type=cli.positive, metavar="N", help="of a run: the samples that update N trained on")
@@ -72,7 +73,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from dataclasses import asdict

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Say where runs stand: state, step, speed, newest checkpoint, starts, why they ended; of one, where its time went.
 
 python launcher/status.py                                # every run in runs/
@@ -24,7 +25,7 @@ LEFT = (0, 1, 9)  # columns of words
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=cli.existing, nargs="*", metavar="RUN", help="run folders (default: runs/*)")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     return parser.parse_args()

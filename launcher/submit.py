@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Check a configuration and queue its pretraining on a Slurm cluster.
 
 python launcher/submit.py --config configs/NAME.yaml --nodes 4 --gpus-per-node 8 --time 24:00:00 train.steps=20000
@@ -30,7 +31,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
 from plumbline.launcher.runtime.config.load import load_config

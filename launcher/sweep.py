@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """Train a grid of runs, each once, and say what came of it: on this machine, or as a Slurm job array.
 
     python launcher/sweep.py --config configs/sweeps/grid.yaml                       a worker for each GPU, or core

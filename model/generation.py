@@ -17,7 +17,13 @@ Reader = Callable[[Tensor], Tensor]
 def sample_token(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
 ) -> Tensor:
-    """Draw one token id for each row of logits [B, V]; temperature 0 is greedy. Returns [B]."""
+    """Draw one token id for each row of logits [B, V]; temperature 0 is greedy. Returns [B].
+
+    Raises:
+        ValueError: the logits are no distribution.
+    """
+    if not torch.isfinite(logits.logsumexp(-1)).all():
+        raise ValueError("the logits of the next token are nan or inf: the model overflows; try --dtype fp32")
     if temperature == 0.0:
         return logits.argmax(-1)
     logits = logits / temperature

@@ -1,6 +1,7 @@
 """Damage files: bytes that are cut, lost or replaced, and JSON or YAML with a value of another kind."""
 
 import json
+import math
 import os
 import random
 import struct
@@ -55,6 +56,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "renamed tensors": _tensors(lambda name, facts: (f"x{name}", facts)),
     "other type": _tensors(lambda name, facts: (name, {**facts, "dtype": "I32"})),
     "other shape": _tensors(lambda name, facts: (name, {**facts, "shape": [1, *facts["shape"]]})),
+    "not finite": lambda content: content[:-4] + struct.pack("<f", math.nan),  # of a last tensor in fp32
     "no metadata": _header(lambda header: {name: facts for name, facts in header.items() if name != "__metadata__"}),
     "other version": _words(9, struct.pack("<Q", 2)),  # of a Megatron-LM index, and those that follow
     "other dtype": _words(17, b"\x07"),

@@ -66,10 +66,13 @@ class Workers:
 
     def _submit(self, call: Call) -> "Future[None]":
         if self._pool:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # a process that it starts never hears one
             try:
                 return self._pool.submit(call.function, *call.arguments)
             except BrokenProcessPool as error:
                 raise _killed() from error
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         call.function(*call.arguments)
         done: Future[None] = Future()
         done.set_result(None)
@@ -93,7 +96,6 @@ def _killed() -> OSError:
 
 def _start_worker(life: Connection) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends the workers
     threading.Thread(target=_end_with_the_parent, args=(life,), daemon=True).start()
 
 

@@ -1,23 +1,22 @@
-"""Convert a stock Llama, Qwen3, GPT-2 or Granite to a decoder of ours, for continued pretraining.
+"""Convert a model of any class that we export to into a decoder of ours, for continued pretraining.
 
-The decoder applies the multipliers of its parameterization, and a stock class applies none (Granite has its own). The
-weights are divided by what differs, so that the function is the same before the first step; at the base of the
-parameterization nothing differs, and the weights are the stock ones to the last bit.
+The decoder applies the multipliers of its parameterization, and a stock class applies none, or its own. The weights are
+divided by what differs, so that the function is the same before the first step; at the base of the parameterization
+nothing differs, and the weights are the stock ones to the last bit.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from plumbline.model.config import GATED_MLPS, ModelConfig
+from plumbline.model.config import ModelConfig
 from plumbline.model.export import gpt2
 from plumbline.model.export.fold import Weights, fold_multipliers
-from plumbline.model.export.stock import ACTIVATION_NAMES, PLAIN
+from plumbline.model.export.from_rotary import ROTARY, StockKind
+from plumbline.model.export.native import KEYS, MODEL_TYPE
+from plumbline.model.export.stock import PLAIN
 from plumbline.model.parameterization.multipliers import Multipliers
-from plumbline.model.rotary_scaling import scaling_of
 
-GATED_NAMES = {ACTIVATION_NAMES[mlp]: mlp for mlp in GATED_MLPS}
 STORED_CONSTANT = ".rotary_emb.inv_freq"  # older Llama files have it beside the weights
 
 
@@ -50,7 +49,7 @@ def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig
     if config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
     kind, usual = KINDS[entries["model_type"]], 1 / math.sqrt(config.head_dim)
-    weights = kind.our_names(weights, config.num_hidden_layers)
+    weights = kind.our_names(weights, config)
     stock = Multipliers(attention=usual) if kind.multipliers is None else kind.multipliers(entries)
     missing = Multipliers(
         attention=stock.attention / multipliers.attention * usual,  # folding is relative to the usual scale
@@ -59,42 +58,6 @@ def from_stock(entries: Mapping[str, Any], weights: Weights, config: ModelConfig
         output=stock.output / multipliers.output,
     )
     return fold_multipliers(weights, config, missing)
-
-
-def _llama_section(entries: Mapping[str, Any]) -> dict[str, Any]:
-    rope = entries["rope_parameters"]
-    if entries["hidden_act"] not in GATED_NAMES:
-        raise ValueError(f"hidden_act = {entries['hidden_act']}: only {', '.join(GATED_NAMES)} can be taken over")
-    if len(set(entries.get("layer_types") or ())) > 1:
-        raise ValueError("layer_types: this decoder has one kind of attention in all layers")
-    windowed = "sliding_attention" in (entries.get("layer_types") or ())
-    heads, width = entries["num_attention_heads"], entries["hidden_size"]
-    same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    return {
-        "family": "llama",
-        **{key: entries[key] for key in (*same, "intermediate_size", "max_position_embeddings", "attention_bias")},
-        "head_dim": entries.get("head_dim") or width // heads,
-        "norm_eps": entries["rms_norm_eps"],
-        "rope_theta": float(rope["rope_theta"]),
-        "rope_scaling": scaling_of(rope),
-        "mlp": GATED_NAMES[entries["hidden_act"]],
-        "mlp_bias": entries.get("mlp_bias", False),
-        "qk_norm": "none",
-        "sliding_window": entries["sliding_window"] if windowed else None,
-    }
-
-
-def _qwen3_section(entries: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_llama_section(entries), "family": "qwen3", "qk_norm": "head"}
-
-
-def _granite_multipliers(entries: Mapping[str, Any]) -> Multipliers:
-    return Multipliers(
-        attention=entries["attention_multiplier"],
-        embedding=entries["embedding_multiplier"],
-        residual=entries["residual_multiplier"],
-        output=1 / entries["logits_scaling"],
-    )
 
 
 def _gpt2_section(entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,26 +87,17 @@ def _gpt2_section(entries: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _same_names(weights: Weights, _layers: int) -> Weights:
-    return weights
-
-
-@dataclass(frozen=True)
-class StockKind:
-    """State how one class of transformers is taken over."""
-
-    section: Callable[[Mapping[str, Any]], dict[str, Any]]
-    """Returns the values of ModelConfig from its configuration."""
-    our_names: Callable[[Weights, int], Weights] = _same_names
-    """Returns its weights under our names, from those and the number of layers."""
-    multipliers: Callable[[Mapping[str, Any]], Multipliers] | None = None
-    """Returns the multipliers that it applies, from its configuration; None: it applies none."""
+def _native_section(entries: Mapping[str, Any]) -> dict[str, Any]:
+    if entries.get("rope_frequencies") is not None:
+        raise ValueError(
+            "rope_frequencies: a folder of our own code does not say by which rule positions are stretched"
+        )
+    return {key: entries[key] for key in KEYS}
 
 
 KINDS = {
-    "llama": StockKind(_llama_section),
-    "qwen3": StockKind(_qwen3_section),
-    "gpt2": StockKind(_gpt2_section, gpt2.our_names),
-    "granite": StockKind(_llama_section, multipliers=_granite_multipliers),
+    **ROTARY,
+    "gpt2": StockKind(_gpt2_section, lambda weights, config: gpt2.our_names(weights, config.num_hidden_layers)),
+    MODEL_TYPE: StockKind(_native_section),
 }
 """Kinds that a run can start from, by the `model_type` of their config.json."""

@@ -14,6 +14,16 @@ from plumbline.model.export.fold import Weights
 from plumbline.model.export.stock import UNGATED, Export, StockClass, llama_entries, renamed, rope_parameters
 from plumbline.model.parameterization.multipliers import Multipliers
 
+APERTUS_NAMES = {
+    "input_layernorm": "attention_layernorm",
+    "post_attention_layernorm": "feedforward_layernorm",
+    "mlp.activation": "mlp.act_fn",
+}
+OLMO2_NAMES = {"q_whole_norm": "q_norm", "k_whole_norm": "k_norm"}
+"""Parts of our names -> those of the class."""
+XIELU_CONSTANTS = {"beta": 0.5, "eps": -1e-6}
+"""The activation's constants; transformers stores them."""
+
 
 def _llama(config: ModelConfig, weights: Weights) -> Export:
     entries = {"model_type": "llama", **llama_entries(config), "head_dim": config.head_dim}
@@ -61,23 +71,16 @@ def _arcee(config: ModelConfig, weights: Weights) -> Export:
 
 
 def _apertus(config: ModelConfig, weights: Weights) -> Export:
-    names = {
-        "input_layernorm": "attention_layernorm",
-        "post_attention_layernorm": "feedforward_layernorm",
-        "mlp.activation": "mlp.act_fn",
-    }
-    stock = renamed(weights, names)
+    stock = renamed(weights, APERTUS_NAMES)
     if config.mlp == "xielu":
         for i in range(config.num_hidden_layers):
-            # The activation's constants; transformers stores them
-            stock[f"model.layers.{i}.mlp.act_fn.beta"] = torch.tensor(0.5)
-            stock[f"model.layers.{i}.mlp.act_fn.eps"] = torch.tensor(-1e-6)
+            for name, value in XIELU_CONSTANTS.items():
+                stock[f"model.layers.{i}.mlp.act_fn.{name}"] = torch.tensor(value)
     return {"model_type": "apertus", **llama_entries(config)}, stock
 
 
 def _olmo2(config: ModelConfig, weights: Weights) -> Export:
-    names = {"q_whole_norm": "q_norm", "k_whole_norm": "k_norm"}
-    return {"model_type": "olmo2", **llama_entries(config)}, renamed(weights, names)
+    return {"model_type": "olmo2", **llama_entries(config)}, renamed(weights, OLMO2_NAMES)
 
 
 def _exaone4(config: ModelConfig, weights: Weights) -> Export:
@@ -128,14 +131,18 @@ def _cohere(config: ModelConfig, weights: Weights) -> Export:
     """Reorder rows of q and k: its rotary embedding pairs neighbours, ours the halves of a head."""
     entries = llama_entries(config)
     entries |= {"model_type": "cohere", "layer_norm_eps": entries.pop("rms_norm_eps"), "logit_scale": 1.0}
-    half = config.head_dim // 2
-    order = torch.arange(config.head_dim).view(2, half).T.flatten()  # 0, half, 1, half + 1, ...
+    order = pairs_of_neighbours(config.head_dim)
     stock = dict(weights)
     for name, weight in weights.items():
         if ".q_proj." in name or ".k_proj." in name:
             heads = weight.view(-1, config.head_dim, *weight.shape[1:])
             stock[name] = heads[:, order].flatten(0, 1)
     return entries, stock
+
+
+def pairs_of_neighbours(head_dim: int) -> torch.Tensor:
+    """Return the rows of a head in the order in which what rotates together is side by side: 0, half, 1, half + 1."""
+    return torch.arange(head_dim).view(2, head_dim // 2).T.flatten()
 
 
 def _zero_centred(weights: Weights) -> Weights:

@@ -132,8 +132,8 @@ def kind_of(case: Case, code: int, output: str, errors: str) -> str:
     told = found["told"] if found else ""
     short = len(told) <= CHARACTERS and told.strip().count("\n") < LINES
     section, _, key = case.says.rpartition(".")
-    spellings = (case.says, f"{section}: {key} = ", f"did you mean {key}?")  # as errors within a section have it
-    return CLEAR if told and short and any(spelling in errors for spelling in spellings) else UNCLEAR
+    spellings = (re.escape(case.says), rf"\b{section}: (.* )?{key} = ", rf"did you mean {key}\?")  # within a section
+    return CLEAR if told and short and any(re.search(spelling, errors) for spelling in spellings) else UNCLEAR
 
 
 def end(process: Forked) -> None:

@@ -1,15 +1,10 @@
-"""A disk that is full while a run saves, logs and ends: nothing is lost, and what can go on goes on.
-
-The disk is a real one of a few MB in memory, which root alone may mount.
-"""
+"""A disk that is full while a run saves, logs and ends: nothing is lost, and what can go on goes on."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +19,7 @@ from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import loop
 from tests.conftest import Run
+from tests.disks import fill, free, small_disk
 from tests.launcher.runtime.run.test_metrics import board, no_trackers, points, read, step_line
 
 if TYPE_CHECKING:
@@ -35,24 +31,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a disk of 16 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("only root may mount a small disk")
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)  # a failed write may keep its file open
-
-
-def fill(disk: Path) -> None:
-    """Leave no room on a disk."""
-    with (disk / "filler").open("ab", buffering=0) as file, suppress(OSError):
-        while file.write(bytes(4096)):
-            pass
-
-
-def free(disk: Path) -> None:
-    (disk / "filler").unlink()
+    with small_disk(tmp_path / "disk") as folder:
+        yield folder
 
 
 @contextmanager

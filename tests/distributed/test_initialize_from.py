@@ -187,11 +187,18 @@ def without(tensor: str) -> Callable[[Path], None]:
     return harm
 
 
+def overflown(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0, :2] = -torch.inf
+    save_file(weights, folder / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
+        (overflown, r"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight: 2 of \d+ values are nan or inf"),
         (lambda path: (path / "config.json").unlink(), "not a Hugging Face folder"),
-        (lambda path: (path / "config.json").write_text('{"model_type": "plumbline"}'), "model_type = plumbline: only"),
+        (lambda path: (path / "config.json").write_text('{"model_type": "mistral"}'), "model_type = mistral: only"),
         (lambda path: (path / "model.safetensors").unlink(), "holds no .safetensors"),
         (without("model.layers.0.mlp.down_proj.weight"), "'model.layers.0.mlp.down_proj.weight' is missing"),
         (without("model.layers.1.mlp.up_proj.weight"), "has other tensors: model.layers.1.mlp.up_proj.weight"),

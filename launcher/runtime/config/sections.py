@@ -52,7 +52,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     eval_batches: PositiveInt | None = 16
     """Held-out micro-batches of one evaluation, over all ranks. None: all of the held-out text."""
     initialize_from: str | None = Field(default=None, json_schema_extra={"shapes": "run"})
-    """Start from the weights of a stock Llama, Qwen3, GPT-2 or Granite: a Hugging Face folder, or hf:NAME. The model
+    """Start from the weights of a model of a class that export.py writes: a Hugging Face folder, or hf:NAME. The model
     section may then be left out. None: weights are drawn."""
     sample_prompts: list[str] = []
     """Texts that the final model continues, into samples.txt."""

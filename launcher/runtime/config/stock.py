@@ -9,6 +9,7 @@ from plumbline.launcher.runtime.config.parse import parse
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.config import ModelConfig
 from plumbline.model.export.from_stock import KINDS, model_section
+from plumbline.model.export.native import MODEL_TYPE
 
 HUB = "hf:"
 
@@ -64,6 +65,6 @@ def stock_entries(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").is_file():
         raise ValueError("not a Hugging Face folder (no config.json)")
     entries = read_object(folder / "config.json")
-    if entries.get("model_type") in KINDS:
+    if entries.get("model_type") in KINDS.keys() - {MODEL_TYPE}:  # our own has every key in the file
         entries = AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict()
     return entries

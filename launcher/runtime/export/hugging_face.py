@@ -48,6 +48,7 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
         ValueError: the output folder is in use or no export, no stock class computes this model, or it rounds what no
             class rounds.
         ExportError: the reloaded folder differs from the model.
+        FullDiskError: no space is left on the device.
     """
     if not isinstance(model.module, CausalLM) or model.config is None:
         raise ValueError(f"{model.source}: already a Hugging Face folder; --model takes a run or a checkpoint")

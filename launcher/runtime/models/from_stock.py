@@ -14,6 +14,7 @@ from plumbline.data.damage import DamagedFileError, reading
 from plumbline.launcher.runtime.checkpoint.weights import read_weights
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.stock import HUB, hub_folder, section_of, stock_entries
+from plumbline.launcher.runtime.models.finite import check_finite
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.attention import attention_kind
@@ -93,6 +94,7 @@ def initial_weights(config: Config) -> Mapping[str, Tensor] | None:
         read = read_weights(files)
         if wrong := [name for name, weight in read.items() if not weight.is_floating_point()]:
             raise ValueError(f"{folder}: {wrong[0]} is {read[wrong[0]].dtype}: no weights, or rounded ones")
+        check_finite(read, folder, "copy the folder again, or start from another model")
         stock = {name: weight.float() for name, weight in read.items()}
         weights = from_stock(stock_entries(folder), stock, config.model, forward)
     found = {name: tuple(weight.shape) for name, weight in weights.items()}

@@ -15,6 +15,7 @@ from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.streams import SampleSource
 from plumbline.data.tokenizers import tokenizer_folder, tokenizer_sha256
+from plumbline.data.workspace import naming_full_disk
 from plumbline.launcher.runtime.models.facts import model_facts
 from plumbline.launcher.runtime.models.open import LoadedModel
 
@@ -62,14 +63,15 @@ def prepared_text(text: str, tokenizer: Path) -> Iterator[Corpus]:
     """
     with TemporaryDirectory(prefix="text-") as folder:
         source = Path(text).resolve()
-        if text == "-":
-            source = Path(folder) / "standard-input"
-            source.write_bytes(sys.stdin.buffer.read())
-        request = Request(Sources((str(source),)), str(tokenizer), Path(folder) / "corpus", validation_fraction=1.0)
-        try:
-            prepare(request)
-        except ValueError as error:
-            raise ValueError(f"--text {text}: {error}") from error
+        with naming_full_disk(folder, "set TMPDIR to another folder"):
+            if text == "-":
+                source = Path(folder) / "standard-input"
+                source.write_bytes(sys.stdin.buffer.read())
+            request = Request(Sources((str(source),)), str(tokenizer), Path(folder) / "corpus", validation_fraction=1.0)
+            try:
+                prepare(request)
+            except ValueError as error:
+                raise ValueError(f"--text {text}: {error}") from error
         yield replace(open_corpus(request.output), path="standard input" if text == "-" else text)
 
 

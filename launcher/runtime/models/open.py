@@ -21,6 +21,7 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.models.averages import open_weights
+from plumbline.launcher.runtime.models.finite import check_finite
 from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.decoder import CausalLM
@@ -266,7 +267,7 @@ def load_model(
         with_objective: also what its training objective added, for decoding with thoughts.
 
     Raises:
-        ValueError: nothing that can be opened is there, or a checkpoint is damaged.
+        ValueError: nothing that can be opened is there, a checkpoint is damaged, or a weight is not finite.
     """
     path, device = Path(path), device if isinstance(device, torch.device) else device_named(device)
     if is_ours(path):
@@ -302,6 +303,7 @@ def _load_checkpoint(
     path: Path, device: torch.device, dtype: torch.dtype, average: str | None, with_objective: bool
 ) -> LoadedModel:
     opened = open_weights(path, average)
+    check_finite(opened.weights, opened.folder, "the run had diverged by then: give an earlier checkpoint")
     config, weights, manifest = opened.config, opened.weights, checkpoint.read_manifest(opened.folder)
     with reading(opened.folder):
         module = build_model(config if with_objective else without_objective(config), torch.device("meta"))
@@ -346,6 +348,7 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
             f"{folder}: lacks {len(missing)} weights of {type(module).__name__}, such as {missing[0]}, and "
             "transformers would draw them at random: copy the folder again, or correct config.json"
         )
+    check_finite(module.state_dict(), folder, "copy the folder again, or give another model")
     return LoadedModel(module.to(device).eval(), folder, folder, None, None, None)
 
 

@@ -22,7 +22,7 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.launcher.runtime.quantize.damage import compare, damage
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.launcher.runtime.quantize.row import PostBits, Rounding, Row, TextSettings
-from plumbline.launcher.runtime.system.files import finite, read_json_lines, write_json_lines
+from plumbline.launcher.runtime.system.files import finite, naming, read_json_lines, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.progress import watched
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
@@ -162,7 +162,7 @@ class RowFile:
 
 def _append(path: Path, items: Iterable[Mapping[str, Any]]) -> None:
     """Add objects to a file in JSON Lines."""
-    with path.open("a", encoding="utf-8") as file:
+    with naming(path), path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(item) + "\n" for item in items)
 
 

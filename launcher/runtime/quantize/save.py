@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plumbline.data.workspace import publish_folder
+from plumbline.data.workspace import naming_full_disk, publish_folder
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.verify import check_tokens
@@ -69,12 +69,16 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
     Raises:
         ValueError: the folder exists, the format cannot hold the recipe, or no stock class computes the model.
         ExportError: the reloaded folder computes something else.
+        FullDiskError: no space is left on the device.
     """
     _check_free(output)
     with quiet_transformers():  # it imports torchao
         scheme, name = _scheme(recipe)
     check_recipe(model.module, recipe, len(samples))
-    with TemporaryDirectory(dir=_made(output.parent), prefix=f".{output.name}.") as scratch:
+    with (
+        naming_full_disk(output, "choose another --save"),
+        TemporaryDirectory(dir=_made(output.parent), prefix=f".{output.name}.") as scratch,
+    ):
         stock = _as_stock(model, Path(scratch) / "plain")
         quantize_model(stock, recipe, samples)
         if left := fold_input_scales(stock):

@@ -87,9 +87,11 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     @validator(mode="before")
     @classmethod
     def _check_grids(cls, values: Any) -> Any:
-        """Say where axes belong, wherever else they were written."""
+        """Say where axes and keys of a run belong, wherever else they were written."""
         if not isinstance(values, dict):
             return values
+        if keys := [key for key in values if "." in str(key)]:
+            raise ValueError(f"{keys[0]} belongs under set:, for all cells, or into the axes of an entry of grids:")
         grids = values.get("grids")
         entries = grids if isinstance(grids, list) else []
         if "axes" in values or isinstance(grids, dict) or any(map(_is_bare_grid, entries)):

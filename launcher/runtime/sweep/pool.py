@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Sequence
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.worker import ERROR, Outcome, Place, Run, work
 from plumbline.launcher.runtime.system.files import write_whole
-from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.signals import SIGNALS, StopRequest
 
 Report = Callable[[Cell, Outcome], None]
 POLL_SECONDS = 0.5  # between looks at whether we were asked to stop
@@ -40,7 +41,10 @@ class Worker:
         self.pipe, theirs = _context.Pipe()
         arguments = (theirs, self.place, self._run, self._keep)
         self.process = _context.Process(target=work, args=arguments, daemon=True)
+        resource_tracker.ensure_running()  # or its own start would unblock them
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until it listens to them (`work`)
         self.process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()  # or the pipe would not end with the process
 
     def give(self, cell: Cell) -> None:

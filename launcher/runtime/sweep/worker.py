@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from plumbline.launcher.runtime.run.lock import RunLockedError, hold
 from plumbline.launcher.runtime.sweep.advance import DIVERGED
 from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.files import write_json, write_whole
-from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.signals import SIGNALS, StopRequest
 from plumbline.launcher.runtime.system.world import World, be_alone, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 
@@ -53,7 +54,8 @@ class Place:
 def work(pipe: Connection, place: Place, run: Run, keep_checkpoints: bool) -> None:
     """Train each configuration that arrives and send back how it ended, until the other end closes or it must stop."""
     stop = StopRequest()
-    with _output_to(place.log):
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    with contextlib.suppress(KeyboardInterrupt), _output_to(place.log):
         try:
             world = _start(place)
         except ValueError as error:  # of the machine, and for a person to read

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from plumbline.launcher.runtime.system.completion import complete
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNUSABLE
+from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 
 AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
@@ -16,7 +18,19 @@ AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,.
 
 
 class Parser(argparse.ArgumentParser):
-    """Read a command line that ends with overrides; whoever writes one as an option is told how it is written here."""
+    """Read a command line, or complete it; whoever writes an override as an option is told how it is written here."""
+
+    def parse_args(self, *given: Any, **named: Any) -> argparse.Namespace:  # type: ignore[override]
+        """Read the command line, unless a shell asks what completes it."""
+        complete(self)
+        arguments: argparse.Namespace = super().parse_args(*given, **named)
+        return arguments
+
+    def parse_intermixed_args(self, *given: Any, **named: Any) -> argparse.Namespace:  # type: ignore[override]
+        """Read the command line, unless a shell asks what completes it."""
+        complete(self)
+        arguments: argparse.Namespace = super().parse_intermixed_args(*given, **named)
+        return arguments
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong and exit with 2."""
@@ -26,17 +40,33 @@ class Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def run(command: Callable[[], int | None]) -> NoReturn:
-    """Run an entry point and exit with its code; ValueError and OSError mean that the request cannot be met."""
+def begin(parse_arguments: Callable[[], object]) -> None:
+    """Read the command line ahead of imports that take seconds: --help, mistakes and Ctrl-C are answered at once."""
+    interrupts()
+    parse_arguments()
+
+
+def run(command: Callable[[], int | None], interrupted: str = "interrupted") -> NoReturn:
+    """Run an entry point and exit with its code."""
+    sys.exit(code_of(command, interrupted))
+
+
+def code_of(command: Callable[[], int | None], interrupted: str = "interrupted") -> int:
+    """Run an entry point; return its code. ValueError and OSError mean that the request cannot be met.
+
+    Args:
+        command: the entry point.
+        interrupted: what to say after the first Ctrl-C; the second ends it where it stands.
+    """
     try:
-        code = command()
+        with interrupts().tidily():
+            return command() or 0
     except (ValueError, OSError) as error:
         LOG.error(error)
-        sys.exit(UNUSABLE)
+        return UNUSABLE
     except KeyboardInterrupt:
-        LOG.error("interrupted")
-        sys.exit(INTERRUPTED)
-    sys.exit(code or 0)
+        LOG.error(interrupted)
+        return INTERRUPTED
 
 
 def print_json(value: Any) -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -47,11 +48,23 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file that is there whole or not at all, whoever is killed meanwhile. Text is written as UTF-8."""
     staging = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.staging")  # several may write the file at once
     try:
-        staging.write_bytes(content.encode() if isinstance(content, str) else content)
-        sync(staging)
-        move(staging, path)
+        with naming(path):
+            staging.write_bytes(content.encode() if isinstance(content, str) else content)
+            sync(staging)
+            move(staging, path)
     except OSError:
         staging.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in an error of the system that names none, as that of a write to a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
         raise
 
 

@@ -13,14 +13,28 @@ from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export.fold import Weights
 from plumbline.model.export.from_stock import from_stock, model_section
+from plumbline.model.export.targets import to_hugging_face
 from plumbline.model.parameterization.config import ParameterizationConfig
 from plumbline.model.parameterization.multipliers import Multipliers, multipliers
-from tests.model.conftest import SCALINGS, STOCK_SHAPE, stock_model
+from tests.model.conftest import SCALINGS, STOCK_SHAPE, scaled, stock_model
 
 Enliven = Callable[..., None]
+MakeModel = Callable[..., CausalLM]
 
 TOKENS = torch.randint(53, (2, 33), generator=torch.Generator().manual_seed(0))
 GRANITE = {"attention_multiplier": 0.3, "embedding_multiplier": 1.7, "residual_multiplier": 0.6, "logits_scaling": 2.5}
+GEMMA = {
+    "head_dim": 10,
+    "hidden_activation": "gelu",
+    "query_pre_attn_scalar": 7,
+    "layer_types": ["sliding_attention"] * 2,
+    "sliding_window": 5,
+}
+FULL = {
+    "layer_types": ["full_attention"] * 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 1.0},
+    "partial_rotary_factor": 1.0,
+}
 SOURCES: list[dict[str, Any]] = [
     {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-4},
     {"model_type": "llama", "tie_word_embeddings": True, "hidden_act": "gelu"},
@@ -31,6 +45,20 @@ SOURCES: list[dict[str, Any]] = [
     {"model_type": "granite", **GRANITE, "rope_parameters": SCALINGS["linear"]},
     {"model_type": "granite", **GRANITE, "tie_word_embeddings": True},
     {"model_type": "granite", **GRANITE, "mlp_bias": True},
+    {"model_type": "arcee", "hidden_act": "relu2", "mlp_bias": True, "head_dim": 10},
+    {"model_type": "apertus", "hidden_act": "xielu"},
+    {"model_type": "apertus", "hidden_act": "gelu", "attention_bias": True, "tie_word_embeddings": True},
+    {"model_type": "olmo2", "rope_parameters": SCALINGS["yarn"]},
+    {"model_type": "olmo2", "attention_bias": True, "tie_word_embeddings": True},
+    {"model_type": "exaone4", "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    {"model_type": "exaone4", "sliding_window": 5, "layer_types": ["sliding_attention"] * 2},
+    {"model_type": "cohere", "logit_scale": 0.3, "attention_bias": True},
+    {"model_type": "cohere", "logit_scale": 0.3, "tie_word_embeddings": False},
+    {"model_type": "gemma2", **GEMMA, "attn_logit_softcapping": 2.0, "tie_word_embeddings": False},
+    {"model_type": "gemma2", **GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 3.0},
+    {"model_type": "gemma3_text", **GEMMA, "rope_parameters": {"sliding_attention": SCALINGS["linear"]}},
+    {"model_type": "qwen3_5_text", **FULL, "head_dim": 10, "attention_bias": True},
+    {"model_type": "qwen3_5_text", **FULL, "head_dim": 16, "tie_word_embeddings": True},
     {"model_type": "gpt2"},
     {"model_type": "gpt2", "n_inner": 40, "tie_word_embeddings": False, "activation_function": "gelu"},
 ]
@@ -113,7 +141,7 @@ DEEPSEEK = {**SCALINGS["yarn"], "mscale": 0.7, "mscale_all_dim": 1.0}
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"model_type": "mistral"}, "model_type = mistral: only llama, qwen3, gpt2, granite can be taken over"),
+        ({"model_type": "mistral"}, "model_type = mistral: only llama, qwen3, .* gpt2, plumbline can be taken"),
         ({"model_type": "llama", "rope_parameters": ROPE}, "rope_type = dynamic: this decoder has plain rotary"),
         (
             {"model_type": "llama", "rope_parameters": DEEPSEEK},
@@ -121,6 +149,13 @@ DEEPSEEK = {**SCALINGS["yarn"], "mscale": 0.7, "mscale_all_dim": 1.0}
         ),
         ({"model_type": "llama", "hidden_act": "relu"}, "hidden_act = relu: only silu, gelu"),
         ({"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1}, "layer_types: this decoder has"),
+        ({"model_type": "cohere", "use_qk_norm": True}, "use_qk_norm = True: only False can be taken over"),
+        ({"model_type": "exaone4", "sliding_window": 5, **FULL}, "sliding_window = 5: only None can be taken over"),
+        ({"model_type": "gemma2"}, "hidden_act = gelu_pytorch_tanh: only silu, gelu can be taken over"),
+        (
+            {"model_type": "gemma3_text", **GEMMA, "use_bidirectional_attention": True},
+            "use_bidirectional_attention = T",
+        ),
         ({"model_type": "gpt2", "activation_function": "relu"}, "activation_function = relu: only gelu, gelu_new"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: only"),
     ],
@@ -128,4 +163,35 @@ DEEPSEEK = {**SCALINGS["yarn"], "mscale": 0.7, "mscale_all_dim": 1.0}
 def test_what_our_decoder_lacks_is_refused(source: dict[str, Any], message: str) -> None:
     entries = AutoConfig.for_model(**copy.deepcopy({**STOCK_SHAPE, **source})).to_dict()
     with pytest.raises(ValueError, match=message):
+        model_section(entries)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"family": "outlier_protected", "branch_gain": "vector", "mlp_input_scale": 1.0},
+        {"family": "fog", "num_key_value_heads": 2},
+        {"family": "sas", "parallel": True},
+        {"attention_sink": True, "sliding_window": 6, "num_key_value_heads": 2},
+        {"position_embedding": "learned", "mlp": "gelu_tanh", "norm": "layernorm", "norm_bias": True},
+    ],
+)
+@torch.no_grad()
+def test_a_folder_of_our_own_code_is_taken_over(make_model: MakeModel, shape: dict[str, Any]) -> None:
+    ours = make_model(**shape)
+    entries, stock = to_hugging_face("native", ours.config, ours.multipliers, dict(ours.named_parameters()))
+    config = ModelConfig.model_validate(model_section(entries))
+    applied = multipliers(config, ParameterizationConfig.model_validate({**SCALED, "gamma_0": 1.0}))
+    model = CausalLM(config, applied).eval()
+    weights = from_stock(entries, stock, config, applied)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+    expected = ours(TOKENS)
+    assert ((model(TOKENS) - expected).abs().max() / expected.abs().max()).item() <= 1e-5
+
+
+def test_a_folder_of_our_own_code_says_nothing_of_a_scaling(make_model: MakeModel) -> None:
+    ours = make_model(**scaled("yarn"), head_dim=8, attention_sink=True)
+    entries, _ = to_hugging_face("native", ours.config, ours.multipliers, dict(ours.named_parameters()))
+    with pytest.raises(ValueError, match="rope_frequencies: a folder of our own code does not say by which rule"):
         model_section(entries)

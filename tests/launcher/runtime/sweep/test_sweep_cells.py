@@ -184,6 +184,7 @@ def test_a_sweep_can_be_run_seed_by_seed() -> None:
         ({"set": {"optimizer.lrr": 3}}, "optimizer.lrr = 3: unknown key; did you mean lr?"),
         ({"set": {"data.train": [{"path": "nowhere"}]}}, "nowhere"),
         ({"grids": []}, "grids = []"),
+        ({"optimizer.lr": 0.001}, "optimizer.lr belongs under set:, for all cells, or into the axes of an entry"),
         ({"grids": [{"axes": {"lr": [1]}}]}, "lr = [1]: an axis with a list of values is a config key"),
         ({"grids": [{"axes": {"optimizer.lr": 0.001}}]}, "optimizer.lr = 0.001: an axis is a list of values"),
         ({"grids": [{"axes": {"optimizer.lr": []}}]}, "optimizer.lr = []: an axis is a list of values"),

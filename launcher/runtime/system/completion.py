@@ -1,0 +1,55 @@
+"""Complete command lines in a shell, by argcomplete where it is installed (docs/first-minutes.md).
+
+The shell runs the command, with variables that say what stands on the line; it prints what may follow, and ends.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SCHEMA = Path(__file__).parents[3] / "configs" / "schema.json"
+"""Keys of the configuration; in a checkout only."""
+WANTED, LINE = "_ARGCOMPLETE", "COMP_LINE"
+"""Variables of argcomplete: where on the line the words of this program begin, counted from 1; the line."""
+
+
+def complete(parser: argparse.ArgumentParser) -> None:
+    """Print what completes the line and end the process, if a shell asks for it."""
+    if WANTED not in os.environ:
+        return
+    import argcomplete
+
+    for action in parser._actions:
+        if action.dest == "overrides":
+            action.completer = _keys  # type: ignore[attr-defined]
+    argcomplete.autocomplete(parser, always_complete_options=False)
+
+
+def command_on_line(commands: Sequence[str]) -> str | None:
+    """Return the command whose line a shell wants completed, `plumbline COMMAND ...`; None if it wants the name."""
+    words = f"{os.environ.get(LINE, '')}.".split()  # with the dot, what is being typed is a word as well
+    if WANTED not in os.environ or len(words) < 3 or words[1] not in commands:
+        return None
+    os.environ[WANTED] = str(int(os.environ[WANTED]) + 1)
+    return words[1]
+
+
+def _keys(**_: Any) -> list[str]:
+    """Return what overrides may begin with."""
+    if not SCHEMA.is_file():
+        return []
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    return [f"{key}=" for key in _below(schema, schema["$defs"], "")]
+
+
+def _below(node: Mapping[str, Any], known: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Yield the keys that a section and those in it may have."""
+    node = known[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+    kinds = [_below(kind, known, path) for kind in node.get("anyOf", ())]
+    inner = [_below(child, known, f"{path}.{key}".lstrip(".")) for key, child in node.get("properties", {}).items()]
+    if not (kinds or inner) and path:
+        yield path
+    yield from dict.fromkeys(key for each in (*kinds, *inner) for key in each)
