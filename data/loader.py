@@ -16,6 +16,7 @@ import torch
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Split, open_corpus
 from plumbline.data.indexed import Int64s
+from plumbline.data.memory import Memory
 from plumbline.data.mixture import CYCLE, ENDLESS, OrderedSource
 from plumbline.data.order import TrainOrder
 from plumbline.data.packed import PackedSplit, open_packed
@@ -24,9 +25,9 @@ from plumbline.data.remote.ahead import MEMORY, Ahead
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.piece import Piece
-from plumbline.data.streams import SampleSource, WindowStream, training_split
+from plumbline.data.streams import BYTES_PER_TOKEN, SampleSource, WindowStream, training_split
 from plumbline.data.tasks.source import TaskSource
-from plumbline.data.windows import BYTES_PER_TOKEN, Batch, check_ids, gather, split
+from plumbline.data.windows import Batch, check_ids, gather, split
 
 Steps = list[list[Batch]]
 """The micro-batches of one step, and of others."""
@@ -74,6 +75,7 @@ class TrainBatches:
         _check_same_tokenizer(self.corpora.items())
         self._streams = [_training_stream(corpus, config) for corpus in self.corpora.values()]
         self.order = TrainOrder(list(self._ordered_sources()), seed)
+        self._memory = Memory(DEPTH + config.reader_threads + 1)
         self._rank = rank
         self._world_size = world_size
         self._vocab_size = vocab_size
@@ -146,7 +148,7 @@ class TrainBatches:
     def _gather(self, samples: Sequence[Int64s], sources: Int64s, windows: Int64s) -> Steps:
         """Return the micro-batches of some steps, of which `samples` are [accumulation_steps, micro_batch] each."""
         numbers = np.concatenate([each.reshape(-1) for each in samples])
-        rows = gather(self._streams, sources, windows, numbers, self.config.sequence_length)
+        rows = gather(self._streams, sources, windows, numbers, self.config.sequence_length, self._memory)
         if self._vocab_size is not None:
             check_ids(rows, self._vocab_size, lambda row: list(self.corpora.values())[sources[row]])
         batches = iter(split(rows, self.micro_batch))
