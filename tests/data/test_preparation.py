@@ -237,7 +237,9 @@ def test_a_source_that_changes_meanwhile_is_noticed(ten_files: Path, tmp_path: P
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_bad_records_are_named_and_counted(ten_files: Path, tmp_path: Path) -> None:
+def test_bad_records_are_named_and_counted(ten_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines are those of the file, of which each unit is a part."""
+    monkeypatch.setattr("plumbline.data.sources.UNIT_BYTES", 2000)
     lines = (ten_files / "3.jsonl").read_text().splitlines()
     lines[40] = '{"text": 7}'
     lines[55] = '{"text": '
