@@ -1,14 +1,13 @@
 """Join the tokens of many `.bin`/`.idx` pairs, end to end, into one stream."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 
-from plumbline.data.boundaries import OneByOne
 from plumbline.data.indexed import Int64s, Integers
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.tokens import RemoteTokens
@@ -40,7 +39,7 @@ class Tokens(Protocol):
         """Return `document_starts` of n stretches, end to end, and before them the stretch that each lies in."""
 
 
-class Shards(OneByOne):
+class Shards:
     """Read several pairs as one, each opened when it is first read.
 
     Args:
@@ -67,18 +66,35 @@ class Shards(OneByOne):
 
     def read(self, start: int, stop: int) -> Integers:
         """Return tokens `start` to `stop`, without those beyond the end; they may lie in several shards."""
-        parts = [_opened(self, number).read(first, last) for number, first, last in self._spans(start, stop)]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.uint16)
+        return self.read_all(np.array([start]), np.array([max(0, min(stop, len(self)) - start)]))
 
     def document_starts(self, start: int, stop: int) -> Int64s:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
-        parts = []
-        for number, first, last in self._spans(start, stop):
-            before = self._starts[number]
+        return self.documents_within(np.array([start]), np.array([stop]))[1]
+
+    def read_all(self, starts: Int64s, sizes: Int64s) -> Integers:
+        """Return n stretches of tokens, end to end: `sizes` tokens from `starts` on, all of which there must be."""
+        spans = [span for each in self._spans_of_all(starts, starts + sizes) for span in each]
+        parts: list[Integers] = [np.empty(0, np.uint16)] * len(spans)
+        for number, places, first, last in _by_shard(spans):
+            tokens = _opened(self, number).read_all(first, last - first)
+            for place, part in zip(places.tolist(), np.split(tokens, np.cumsum(last - first)[:-1]), strict=True):
+                parts[place] = part
+        return np.concatenate(parts) if parts else np.empty(0, np.uint16)
+
+    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Return `document_starts` of n stretches, end to end, and before them the stretch that each lies in."""
+        spans_of_all = self._spans_of_all(first, last)
+        stretch = np.repeat(np.arange(len(first)), [len(spans) for spans in spans_of_all])
+        which, found = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for number, places, after, before in _by_shard([span for spans in spans_of_all for span in spans]):
             # A shard begins with a document, which counts unless it is where we start
-            after = first if before + first == start else first - 1
-            parts.append(_opened(self, number).document_starts(after, last) + before)
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+            entered = after + self._starts[number] > first[stretch[places]]
+            its, begins = _opened(self, number).documents_within(after - entered, before)
+            which.append(stretch[places[its]])
+            found.append(begins + self._starts[number])
+        order = np.argsort(np.concatenate(which), kind="stable")  # shards came in their order, as did what is in one
+        return np.concatenate(which)[order], np.concatenate(found)[order]
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """Return what has to be fetched to read tokens `start` to `stop`, in order."""
@@ -100,6 +116,9 @@ class Shards(OneByOne):
             if (end := self._starts[number + 1]) > self._starts[number]
         ]
 
+    def _spans_of_all(self, starts: Int64s, stops: Int64s) -> list[list[tuple[int, int, int]]]:
+        return [self._spans(*bounds) for bounds in zip(starts.tolist(), stops.tolist(), strict=True)]
+
     def open(self, number: int) -> Tokens:
         """Open one shard.
 
@@ -113,6 +132,14 @@ class Shards(OneByOne):
                 "corpus again with --overwrite"
             )
         return shard
+
+
+def _by_shard(spans: list[tuple[int, int, int]]) -> Iterator[tuple[int, Int64s, Int64s, Int64s]]:
+    """Yield each shard that some spans lie in: its number, the places of its spans in the list, and their bounds."""
+    numbers, first, last = np.array(spans, np.int64).reshape(-1, 3).T
+    for number in np.unique(numbers).tolist():
+        places = np.flatnonzero(numbers == number)
+        yield number, places, first[places], last[places]
 
 
 @lru_cache(maxsize=OPEN)
