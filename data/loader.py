@@ -34,7 +34,7 @@ Steps = list[list[Batch]]
 
 CALIBRATION_ROWS = 8
 LOCATED = 16384  # samples that are located together: many cost little more than one
-TOGETHER = 2**18  # tokens that are read together at most, 6 MB of batches, unless a step has more
+TOGETHER = 2**19  # tokens that are read together at most, 13 MB of batches, unless a step has more
 MAX_EPOCHS = 40
 """A corpus is read no more often unless its `max_epochs` says so: beyond, repeated text is worth nothing (arXiv
 2305.16264, where 4 epochs are as good as new text)."""

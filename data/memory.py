@@ -25,7 +25,7 @@ class Memory:
         except IndexError:
             block = memoryview(b"")
         if len(block) < size:
-            block = memoryview(np.empty(size, np.uint8))
+            block = np.empty(size, np.uint8).data
         # Arrays made of it hold `lent` itself: numpy would pass it over for an array below, not for a memoryview
         lent = np.frombuffer(block, np.uint8, size)
         weakref.finalize(lent, self._free.append, block)

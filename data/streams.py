@@ -55,7 +55,7 @@ class Rows:
     @property
     def length(self) -> int:
         """Return the tokens of one row."""
-        return self.inputs.shape[1]
+        return int(self.inputs.shape[1])
 
     def put(self, row: int, window: Window) -> None:
         """Write one window into a row, and pad the rest."""

@@ -64,7 +64,7 @@ class RemoteTokens:
                 begin, end = max(first, piece.start), min(last, piece.stop)
                 parts[piece].append((begin - piece.start, end - piece.start, place + begin - first))
         tokens = np.empty(ends[-1], dtype)
-        memory = memoryview(tokens).cast("B")
+        memory = tokens.data.cast("B")
         for piece, wanted in parts.items():  # each is opened once
             with self._cache.open(piece) as file:
                 for begin, end, place in wanted:
