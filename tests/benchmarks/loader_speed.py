@@ -39,7 +39,7 @@ from plumbline.data.config import DataConfig
 from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
 
-BATCHES = 100  # of one turn
+BATCHES = 400  # of one turn
 SHARD = 2**23  # bytes of a file of a peer that streams, as of our blocks
 Batches = Iterator[Any]
 Seconds = npt.NDArray[np.float64]
