@@ -4,7 +4,6 @@ The offsets lie in an index file, memory-mapped and not aligned to 8 bytes, so n
 them. Every n-th is kept in memory instead, which leaves n to look at; there, all stretches are searched together.
 """
 
-from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
@@ -24,29 +23,6 @@ class Documents(Protocol):
 
     def document_starts(self, start: int, stop: int) -> Int64s:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
-
-
-class OneByOne(ABC):
-    """Read many stretches one by one."""
-
-    @abstractmethod
-    def read(self, start: int, stop: int) -> npt.NDArray[np.integer]:
-        """Return tokens `start` to `stop`, without those beyond the end."""
-
-    @abstractmethod
-    def document_starts(self, start: int, stop: int) -> Int64s:
-        """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
-
-    def read_all(self, starts: Int64s, sizes: Int64s) -> npt.NDArray[np.integer]:
-        """Return n stretches of tokens, end to end."""
-        spans = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
-        return np.concatenate([self.read(start, stop) for start, stop in spans])
-
-    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
-        """Return `document_starts` of n stretches, end to end, and before them the stretch that each lies in."""
-        found = [self.document_starts(*bounds) for bounds in zip(first.tolist(), last.tolist(), strict=True)]
-        stretch = np.repeat(np.arange(len(found)), [len(each) for each in found])
-        return stretch, np.concatenate([np.empty(0, np.int64), *found])
 
 
 class Boundaries:

@@ -2,8 +2,8 @@
 
 A corpus folder is `train.bin/.idx`, `validation.bin/.idx`, `tokenizer/` and `corpus.json`, the manifest that says what
 the others must be; it may name several pairs for a split. Opening compares sizes only, so it is instant at any size;
-`verify_checksums` reads every byte. A folder that is opened by a URL is read by way of a cache, and each part of it is
-checked when it arrives (remote/).
+preparation/verifying.py reads every byte. A folder that is opened by a URL is read by way of a cache, and each part of
+it is checked when it arrives (remote/).
 """
 
 import math
@@ -137,8 +137,6 @@ class Corpus:
     tokenizer_path: Path | None = None
     tokenizer_sha256: str | None = None
     manifest: Manifest | None = None
-    folder: CorpusFolder | None = None
-    """That of the token files."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -235,7 +233,6 @@ def _open_folder(folder: CorpusFolder) -> Corpus:
         tokenizer_path=folder.tokenizer(manifest.tokenizer.sha256),
         tokenizer_sha256=manifest.tokenizer.sha256,
         manifest=manifest,
-        folder=folder,
     )
 
 
@@ -289,23 +286,6 @@ def _parse_manifest(folder: CorpusFolder) -> Manifest:
         raise ValueError(
             f"{folder / MANIFEST}: {where}: {first['msg']}; prepare the corpus again with --overwrite"
         ) from error
-
-
-def verify_checksums(corpus: Corpus) -> None:
-    """Read every token file of a corpus folder and compare checksums; bare Megatron-LM pairs have none to compare.
-
-    Raises:
-        ValueError: a file differs from what was written.
-    """
-    if corpus.manifest is None or corpus.folder is None:
-        return
-    for name, record in corpus.manifest.files.items():
-        actual = corpus.folder.checksum(name)
-        if actual != record.xxh3_64:
-            raise ValueError(
-                f"{corpus.folder / name}: checksum {actual}, {MANIFEST} expects {record.xxh3_64}; the file is damaged: "
-                "copy the corpus again, or prepare it again with --overwrite"
-            )
 
 
 def _fingerprint_of(manifest: Manifest) -> str:

@@ -40,6 +40,8 @@ DTYPES: dict[int, type[np.integer[Any]]] = {  # Megatron's codes; 6 and 7 are fl
     8: np.uint16,
 }
 
+MANY = 16
+"""Stretches that are searched together: fewer are not worth the memory, where each lies in another of many files."""
 LONGEST_SEQUENCE = 2**31 - 1
 """Most tokens of one sequence: its length is an int32."""
 
@@ -88,6 +90,8 @@ class IndexedTokens:
     def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
         """Return `document_starts` of n stretches at once, end to end, and for each the stretch that it lies in."""
         size = self.tokens.itemsize
+        if len(first) < MANY:
+            return starts_within(self.first_bytes, first, last, size)
         stretch, found = self._boundaries.within(first * size, last * size)
         return stretch, found // size
 
@@ -105,6 +109,13 @@ def starts_between(first_bytes: Int64s, start: int, stop: int, itemsize: int) ->
     first = bisect_right(first_bytes, start * itemsize)
     last = bisect_left(first_bytes, stop * itemsize, lo=first)
     return first_bytes[first:last] // itemsize
+
+
+def starts_within(first_bytes: Int64s, first: Int64s, last: Int64s, itemsize: int) -> tuple[Int64s, Int64s]:
+    """Return `starts_between` of n stretches, end to end, and before them the stretch that each lies in."""
+    spans = zip(first.tolist(), last.tolist(), strict=True)
+    found = [starts_between(first_bytes, start, stop, itemsize) for start, stop in spans]
+    return np.repeat(np.arange(len(found)), [len(each) for each in found]), np.concatenate(found)
 
 
 def open_indexed(prefix: Path) -> IndexedTokens:

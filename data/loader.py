@@ -16,6 +16,7 @@ import torch
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Split, open_corpus
 from plumbline.data.indexed import Int64s
+from plumbline.data.memory import Memory
 from plumbline.data.mixture import CYCLE, ENDLESS, OrderedSource
 from plumbline.data.order import TrainOrder
 from plumbline.data.packed import PackedSplit, open_packed
@@ -24,16 +25,16 @@ from plumbline.data.remote.ahead import MEMORY, Ahead
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.piece import Piece
-from plumbline.data.streams import SampleSource, WindowStream, training_split
+from plumbline.data.streams import BYTES_PER_TOKEN, SampleSource, WindowStream, training_split
 from plumbline.data.tasks.source import TaskSource
-from plumbline.data.windows import BYTES_PER_TOKEN, Batch, check_ids, gather, pinned, split
+from plumbline.data.windows import Batch, check_ids, gather, pinned, split
 
 Steps = list[list[Batch]]
 """The micro-batches of one step, and of others."""
 
 CALIBRATION_ROWS = 8
 LOCATED = 16384  # samples that are located together: many cost little more than one
-TOGETHER = 2**18  # tokens that are read together at most, 6 MB of batches, unless a step has more
+TOGETHER = 2**19  # tokens that are read together at most, 13 MB of batches, unless a step has more
 MAX_EPOCHS = 40
 """A corpus is read no more often unless its `max_epochs` says so: beyond, repeated text is worth nothing (arXiv
 2305.16264, where 4 epochs are as good as new text)."""
@@ -82,6 +83,7 @@ class TrainBatches:
         _check_same_tokenizer(self.corpora.items())
         self._streams = [_training_stream(corpus, config) for corpus in self.corpora.values()]
         self.order = TrainOrder(list(self._ordered_sources()), seed)
+        self._memory = Memory(DEPTH + config.reader_threads + 1)
         self._rank = rank
         self._world_size = world_size
         self._vocab_size = vocab_size
@@ -155,7 +157,7 @@ class TrainBatches:
     def _gather(self, samples: Sequence[Int64s], sources: Int64s, windows: Int64s) -> Steps:
         """Return the micro-batches of some steps, of which `samples` are [accumulation_steps, micro_batch] each."""
         numbers = np.concatenate([each.reshape(-1) for each in samples])
-        rows = gather(self._streams, sources, windows, numbers, self.config.sequence_length)
+        rows = gather(self._streams, sources, windows, numbers, self.config.sequence_length, self._memory)
         if self._vocab_size is not None:
             check_ids(rows, self._vocab_size, lambda row: list(self.corpora.values())[sources[row]])
         batches = iter(split(pinned(rows) if self._for_gpu else rows, self.micro_batch))

@@ -12,9 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from plumbline.data.boundaries import Int64s
+from plumbline.data.memory import Memory
 
 IGNORED = -100
 """The label that PyTorch's cross-entropy leaves out."""
+
+BYTES_PER_TOKEN = 24
+"""Of a batch: inputs and labels take 8 each, documents and positions 4."""
 
 
 class Window(NamedTuple):
@@ -34,18 +38,24 @@ class Rows:
     Attributes:
         inputs: int64 [rows, length].
         labels: int64 [rows, length].
+        documents: int32 [rows, length].
+        positions: int32 [rows, length].
         begins: arrays of places, counted through all rows, at which documents begin within a row.
     """
 
-    def __init__(self, rows: int, length: int) -> None:
-        self.inputs = np.empty((rows, length), np.int64)
-        self.labels = np.empty((rows, length), np.int64)
+    def __init__(self, rows: int, length: int, memory: Memory | None = None) -> None:
+        """Take memory of one's own, or what is lent."""
+        size = BYTES_PER_TOKEN * rows * length
+        lent = memory.lend(size) if memory else np.empty(size, np.uint8)
+        wide, narrow = np.split(lent, [16 * rows * length])
+        self.inputs, self.labels = wide.view(np.int64).reshape(2, rows, length)
+        self.documents, self.positions = narrow.view(np.int32).reshape(2, rows, length)
         self.begins: list[Int64s] = []
 
     @property
     def length(self) -> int:
         """Return the tokens of one row."""
-        return self.inputs.shape[1]
+        return int(self.inputs.shape[1])
 
     def put(self, row: int, window: Window) -> None:
         """Write one window into a row, and pad the rest."""

@@ -10,13 +10,10 @@ import torch
 
 from plumbline.data.damage import DamagedFileError
 from plumbline.data.indexed import Int64s
+from plumbline.data.memory import Memory
 from plumbline.data.streams import IGNORED, Rows, WindowStream
 
 Int32s = npt.NDArray[np.int32]
-
-
-BYTES_PER_TOKEN = 24
-"""Of a batch: inputs and labels take 8 each, documents and positions 4."""
 
 
 class Batch(TypedDict):
@@ -58,7 +55,14 @@ def check_ids(batch: Batch, vocab_size: int, source_of: Callable[[int], object])
     )
 
 
-def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, sample_index: Int64s, length: int) -> Batch:
+def gather(
+    streams: Sequence[WindowStream],
+    source: Int64s,
+    window: Int64s,
+    sample_index: Int64s,
+    length: int,
+    memory: Memory | None = None,
+) -> Batch:
     """Read windows into one batch.
 
     Args:
@@ -67,20 +71,21 @@ def gather(streams: Sequence[WindowStream], source: Int64s, window: Int64s, samp
         window: [b], the number of the window in it.
         sample_index: [b], the number to carry along.
         length: Tokens per row (T).
+        memory: Where the batch may lie; None: in memory of its own.
     """
-    rows = Rows(len(source), length)
+    rows = Rows(len(source), length, memory)
     for number in set(source.tolist()):
         where = np.flatnonzero(source == number)
         if number >= 0:
             streams[number].fill(rows, where, window[where])
         else:
             rows.inputs[where], rows.labels[where] = 0, IGNORED
-    documents, positions = _documents(rows)
+    _write_documents(rows)
     return Batch(
         input_ids=torch.from_numpy(rows.inputs),
         labels=torch.from_numpy(rows.labels),
-        document_ids=torch.from_numpy(documents),
-        positions=torch.from_numpy(positions),
+        document_ids=torch.from_numpy(rows.documents),
+        positions=torch.from_numpy(rows.positions),
         sample_index=torch.from_numpy(np.array(sample_index, np.int64)),
     )
 
@@ -97,18 +102,17 @@ def split(batch: Batch, rows: int) -> list[Batch]:
     return [cast(Batch, dict(zip(batch, tensors, strict=True))) for tensors in zip(*parts, strict=True)]
 
 
-def _documents(rows: Rows) -> tuple[Int32s, Int32s]:
-    """Return document ids and positions, [b, T] each: every token has those of the run that it lies in."""
-    shape, size = rows.inputs.shape, rows.inputs.size
+def _write_documents(rows: Rows) -> None:
+    """Write document ids and positions: every token has those of the run that it lies in."""
+    size = rows.inputs.size
     first = np.arange(0, size, rows.length)  # a row begins with a run, of document 0
     bounds = np.concatenate([first, *rows.begins, [size]])
     bounds.sort()
     last = bounds[1:] != bounds[:-1]  # of those at one place: an empty document begins where the next does
     begins, lengths = bounds[:-1][last], (bounds[1:] - bounds[:-1])[last]
     ids = np.arange(len(begins)) - np.searchsorted(begins, first)[begins // rows.length]
-    documents, positions = np.repeat(ids.astype(np.int32), lengths), np.repeat(begins.astype(np.int32), lengths)
-    np.subtract(_places(size), positions, out=positions)
-    return documents.reshape(shape), positions.reshape(shape)
+    rows.documents.reshape(-1)[:] = np.repeat(ids.astype(np.int32), lengths)
+    np.subtract(_places(size), np.repeat(begins.astype(np.int32), lengths), out=rows.positions.reshape(-1))
 
 
 @lru_cache(maxsize=8)

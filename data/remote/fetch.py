@@ -100,6 +100,8 @@ def call(url: str, method: str, *arguments: Any, **options: Any) -> Any:
     fs, path = file_system(url)
     if isinstance(fs, AsyncFileSystem) and fs.async_impl:
         options["timeout"] = READ_SECONDS
+    elif method == "cat_file":
+        options["cache_type"] = "none"  # else megabytes are fetched that lie behind what is asked for
     return getattr(fs, method)(path, *arguments, **options)
 
 

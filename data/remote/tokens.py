@@ -1,17 +1,17 @@
 """Read the tokens of a remote `.bin`/`.idx` pair by way of the cache; nothing of it stays in memory."""
 
 import os
+from collections import defaultdict
 
 import numpy as np
 
-from plumbline.data.boundaries import OneByOne
-from plumbline.data.indexed import Index, Int64s, Integers, open_index, starts_between
+from plumbline.data.indexed import Index, Int64s, Integers, open_index, starts_within
 from plumbline.data.remote.cache import Cache
 from plumbline.data.remote.files import RemoteFile
 from plumbline.data.remote.piece import Piece
 
 
-class RemoteTokens(OneByOne):
+class RemoteTokens:
     """Read one remote pair: the index whole, the tokens in pieces.
 
     Args:
@@ -52,18 +52,32 @@ class RemoteTokens(OneByOne):
 
     def read(self, start: int, stop: int) -> Integers:
         """Return tokens `start` to `stop`, without those beyond the end."""
-        dtype = self._open().dtype
-        first, last = start * dtype.itemsize, min(stop, len(self)) * dtype.itemsize
-        parts = []
-        for piece in self._tokens.covering(first, last):
-            begin, end = max(first, piece.start), min(last, piece.stop)
+        return self.read_all(np.array([start]), np.array([max(0, min(stop, len(self)) - start)]))
+
+    def read_all(self, starts: Int64s, sizes: Int64s) -> Integers:
+        """Return n stretches of tokens, end to end: `sizes` tokens from `starts` on, all of which there must be."""
+        dtype, parts = self._open().dtype, defaultdict[Piece, list[tuple[int, int, int]]](list)
+        ends = np.cumsum(sizes)
+        spans = np.stack([starts, starts + sizes, ends - sizes], axis=1) * dtype.itemsize
+        for first, last, place in spans.tolist():
+            for piece in self._tokens.covering(first, last):
+                begin, end = max(first, piece.start), min(last, piece.stop)
+                parts[piece].append((begin - piece.start, end - piece.start, place + begin - first))
+        tokens = np.empty(ends[-1], dtype)
+        memory = tokens.data.cast("B")
+        for piece, wanted in parts.items():  # each is opened once
             with self._cache.open(piece) as file:
-                parts.append(os.pread(file.fileno(), end - begin, begin - piece.start))
-        return np.frombuffer(b"".join(parts), dtype)
+                for begin, end, place in wanted:
+                    os.preadv(file.fileno(), [memory[place : place + end - begin]], begin)
+        return tokens
 
     def document_starts(self, start: int, stop: int) -> Int64s:
         """Return the offsets, in tokens, strictly between `start` and `stop` at which a document begins."""
-        return starts_between(self._open().first_bytes, start, stop, self._itemsize)
+        return self.documents_within(np.array([start]), np.array([stop]))[1]
+
+    def documents_within(self, first: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+        """Return `document_starts` of n stretches, end to end, and before them the stretch that each lies in."""
+        return starts_within(self._open().first_bytes, first, last, self._itemsize)
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
         """Return what reading tokens `start` to `stop` and their document starts needs, in order."""

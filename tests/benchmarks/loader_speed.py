@@ -1,19 +1,30 @@
 """Time the loader against nanoGPT's random crops, and against other loaders where they are installed.
 
     python tests/benchmarks/loader_speed.py [--tokens 20000000] [--sequence-length 1024] [--batch 64] [--rounds 7]
+    python tests/benchmarks/loader_speed.py --s3 [...]
 
 All make batches of one shape from the same random tokens on the local disk. In each round each loader takes its turn,
 right after nanoGPT's `get_batch`; what is printed is the median of its speed over that of `get_batch` beside it, by the
 clock and by the time of the processor, which a busy machine disturbs less. Peers shuffle and, like nanoGPT, give tokens
 alone; ours have documents, positions and numbers as well. Peers have no worker processes; a line says which are not
 installed.
+
+With `--s3` all read once what an S3 server of this machine holds (moto's, a process of its own), with nothing kept from
+before: in each round each loader in turn, ours first. Printed are the seconds to the first batch, from opening on, and
+the speed of all batches by the clock, this and the others' speed over ours beside it.
 """
 
 import argparse
 import importlib.util
+import os
+import socket
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -28,7 +39,8 @@ from plumbline.data.config import DataConfig
 from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
 
-BATCHES = 100  # of one turn
+BATCHES = 400  # of one turn
+SHARD = 2**23  # bytes of a file of a peer that streams, as of our blocks
 Batches = Iterator[Any]
 Seconds = npt.NDArray[np.float64]
 """By the clock, and of the processor."""
@@ -41,8 +53,11 @@ class Case:
         self.folder, self.length, self.rows = folder, length, rows
         draw = np.random.default_rng(0)
         self.tokens = draw.integers(0, 50_000, tokens).astype(np.uint16)
-        self.corpora = [folder / name for name in ("a", "b", "c")]
-        for path, share in zip(self.corpora, np.split(self.tokens, [tokens // 2, tokens * 3 // 4]), strict=True):
+        self.corpora, self.weights = [folder / name for name in ("a", "b", "c")], (2.0, 1.0, 1.0)
+        (folder / "shards").mkdir()
+        shares = dict(zip(self.corpora, np.split(self.tokens, [tokens // 2, tokens * 3 // 4]), strict=True))
+        shares |= {folder / "shards" / f"{at:02}": share for at, share in enumerate(np.array_split(self.tokens, 16))}
+        for path, share in shares.items():
             lengths = np.clip(draw.lognormal(6, 1.2, len(share) // 400).astype(int), 1, None)  # of documents
             ends = np.cumsum(lengths)
             lengths = np.append(lengths[ends < len(share)], len(share) - ends[ends < len(share)][-1])
@@ -55,14 +70,32 @@ class Case:
         width = self.length + 1
         return self.tokens[: len(self.tokens) // width * width].reshape(-1, width)
 
-    def ours(self, packing: str = "concat", sources: int = 1, start: int = 0) -> Batches:
+    def ours(
+        self,
+        packing: str = "concat",
+        sources: int = 1,
+        start: int = 0,
+        url: str | None = None,
+        cache: str | None = None,
+    ) -> Batches:
         """Read as training does, in a background thread."""
+        paths = [f"{url}/{path.name}" if url else str(path) for path in self.corpora[:sources]]
+        return self._ours(dict(zip(paths, self.weights, strict=False)), packing, start, cache)
+
+    def ours_in_shards(self) -> Batches:
+        """Read a folder of pairs as one corpus."""
+        return self._ours({str(self.folder / "shards"): 1.0})
+
+    def _ours(
+        self, weights: Mapping[str, float], packing: str = "concat", start: int = 0, cache: str | None = None
+    ) -> Batches:
         config = {
-            "train": [{"path": str(path), "weight": 1.0 + at} for at, path in enumerate(self.corpora[:sources])],
+            "train": [{"path": path, "weight": weight} for path, weight in weights.items()],
             "sequence_length": self.length,
             "global_batch_size": self.rows,
             "micro_batch_size": self.rows,
             "packing": packing,
+            "cache": {"path": cache},
         }
         return TrainBatches(DataConfig.model_validate(config), seed=0).iterate(start, start + 10**9)
 
@@ -75,15 +108,24 @@ class Case:
             y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + self.length].astype(np.int64)) for i in starts])
             yield x, y
 
-    def datasets(self) -> Batches:
-        """Read a shuffled Arrow table from its file."""
+    def datasets(self, url: str | None = None, cache: str | None = None) -> Batches:
+        """Read a shuffled Arrow table from its file; from a URL, stream Parquet with a buffer that shuffles."""
         datasets = import_module("datasets")
         datasets.disable_progress_bars()
-        path = self.folder / "arrow"
+        path = self.folder / "datasets"
         if not path.exists():
             kind = datasets.List(datasets.Value("uint16"), length=self.length + 1)
             rows = datasets.Dataset.from_dict({"tokens": list(self.windows)}, datasets.Features({"tokens": kind}))
             rows.save_to_disk(str(path))
+            count = -(-self.tokens.nbytes // SHARD)
+            for number in range(count):
+                rows.shard(count, number).to_parquet(str(path / f"{number:05}.parquet"))
+        if url:
+            names = f"{url}/datasets/*.parquet"
+            files = datasets.load_dataset("parquet", data_files=names, streaming=True, split="train", cache_dir=cache)
+            for batch in files.shuffle(seed=0, buffer_size=1000).with_format("numpy").iter(self.rows):
+                yield torch.from_numpy(batch["tokens"].astype(np.int64))
+            return
         while True:
             for batch in datasets.load_from_disk(str(path)).shuffle(seed=0).with_format("numpy").iter(self.rows):
                 yield torch.from_numpy(batch["tokens"].astype(np.int64))
@@ -96,31 +138,38 @@ class Case:
         for batch in iter(grain.MapDataset.source(rows).shuffle(seed=0).repeat().batch(self.rows).to_iter_dataset()):
             yield torch.from_numpy(batch.astype(np.int64))
 
-    def litdata(self) -> Batches:
-        """Stream shuffled blocks of tokens from local chunks."""
+    def litdata(self, url: str | None = None, cache: str | None = None) -> Batches:
+        """Stream shuffled blocks of tokens from chunks."""
         litdata, path = import_module("litdata"), self.folder / "litdata"
         loader = import_module("litdata.streaming.item_loader").TokensLoader(block_size=self.length + 1)
         if not path.exists():
             make = import_module("litdata.streaming.writer").BinaryWriter
-            writer = make(str(path), chunk_size=2**23, item_loader=loader)
+            writer = make(str(path), chunk_bytes=SHARD, item_loader=loader)
             for number, row in enumerate(np.array_split(self.tokens, 1000)):
-                writer.add_item(number, torch.from_numpy(row.astype(np.int32)))
+                writer.add_item(number, torch.from_numpy(row))
             writer.done()
             writer.merge()
-        data = litdata.StreamingDataset(str(path), item_loader=loader, shuffle=True)
+        where = f"{url}/litdata" if url else str(path)
+        if url:  # which is no https
+            import_module("litdata.streaming.downloader")._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+        data = litdata.StreamingDataset(where, cache_dir=cache, item_loader=loader, shuffle=True)
         while True:
             for batch in litdata.StreamingDataLoader(data, batch_size=self.rows, num_workers=0):
                 yield batch.long()
 
-    def streaming(self) -> Batches:
-        """Read shuffled samples from local MDS shards."""
+    def streaming(self, url: str | None = None, cache: str | None = None) -> Batches:
+        """Read shuffled samples from MDS shards."""
         streaming = import_module("streaming")
-        path = self.folder / "mds"
+        path = self.folder / "streaming"
         if not path.exists():
-            with streaming.MDSWriter(out=str(path), columns={"tokens": f"ndarray:uint16:{self.length + 1}"}) as writer:
+            kind = {"tokens": f"ndarray:uint16:{self.length + 1}"}
+            with streaming.MDSWriter(out=str(path), columns=kind, size_limit=SHARD) as writer:
                 for row in self.windows:
                     writer.write({"tokens": row})
-        data = streaming.StreamingDataset(local=str(path), shuffle=True, batch_size=self.rows)
+        where = f"{url}/streaming" if url else None
+        data = streaming.StreamingDataset(
+            remote=where, local=cache if url else str(path), shuffle=True, batch_size=self.rows
+        )
         while True:
             for batch in torch.utils.data.DataLoader(data, batch_size=self.rows):
                 yield batch["tokens"].long()
@@ -135,29 +184,38 @@ def seconds(batches: Batches, count: int) -> Seconds:
 
 
 def main() -> None:
-    """Print each loader's speed over nanoGPT's, and what starting, resuming and memory cost ours."""
+    """Print each loader's speed over nanoGPT's, and what starting, resuming and memory cost ours; or those from S3."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=20_000_000)
     parser.add_argument("--sequence-length", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=64, help="rows of a batch")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--s3", action="store_true", help="read from an S3 server of this machine")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         case = Case(Path(folder), arguments.tokens, arguments.sequence_length, arguments.batch)
-        loaders: dict[str, Callable[[], Batches]] = {
+        loaders: dict[str, Callable[..., Batches]] = {
             "concat, one corpus": case.ours,
-            "concat, three corpora": lambda: case.ours(sources=3),
-            "best_fit, one corpus": lambda: case.ours("best_fit"),
-            "best_fit, three corpora": lambda: case.ours("best_fit", sources=3),
+            "concat, sixteen shards": case.ours_in_shards,
+            "concat, three corpora": partial(case.ours, sources=3),
+            "best_fit, one corpus": partial(case.ours, packing="best_fit"),
+            "best_fit, three corpora": partial(case.ours, packing="best_fit", sources=3),
         }
-        for peer in ("datasets", "grain", "litdata", "streaming"):
+        if arguments.s3:
+            loaders = {name: loader for name, loader in loaders.items() if "three" in name}
+        for peer in (
+            ("datasets", "litdata", "streaming") if arguments.s3 else ("datasets", "grain", "litdata", "streaming")
+        ):
             if importlib.util.find_spec(peer) is None:
                 print(f"{peer}: not installed")
             else:
                 loaders[peer] = getattr(case, peer)
         next(loaders["best_fit, three corpora"]())  # pack first: it is done once for a corpus
-        compare(case, loaders, arguments.rounds)
-        starts(case)
+        if arguments.s3:
+            from_s3(case, loaders, arguments.rounds)
+        else:
+            compare(case, loaders, arguments.rounds)
+            starts(case)
 
 
 def compare(case: Case, loaders: dict[str, Callable[[], Batches]], rounds: int) -> None:
@@ -187,6 +245,65 @@ def compare(case: Case, loaders: dict[str, Callable[[], Batches]], rounds: int) 
             line += f", {mid:.2f} x ({low:.2f} to {high:.2f})"
             line += f"; by processor time {mid_own:.2f} x ({low_own:.2f} to {high_own:.2f})"
         print(line)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve what is in a folder by moto, in a process of its own; gives the URL of the bucket."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    for name in ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL"):
+        os.environ[name] = address
+    os.environ.update(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret", AWS_DEFAULT_REGION="us-east-1")
+    words = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    server = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while socket.socket().connect_ex(("127.0.0.1", port)):
+            time.sleep(0.1)
+        store = import_module("s3fs").S3FileSystem()
+        store.mkdir("bucket")
+        store.put(f"{folder}/", "bucket/", recursive=True)
+        yield "s3://bucket"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def from_s3(case: Case, loaders: dict[str, Callable[..., Batches]], rounds: int) -> None:
+    """Let all loaders read everything once from S3, in turn, each time as if for the first time."""
+    for name in list(loaders):
+        try:
+            next(loaders[name]())  # writes the files of a peer
+        except Exception as error:
+            print(f"{name}: {type(error).__name__}: {error}")
+            del loaders[name]
+    count = len(case.windows) // case.rows
+    firsts: dict[str, list[float]] = {name: [] for name in loaders}
+    whole: dict[str, list[float]] = {name: [] for name in loaders}
+    with served(case.folder) as url:
+        for turn in range(-1, rounds):
+            for name, make in loaders.items():
+                with tempfile.TemporaryDirectory() as cache:
+                    begun = time.perf_counter()
+                    batches = make(url=url, cache=cache)
+                    next(batches)
+                    first = time.perf_counter() - begun
+                    seconds(batches, count - 1)
+                    if turn >= 0:  # before, all is imported and tried
+                        firsts[name].append(first)
+                        whole[name].append(time.perf_counter() - begun)
+                    batches.close()  # type: ignore[attr-defined]
+    size = count * case.rows * case.length
+    print(
+        f"{count} batches of {case.rows} x {case.length} tokens from S3; median of {rounds} rounds (lowest to highest)"
+    )
+    ours = next(iter(loaders))
+    for name in loaders:
+        low, middle, high = np.quantile(np.array(whole[ours]) / whole[name], [0, 0.5, 1])
+        speed = f"{size / median(whole[name]) / 1e6:6.1f} million tokens/s, {middle:.2f} x ({low:.2f} to {high:.2f})"
+        print(f"{name:24} first batch after {median(firsts[name]):.2f} s, {speed} {ours}")
 
 
 def starts(case: Case) -> None:

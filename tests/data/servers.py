@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+SILENCE = 30
+"""Seconds that a server says nothing."""
+
 Behaviour = Callable[[str, int], str]
 """(path, how often it was asked for before) -> how to answer: see `_Handler._send`."""
 
@@ -86,7 +89,8 @@ class _Handler(BaseHTTPRequestHandler):
         if behaviour.isdecimal():  # a status that says why there is no answer
             self._head(int(behaviour), 0)
         elif behaviour == "silent":
-            self.server_state.closing.wait()
+            if not self.server_state.closing.wait(SILENCE):  # to whoever has no time-out, an end that is no success
+                self._head(404, 0)
         elif behaviour in ("breaks-off", "stalls"):
             self._head(status, len(data))
             self.wfile.write(data[: len(data) // 2])

@@ -20,10 +20,11 @@ import pyarrow.parquet
 import pytest
 
 from plumbline.data import prepare as prepare_module
-from plumbline.data.corpus import open_corpus, read_manifest, verify_checksums
+from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.manifest import Manifest
 from plumbline.data.preparation import filling
 from plumbline.data.preparation.survey import survey_unit as original_survey
+from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from tests.data.test_prepare import command, files, leftovers, wait_for_the_end_of
@@ -94,7 +95,7 @@ def test_shards_hold_the_tokens_of_one_pair(every_kind: Path, tmp_path: Path) ->
     }
     assert shards.unigram_entropy == whole.unigram_entropy
     assert shards.sources == whole.sources
-    verify_checksums(open_corpus(tmp_path / "shards"))
+    assert verify(tmp_path / "shards")[1] == []
     for name, split in open_corpus(tmp_path / "whole").splits.items():
         again = open_corpus(tmp_path / "shards").splits[name]
         assert again.indexed.read(0, again.num_tokens).tolist() == split.indexed.read(0, split.num_tokens).tolist()
@@ -224,7 +225,7 @@ def test_no_process_outlives_the_command(tmp_path: Path, number: signal.Signals)
     again = subprocess.run(command(*arguments, "--output", output), capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
     assert leftovers(output.parent) == []
-    verify_checksums(open_corpus(output))
+    assert verify(output)[1] == []
 
 
 def test_a_source_that_changes_meanwhile_is_noticed(ten_files: Path, tmp_path: Path) -> None:
@@ -237,7 +238,9 @@ def test_a_source_that_changes_meanwhile_is_noticed(ten_files: Path, tmp_path: P
 
 
 @pytest.mark.usefixtures("small_pieces")
-def test_bad_records_are_named_and_counted(ten_files: Path, tmp_path: Path) -> None:
+def test_bad_records_are_named_and_counted(ten_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines are those of the file, of which each unit is a part."""
+    monkeypatch.setattr("plumbline.data.sources.UNIT_BYTES", 2000)
     lines = (ten_files / "3.jsonl").read_text().splitlines()
     lines[40] = '{"text": 7}'
     lines[55] = '{"text": '

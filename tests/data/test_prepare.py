@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 
-from plumbline.data.corpus import open_corpus, verify_checksums
+from plumbline.data.corpus import open_corpus
 from plumbline.data.preparation.manifest import CORPUS
 from plumbline.data.preparation.sizes import parse_size
+from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.workspace import FolderKind, new_folder, resumed_folder
@@ -73,7 +74,7 @@ def test_the_command_from_end_to_end(text_folder: Path, tmp_path: Path) -> None:
     assert summary["vocab_size"] == 400
     assert "60 documents" in first.stderr
     corpus = open_corpus(tmp_path / "c" / "corpus")
-    verify_checksums(corpus)
+    assert verify(tmp_path / "c" / "corpus")[1] == []
     assert sum(split.num_documents for split in corpus.splits.values()) == 60
     assert sum(split.source_bytes or 0 for split in corpus.splits.values()) == sum(
         map(len, files(text_folder).values())
@@ -208,7 +209,7 @@ def test_a_damaged_corpus_is_not_called_prepared(text_folder: Path, tmp_path: Pa
     with pytest.raises(ValueError, match=r"train\.bin: has 100 bytes"):
         make(text_folder, tmp_path / "c")
     make(text_folder, tmp_path / "c", overwrite=True)
-    verify_checksums(open_corpus(tmp_path / "c"))
+    assert verify(tmp_path / "c")[1] == []
 
 
 def test_a_changed_source_is_another_corpus(text_folder: Path, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from plumbline.data.config import DataConfig
-from plumbline.data.corpus import Corpus, open_corpus, verify_checksums
+from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.loader import TrainBatches
+from plumbline.data.preparation.verifying import verify
 from plumbline.data.remote.cache import CacheConfig
 from tests.data.conftest import MakePair
 from tests.data.made import shard, simulate, write_pairs
@@ -81,7 +82,7 @@ def test_a_list_with_nothing_or_twice_the_same_is_refused(tmp_path: Path, byte_c
 def test_a_manifest_names_shards(byte_corpus: Path, tmp_path: Path) -> None:
     whole, sharded = open_corpus(byte_corpus), open_corpus(shard(byte_corpus, tmp_path / "s", [5, 5, 31]))
     same_stream(whole, sharded)
-    verify_checksums(sharded)
+    assert verify(tmp_path / "s")[1] == []
     assert sharded.fingerprint != whole.fingerprint
     assert open_corpus(shard(byte_corpus, tmp_path / "t", [6, 31])).fingerprint != sharded.fingerprint
     config = {"train": [{"path": str(tmp_path / "s")}], "sequence_length": 16, "global_batch_size": 4}
@@ -100,7 +101,7 @@ def test_documents_of_several_sequences_are_counted_once(
     for address in (str(folder), f"file://{folder}"):
         found = open_corpus(address, cache)
         same_stream(whole, found)
-        verify_checksums(found)
+        assert verify(address)[1] == []
     manifest = json.loads((folder / "corpus.json").read_text())
     for wrong in (-1, 1):
         there = {**manifest["splits"]["train"], "documents": whole.splits["train"].num_documents + wrong}
@@ -115,8 +116,8 @@ def test_damage_to_a_shard_is_named(byte_corpus: Path, tmp_path: Path) -> None:
     data = bytearray((folder / "train-00001.bin").read_bytes())
     data[-1] ^= 1
     (folder / "train-00001.bin").write_bytes(data)
-    with pytest.raises(ValueError, match=r"train-00001\.bin: checksum .* damaged"):
-        verify_checksums(open_corpus(folder))
+    (damage,) = verify(folder)[1]
+    assert damage.startswith("train-00001.bin: checksum ")
     (folder / "train-00001.bin").write_bytes(data[:-2])
     with pytest.raises(ValueError, match=r"train-00001\.bin: has \d+ bytes, corpus\.json expects"):
         open_corpus(folder)
