@@ -53,8 +53,8 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations: less memory, about a third more
     computation."""
-    compile: bool = False
-    """Compile every block with torch.compile: the first step takes long, later ones are quicker."""
+    compile: bool | None = None
+    """Compile every block with torch.compile: the first step takes long, later ones are quicker. None: on GPUs."""
     hang_minutes: PositiveFloat | None = Field(default=20.0, json_schema_extra={"shapes": "nothing"})
     """Minutes without a step, a batch of an evaluation or the next part of a start, after which the run ends with exit
     code 86 and the stacks of all ranks in its folder. None: never."""
@@ -79,8 +79,9 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: do all in fp32."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory and update there (stages 1 to 3)."""
-    bucket_size: PositiveInt = 500_000_000
-    """Elements of one reduction or gather bucket; more make fewer, larger messages and take more memory."""
+    bucket_size: PositiveInt | None = None
+    """Elements of one reduction or gather bucket; more make fewer, larger messages and take more memory. None: those of
+    the largest block, but 2^24 at least."""
     timeout_minutes: PositiveFloat = 30.0
     """Minutes that a collective waits for a slow rank before the job fails."""
 

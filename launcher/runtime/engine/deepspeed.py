@@ -4,6 +4,9 @@ DeepSpeed accepts unknown keys in silence and its defaults move between releases
 here with every key that matters, what took effect is read back after `initialize`, and a mismatch refuses to train.
 """
 
+import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
@@ -14,7 +17,7 @@ from torch import Tensor
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
-from plumbline.launcher.runtime.engine.build import build_for_training, move_buffers
+from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training, move_buffers
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm, clip_gradients
@@ -28,19 +31,35 @@ from plumbline.launcher.runtime.optim.optimizer import (
 from plumbline.launcher.runtime.system.startup import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.table import parameter_shapes
+
+LEAST_BUCKET = 2**24
+"""Elements under which messages are too small for the network, 64 MiB in fp32."""
+
+
+def largest_block(config: Config) -> int:
+    """Return the elements of the largest block of the stack."""
+    elements = Counter[str]()
+    for name, shape in parameter_shapes(config.model).items():
+        if found := re.match(r"model\.layers\.\d+\.", name):
+            elements[found[0]] += math.prod(shape)
+    return max(elements.values())
 
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run, with every key that matters."""
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
+    block = largest_block(config)
+    bucket = settings.bucket_size or max(block, LEAST_BUCKET)
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
-        "overlap_comm": False,
+        "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass, beside nothing
         "contiguous_gradients": True,
         "reduce_scatter": True,
-        "reduce_bucket_size": settings.bucket_size,
-        "allgather_bucket_size": settings.bucket_size,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": max(block, LEAST_BUCKET),  # a block is gathered while the one before computes
     }
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
@@ -87,6 +106,7 @@ class DeepSpeedEngine(Engine):
 
     def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
         import deepspeed  # after the accelerator is chosen in startup.start
+        from deepspeed.utils import set_z3_leaf_module
 
         self.stage = config.deepspeed.zero_stage
         plan = plan_run(config)
@@ -97,6 +117,8 @@ class DeepSpeedEngine(Engine):
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
             model = build_for_training(config, plan.rows, world.device, weights, construction, gather)
             move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
+            for block in blocks_of(model):  # is gathered as one: its hooks stand around it, and cut no compiled graph
+                set_z3_leaf_module(block, True)
         else:
             model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
         optimizer = make_optimizer(model, self.settings, sharded=self.stage > 0)

@@ -23,6 +23,7 @@ from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, StepResult
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
@@ -185,7 +186,7 @@ class Trainer:
         if self.state.step == total and self.saved_step is None:  # what is complete has a checkpoint in the run folder
             self._save()
         meter = SpeedMeter(config, self.world, self.state.step)
-        making: Bucket = "compile" if config.train.compile else "steps"
+        making: Bucket = "compile" if compiles(config, self.world.device) else "steps"
         with closing(self.inputs.train.iterate(self.state.step, total)) as batches:
             while True:
                 if self._evaluation_due():
