@@ -14,7 +14,8 @@ from torch._dynamo.utils import counters
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine import deepspeed
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspeed_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ STAGES = (0, 1, 2, 3)
 MODELS = {
     "qwen3": ["model.family=qwen3"],
     "gpt2": ["model.family=gpt2", "model.num_key_value_heads=2"],
-    "outlier_protected": ["model.block=outlier_protected"],
+    "outlier_protected": ["model.family=outlier_protected"],
     "value_residual": ["model.value_residual=true"],
     "documents": ["model.document_mask=true"],
     "recomputed": ["train.activation_checkpointing=true"],
@@ -35,6 +36,8 @@ MODELS = {
     "sequential_mtp": ["objective.name=sequential_mtp", "objective.horizon=2"],
     "registers": ["objective.name=registers"],
 }
+CUT_BY_HOOKS = ("value_residual", "latent_lookahead", "registers")
+"""Models whose blocks ZeRO-3 cannot take as one, so that its hooks stand within them."""
 
 
 @pytest.fixture
@@ -46,8 +49,14 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         made["graphs"] += 1
         return aot_eager(graph, inputs)
 
+    def with_nothing_kept(config: Config, world: World) -> dict[str, Any]:
+        asked = deepspeed_config(config, world)  # or tensors under 100,000 elements would stay gathered: all of these
+        asked["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        return asked
+
     torch._dynamo.reset()
     counters.clear()
+    monkeypatch.setattr(deepspeed, "deepspeed_config", with_nothing_kept)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
     yield made
     torch._dynamo.reset()
@@ -70,8 +79,8 @@ def test_each_block_is_one_graph_and_computes_the_same(
         engine = DeepSpeedEngine(config, world)
         results = [engine.train_step(micro_batches(config), step, 1e-3) for step in range(2)]
         found.append([(result.loss.item(), result.grad_norm) for result in results])
-    assert counters["graph_break"] == {}
     assert graphs["graphs"] > 0
+    assert (counters["graph_break"] != {}) == (stage == 3 and model in CUT_BY_HOOKS)
     for plain, other in zip(*found, strict=True):
         assert other == pytest.approx(plain, rel=1e-4)
 

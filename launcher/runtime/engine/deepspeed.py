@@ -17,7 +17,7 @@ from torch import Tensor
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
-from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training, move_buffers
+from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training, compiles, move_buffers
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm, clip_gradients
@@ -44,6 +44,16 @@ def largest_block(config: Config) -> int:
         if found := re.match(r"model\.layers\.\d+\.", name):
             elements[found[0]] += math.prod(shape)
     return max(elements.values())
+
+
+def runs_blocks_whole(config: Config, device: torch.device) -> bool:
+    """Return whether ZeRO-3 may gather a block and reduce its gradients as one: it runs once a step, all of it at once.
+
+    DeepSpeed reduces such a block when the gradient of its input is there. After a second run it would reduce again,
+    and a gradient that comes another way, as to the first block's values (model.value_residual), would come too late.
+    """
+    once = not config.objective.reuses_blocks and not config.model.value_residual
+    return once and compiles(config, device)
 
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
@@ -117,8 +127,8 @@ class DeepSpeedEngine(Engine):
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
             model = build_for_training(config, plan.rows, world.device, weights, construction, gather)
             move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
-            for block in blocks_of(model):  # is gathered as one: its hooks stand around it, and cut no compiled graph
-                set_z3_leaf_module(block, True)
+            for block in blocks_of(model) if runs_blocks_whole(config, world.device) else []:
+                set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
         else:
             model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
         optimizer = make_optimizer(model, self.settings, sharded=self.stage > 0)
