@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 from pydantic import Field, NonNegativeFloat
@@ -17,6 +18,7 @@ from plumbline.model.objectives.objective import Batch, Losses, Objective, Objec
 class FurtherTokensConfig(ObjectiveSettings):
     """Predict, beside the next token, `horizon` - 1 further ones, each by a block of its own."""
 
+    reuses_blocks: ClassVar[bool] = False
     horizon: int = Field(ge=2)
     """How many tokens are predicted, the next one included."""
     weight: NonNegativeFloat

@@ -32,6 +32,7 @@ class NextTokenConfig(ObjectiveSettings):
 
     is_plain: ClassVar[bool] = True
     needs_slots: ClassVar[bool] = False
+    reuses_blocks: ClassVar[bool] = False
 
     def make(self, _model: ModelConfig, _multipliers: Multipliers, _seed: int) -> "NextToken":
         """Return the objective."""

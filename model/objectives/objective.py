@@ -66,6 +66,8 @@ class ObjectiveSettings(
     """Whether it trains what every model does anyway, so that reports need not mention it."""
     needs_slots: ClassVar[bool] = True
     """Whether it runs blocks on more than the text, which attention has to serve (`Attention.serves_slots`)."""
+    reuses_blocks: ClassVar[bool] = True
+    """Whether a step runs a block more than once, which ZeRO-3 then cannot gather and reduce as one."""
     name: str
     """Which objective."""
 

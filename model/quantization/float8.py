@@ -14,8 +14,13 @@ from plumbline.model.quantization.precision import PrecisionConfig
 
 CAPABILITY = (8, 9)  # Ada, Hopper and later have float8 units
 
+_UNCOMPILED = (
+    "precision.float8 = {} with train.compile = false: scaling and rounding, each a pass of its own, take longer than "
+    "float8 saves; leave train.compile out"
+)
 
-def refusal(precision: PrecisionConfig, device: torch.device) -> str | None:
+
+def refusal(precision: PrecisionConfig, device: torch.device, compiled: bool) -> str | None:
     """Return why nothing is computed in float8 here, or None: it is, or need not be."""
     if precision.float8 is None:
         return None
@@ -27,7 +32,7 @@ def refusal(precision: PrecisionConfig, device: torch.device) -> str | None:
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) >= CAPABILITY:
-            return None
+            return None if compiled else _UNCOMPILED.format(precision.float8)
         actual = f"{torch.cuda.get_device_name(device)} with {major}.{minor}"
     return (
         f"precision.float8 = {precision.float8} needs a GPU of capability {CAPABILITY[0]}.{CAPABILITY[1]} or more, and "

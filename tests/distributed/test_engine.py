@@ -112,6 +112,17 @@ def test_evaluation_drops_nothing_and_changes_nothing(engine: DeepSpeedEngine, c
     assert all(torch.equal(weight, before[name]) for name, weight in whole_weights(engine).items())
 
 
+def test_buckets_hold_a_block_and_a_message_worth_sending(tiny_config: Path, world: World) -> None:
+    """A block of Qwen3 of width D, MLP F: 4 D^2 + 3 D F, two norms of D, two of a head."""
+    small = deepspeed_config(load_config(tiny_config, []), world)["zero_optimization"]
+    wide = ["model.hidden_size=2048", "model.num_attention_heads=32", "model.num_key_value_heads=32"]
+    large = deepspeed_config(load_config(tiny_config, [*wide, "model.intermediate_size=5632"]), world)
+    assert small["reduce_bucket_size"] == small["stage3_prefetch_bucket_size"] == 2**24
+    block = 4 * 2048**2 + 3 * 2048 * 5632 + 2 * 2048 + 2 * 64
+    assert large["zero_optimization"]["reduce_bucket_size"] == block
+    assert large["zero_optimization"]["stage3_prefetch_bucket_size"] == block
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_deepspeed_is_told_everything(tiny_config: Path, world: World, stage: int, precision: str) -> None:
@@ -121,6 +132,7 @@ def test_deepspeed_is_told_everything(tiny_config: Path, world: World, stage: in
     assert asked["gradient_accumulation_steps"] == 4
     assert asked["zero_optimization"]["stage"] == stage
     assert asked["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert asked["zero_optimization"]["overlap_comm"] == (stage > 1)
     assert asked["gradient_clipping"] == (0.5 if stage else 0.0), "at stage 0 the engine clips itself"
     assert asked["bf16"]["enabled"] == (precision == "bf16" and stage > 0)
     assert asked["torch_autocast"]["enabled"] == (precision == "bf16" and stage == 0)

@@ -226,7 +226,10 @@ def test_float8_without_its_units_or_its_library_is_one_clear_error(
     with pytest.raises(ConfigError, match=r"8\.9 or more, and this is A100 with 8\.0"):
         DeepSpeedEngine(config, gpu)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 9))
-    assert float8.refusal(config.precision, gpu.device) is None
+    assert float8.refusal(config.precision, gpu.device, compiled=True) is None
+    uncompiled = load_config(tiny_config, ["precision.float8=rowwise", "train.compile=false"])
+    with pytest.raises(ConfigError, match=r"precision.float8 = rowwise with train.compile = false: .*leave train.comp"):
+        DeepSpeedEngine(uncompiled, gpu)
     monkeypatch.setattr("plumbline.model.quantization.float8.find_spec", lambda _name: None)
     with pytest.raises(ConfigError, match=r"needs torchao, which is missing: pip install -e '.\[float8\]'"):
         DeepSpeedEngine(config, gpu)

@@ -62,8 +62,8 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     activation_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping its activations: less memory, about a third more
     computation."""
-    compile: bool = False
-    """Compile every block with torch.compile: the first step takes long, later ones are quicker."""
+    compile: bool | None = None
+    """Compile every block with torch.compile: the first step takes long, later ones are quicker. None: on GPUs."""
     profile: ProfileConfig | None = Field(default=None, json_schema_extra={"shapes": "nothing"})
     """Trace some steps on rank 0, into profile/ of the run folder: a trace and a table (docs/performance.md). None:
     none."""
@@ -91,9 +91,9 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: do all in fp32."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory and update there (stages 1 to 3)."""
-    bucket_size: PositiveInt = 500_000_000
+    bucket_size: PositiveInt | None = None
     """Elements of one reduction or gather bucket, but no more than the model has; more make fewer, larger messages and
-    take more memory."""
+    take more memory. None: those of the largest block, but 2^24 at least."""
     timeout_minutes: PositiveFloat = 30.0
     """Minutes that a collective waits for a slow rank before the job fails."""
 

@@ -87,7 +87,7 @@ def build_for_training(
         ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed; or it
             cannot compute what run.deterministic asks for.
     """
-    reason = float8.refusal(config.precision, device) or _determinism_refusal(config, device)
+    reason = float8.refusal(config.precision, device, compiles(config, device)) or _determinism_refusal(config, device)
     if reason is not None:
         raise ConfigError(reason)
     model = build_model(config, construction)
@@ -99,8 +99,26 @@ def build_for_training(
                 parameters[name].copy_(weight)
     float8.compute_in_float8(model.model.layers, config.precision)
     model.model.activation_checkpointing = config.train.activation_checkpointing
-    if config.train.compile:
-        permit_graphs()
-        for block in (module for module in model.modules() if isinstance(module, Block)):
-            block.compile()
+    if compiles(config, device):
+        compile_blocks(model)
     return model
+
+
+def compiles(config: Config, device: torch.device) -> bool:
+    """Return whether the blocks of a run are compiled on a device."""
+    return device.type == "cuda" if config.train.compile is None else config.train.compile
+
+
+def blocks_of(model: nn.Module) -> list[Block]:
+    """Return all blocks of a model, those of its objective among them."""
+    return [module for module in model.modules() if isinstance(module, Block)]
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile every block, each shape by itself: what an evaluation's batch is like decides nothing about training's.
+
+    What is compiled is `forward`, so that the hooks of ZeRO-3 stand around the graph and do not cut it.
+    """
+    permit_graphs()
+    for block in blocks_of(model):
+        setattr(block, "forward", torch.compile(block.forward, dynamic=False))  # noqa: B010 - a method, to mypy

@@ -5,6 +5,8 @@ here with every key that matters, what took effect is read back after `initializ
 """
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -17,7 +19,7 @@ from torch.profiler import record_function
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
-from plumbline.launcher.runtime.engine.build import build_for_training, move_buffers
+from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training, compiles, move_buffers
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
 from plumbline.launcher.runtime.engine.on_device import deciding_on_device, not_finite
 from plumbline.launcher.runtime.engine.pieces import Piece
@@ -32,21 +34,46 @@ from plumbline.launcher.runtime.optim.optimizer import (
 from plumbline.launcher.runtime.system.startup import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.table import parameter_shapes
+
+LEAST_BUCKET = 2**24
+"""Elements under which messages are too small for the network, 64 MiB in fp32."""
+
+
+def largest_block(config: Config) -> int:
+    """Return the elements of the largest block of the stack."""
+    elements = Counter[str]()
+    for name, shape in parameter_shapes(config.model).items():
+        if found := re.match(r"model\.layers\.\d+\.", name):
+            elements[found[0]] += math.prod(shape)
+    return max(elements.values())
+
+
+def runs_blocks_whole(config: Config, device: torch.device) -> bool:
+    """Return whether ZeRO-3 may gather a block and reduce its gradients as one: it runs once a step, all of it at once.
+
+    DeepSpeed reduces such a block when the gradient of its input is there. After a second run it would reduce again,
+    and a gradient that comes another way, as to the first block's values (model.value_residual), would come too late.
+    """
+    once = not config.objective.reuses_blocks and not config.model.value_residual
+    return once and compiles(config, device)
 
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run, with every key that matters."""
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
+    block = max(largest_block(config), LEAST_BUCKET)
     trained = sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable)
-    bucket = min(settings.bucket_size, trained)  # DeepSpeed allocates it in every step, whatever it holds
+    bucket = min(settings.bucket_size or block, trained)  # DeepSpeed allocates it in every step, whatever it holds
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
-        "overlap_comm": False,
+        "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass, beside nothing
         "contiguous_gradients": True,
         "reduce_scatter": True,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
+        "stage3_prefetch_bucket_size": block,  # a block is gathered while the one before computes
     }
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
@@ -100,6 +127,7 @@ class DeepSpeedEngine(Engine):
     def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
         import deepspeed  # after the accelerator is chosen in startup.start
         from deepspeed.runtime import torch_autocast
+        from deepspeed.utils import set_z3_leaf_module
 
         torch_autocast.TORCH_AUTOCAST_INITIALIZED = False  # or an engine before decides how this one sums gradients
         self.stage = config.deepspeed.zero_stage
@@ -111,6 +139,8 @@ class DeepSpeedEngine(Engine):
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
             model = build_for_training(config, plan.rows, world.device, weights, construction, gather)
             move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
+            for block in blocks_of(model) if runs_blocks_whole(config, world.device) else []:
+                set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
         else:
             model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
         self._on_device = decides_on_device(config)

@@ -25,6 +25,7 @@ from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Batch, Engine
 from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderWay
@@ -196,7 +197,7 @@ class Trainer:
         meter = self._meter
         meter.restart(self.state.step)
         profiler = StepProfiler(config, self.world)
-        making: Bucket = "compile" if config.train.compile else "steps"
+        making: Bucket = "compile" if compiles(config, self.world.device) else "steps"
         with garbage.left_alone(), profiler, closing(self.inputs.train.iterate(self.state.step, total)) as batches:
             while True:
                 if self._evaluation_due():

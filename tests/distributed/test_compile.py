@@ -1,0 +1,104 @@
+"""Compiled blocks: one graph each, at every ZeRO stage, whatever came first, and the numbers of uncompiled ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch._dynamo.backends.debugging import aot_eager
+from torch._dynamo.utils import counters
+
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine import deepspeed
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspeed_config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from plumbline.launcher.runtime.system.world import World
+
+STAGES = (0, 1, 2, 3)
+MODELS = {
+    "qwen3": ["model.family=qwen3"],
+    "gpt2": ["model.family=gpt2", "model.num_key_value_heads=2"],
+    "outlier_protected": ["model.family=outlier_protected"],
+    "value_residual": ["model.value_residual=true"],
+    "documents": ["model.document_mask=true"],
+    "recomputed": ["train.activation_checkpointing=true"],
+    "latent_lookahead": ["objective.name=latent_lookahead", "objective.horizon=2", "model.document_mask=true"],
+    "multi_token": ["objective.name=multi_token", "objective.horizon=2"],
+    "sequential_mtp": ["objective.name=sequential_mtp", "objective.horizon=2"],
+    "registers": ["objective.name=registers"],
+}
+CUT_BY_HOOKS = ("value_residual", "latent_lookahead", "registers")
+"""Models whose blocks ZeRO-3 cannot take as one, so that its hooks stand within them."""
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Count what is compiled, by dynamo and AOT autograd; a compiler of C++ would take minutes and change neither."""
+    made = Counter[str]()
+
+    def count(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        made["graphs"] += 1
+        return aot_eager(graph, inputs)
+
+    def with_nothing_kept(config: Config, world: World) -> dict[str, Any]:
+        asked = deepspeed_config(config, world)  # or tensors under 100,000 elements would stay gathered: all of these
+        asked["zero_optimization"]["stage3_param_persistence_threshold"] = 0
+        return asked
+
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr(deepspeed, "deepspeed_config", with_nothing_kept)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
+    yield made
+    torch._dynamo.reset()
+
+
+def micro_batches(config: Config) -> list[dict[str, Any]]:
+    return [dict(batch) for batch in TrainBatches(config.data, config.run.seed).micro_batches(0)]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("model", MODELS)
+def test_each_block_is_one_graph_and_computes_the_same(
+    tiny_config: Path, world: World, graphs: Counter[str], model: str, stage: int
+) -> None:
+    found = []
+    for compiled in ("false", "true"):
+        config = load_config(
+            tiny_config, [*MODELS[model], f"deepspeed.zero_stage={stage}", f"train.compile={compiled}"]
+        )
+        engine = DeepSpeedEngine(config, world)
+        results = [engine.train_step(micro_batches(config), step, 1e-3).result for step in range(2)]
+        found.append([(result.loss.item(), result.grad_norm) for result in results])
+    assert graphs["graphs"] > 0
+    assert (counters["graph_break"] != {}) == (stage == 3 and model in CUT_BY_HOOKS)
+    for plain, other in zip(*found, strict=True):
+        assert other == pytest.approx(plain, rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_evaluation_decides_nothing_about_the_graphs_of_training(
+    tiny_config: Path, world: World, graphs: Counter[str], stage: int
+) -> None:
+    config = load_config(tiny_config, ["train.compile=true", f"deepspeed.zero_stage={stage}"])
+    batches = micro_batches(config)
+    of_another_shape = {name: value[:1] for name, value in batches[0].items()}
+    made = []
+    for evaluates_first in (False, True):
+        torch._dynamo.reset()
+        engine = DeepSpeedEngine(config, world)
+        if evaluates_first:
+            engine.evaluate(of_another_shape)
+        before = graphs["graphs"]
+        engine.train_step(batches, 0, 1e-3)
+        made.append(graphs["graphs"] - before)
+    assert made[0] == made[1]
