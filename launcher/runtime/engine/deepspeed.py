@@ -39,14 +39,13 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
     trained = sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable)
-    bucket = min(settings.bucket_size, trained)  # DeepSpeed allocates it in every step, whatever it holds
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
         "overlap_comm": False,
         "contiguous_gradients": True,
         "reduce_scatter": True,
-        "reduce_bucket_size": bucket,
-        "allgather_bucket_size": bucket,
+        "reduce_bucket_size": min(settings.bucket_size, trained),  # DeepSpeed allocates all of it, in every step
+        "allgather_bucket_size": settings.bucket_size,
     }
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
@@ -184,7 +183,7 @@ class DeepSpeedEngine(Engine):
         with deciding:
             self._engine.step()
         found = self._engine.get_global_grad_norm() if limited is None else limited
-        norm = torch.as_tensor(found, dtype=torch.float32, device=self.world.device)
+        norm = torch.as_tensor(found, dtype=torch.float64, device=self.world.device)
         if not self._on_device:
             return norm, torch.full_like(norm, self._engine.was_step_applied())
         skipped = self._optimizer.found_inf
