@@ -117,7 +117,7 @@ def test_buckets_hold_a_block_and_a_message_worth_sending(tiny_config: Path, wor
     small = deepspeed_config(load_config(tiny_config, []), world)["zero_optimization"]
     wide = ["model.hidden_size=2048", "model.num_attention_heads=32", "model.num_key_value_heads=32"]
     large = deepspeed_config(load_config(tiny_config, [*wide, "model.intermediate_size=5632"]), world)
-    assert small["reduce_bucket_size"] == small["stage3_prefetch_bucket_size"] == 2**24
+    assert small["allgather_bucket_size"] == small["stage3_prefetch_bucket_size"] == 2**24
     block = 4 * 2048**2 + 3 * 2048 * 5632 + 2 * 2048 + 2 * 64
     assert large["zero_optimization"]["reduce_bucket_size"] == block
     assert large["zero_optimization"]["stage3_prefetch_bucket_size"] == block

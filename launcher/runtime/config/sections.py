@@ -91,7 +91,7 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: do all in fp32."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory and update there (stages 1 to 3)."""
-    bucket_size: PositiveInt | None = None
+    bucket_size: PositiveInt | None = Field(default=None, multiple_of=2)
     """Elements of one reduction or gather bucket, but no more than the model has; more make fewer, larger messages and
     take more memory. None: those of the largest block, but 2^24 at least."""
     timeout_minutes: PositiveFloat = 30.0

@@ -41,12 +41,13 @@ LEAST_BUCKET = 2**24
 
 
 def largest_block(config: Config) -> int:
-    """Return the elements of the largest block of the stack."""
+    """Return the elements of the largest block of the stack, or one more: DeepSpeed asks for an even number."""
     elements = Counter[str]()
     for name, shape in parameter_shapes(config.model).items():
         if found := re.match(r"model\.layers\.\d+\.", name):
             elements[found[0]] += math.prod(shape)
-    return max(elements.values())
+    largest = max(elements.values())
+    return largest + largest % 2
 
 
 def runs_blocks_whole(config: Config, device: torch.device) -> bool:
@@ -64,14 +65,14 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
     block = max(largest_block(config), LEAST_BUCKET)
+    bucket = settings.bucket_size or block
     trained = sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable)
-    bucket = min(settings.bucket_size or block, trained)  # DeepSpeed allocates it in every step, whatever it holds
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
         "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass, beside nothing
         "contiguous_gradients": True,
         "reduce_scatter": True,
-        "reduce_bucket_size": bucket,
+        "reduce_bucket_size": min(bucket, trained),  # DeepSpeed allocates all of it, in every step
         "allgather_bucket_size": bucket,
         "stage3_prefetch_bucket_size": block,  # a block is gathered while the one before computes
     }
@@ -214,7 +215,7 @@ class DeepSpeedEngine(Engine):
         with deciding:
             self._engine.step()
         found = self._engine.get_global_grad_norm() if limited is None else limited
-        norm = torch.as_tensor(found, dtype=torch.float32, device=self.world.device)
+        norm = torch.as_tensor(found, dtype=torch.float64, device=self.world.device)
         if not self._on_device:
             return norm, torch.full_like(norm, self._engine.was_step_applied())
         skipped = self._optimizer.found_inf

@@ -47,7 +47,7 @@ class StepUnderWay:
         self, cross_entropy: Tensor, reports: Tensor, flag: bool, targets: Tensor, grad_norm: Tensor, applied: Tensor
     ) -> None:
         flags = torch.full((1,), float(flag), device=cross_entropy.device)
-        shared = torch.stack((targets, grad_norm, applied))
+        shared = torch.stack([each.double() for each in (targets, grad_norm, applied)])  # as some stages have the norm
         self._values = LateSum(torch.cat((cross_entropy[None], flags, reports.flatten())), shared)
         # A device of its own is not done yet: that its numbers have arrived says when it is
         self._done = None if cross_entropy.device.type == "cuda" else time.perf_counter()
