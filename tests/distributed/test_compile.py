@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from plumbline.launcher.runtime.system.world import World
 
-STAGES = (0, 1, 2, 3)
 MODELS = {
     "qwen3": ["model.family=qwen3"],
     "gpt2": ["model.family=gpt2", "model.num_key_value_heads=2"],
@@ -66,8 +65,9 @@ def micro_batches(config: Config) -> list[dict[str, Any]]:
     return [dict(batch) for batch in TrainBatches(config.data, config.run.seed).micro_batches(0)]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "stage"), [("qwen3", 0), ("qwen3", 2), *((model, stage) for model in MODELS for stage in (1, 3))]
+)
 def test_each_block_is_one_graph_and_computes_the_same(
     tiny_config: Path, world: World, graphs: Counter[str], model: str, stage: int
 ) -> None:
