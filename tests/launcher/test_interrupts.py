@@ -37,7 +37,10 @@ def main():
         ready(); time.sleep(1000)
     finally:
         ready()
-        while True: time.sleep(0.01)
+        try:
+            while True: time.sleep(0.01)
+        except KeyboardInterrupt:
+            print("what tidies up was interrupted", flush=True)
 cli.run(main)
 """
 IN_C = "def main(): ready(); hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)\ncli.run(main)"
@@ -97,8 +100,8 @@ def test_a_process_ends_by_the_rules_of_the_moment(script: str, presses: int, co
     process = begin(script)
     for _ in range(presses):
         assert interrupt(process) == "ready"
-    _, errors = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, errors) == (code, told)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors, output) == (code, told, "")
 
 
 def test_the_second_one_ends_what_is_at_work_in_c() -> None:

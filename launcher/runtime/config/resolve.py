@@ -59,6 +59,6 @@ def vocab_size(data: DataConfig) -> int:
         raise
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.vocab_size: not given, and data.train[0].path = {first.path} holds no readable corpus.json to take "
+            f"model.vocab_size: not given, and data.train.0.path = {first.path} holds no readable corpus.json to take "
             "it from: prepare the corpus first (launcher/prepare.py) or set model.vocab_size"
         ) from error

@@ -3,6 +3,7 @@
 Nothing here imports torch: whoever asks where a run lives is answered in a fraction of a second.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def read_values(path: Path, overrides: list[str]) -> dict[str, Any]:
         ConfigError: unreadable file, bad YAML, or something that is no override.
     """
     file = _read(path)
+    overrides = [_dotted(override) for override in overrides]
     into_lists = [override for override in overrides if _enters_list(file, override)]
     others = _parse_overrides([override for override in overrides if override not in into_lists])
     with yaml_problems(str(path)):
@@ -61,6 +63,12 @@ def _read(path: Path, extended_by: tuple[Path, ...] = ()) -> DictConfig:
         merged = OmegaConf.merge(below, layer)
     assert isinstance(merged, DictConfig)
     return merged
+
+
+def _dotted(override: str) -> str:
+    """Return an override with entries of lists as they are read here, data.train.0.path for data.train[0].path."""
+    key, equals, value = override.partition("=")
+    return re.sub(r"\[(\d+)\]", r".\1", key) + equals + value
 
 
 def _parse_overrides(overrides: list[str]) -> DictConfig:

@@ -12,6 +12,7 @@ from plumbline.launcher.runtime.system.completion import complete
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNUSABLE
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.threads import sleep_while_waiting
 
 AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
 """Help of `--average`, which `models.averages` reads."""
@@ -44,6 +45,7 @@ def begin(parse_arguments: Callable[[], object]) -> None:
     """Read the command line ahead of imports that take seconds: --help, mistakes and Ctrl-C are answered at once."""
     interrupts()
     parse_arguments()
+    sleep_while_waiting()
 
 
 def run(command: Callable[[], int | None], interrupted: str = "interrupted") -> NoReturn:

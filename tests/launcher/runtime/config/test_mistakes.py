@@ -25,8 +25,9 @@ def test_one_mistake_is_one_line(file: Path, override: str, line: str) -> None:
     assert problems(file, override)[1:] == [f"  {line}"]
 
 
-def test_an_override_leads_into_a_list(file: Path) -> None:
-    train = load_config(file, ["data.train.0.weight=2", "data.train.0.name=other", "train.steps=5"]).data.train
+@pytest.mark.parametrize("entry", ["data.train.0", "data.train[0]"])
+def test_an_override_leads_into_a_list(file: Path, entry: str) -> None:
+    train = load_config(file, [f"{entry}.weight=2", f"{entry}.name=other", "train.steps=5"]).data.train
     assert [(source.weight, source.name) for source in train] == [(2.0, "other")]
 
 

@@ -88,3 +88,14 @@ def test_a_container_of_few_cores_has_few_threads(monkeypatch: pytest.MonkeyPatc
     assert host_threads() == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert host_threads() == 1
+
+
+def test_threads_of_other_commands_sleep_as_well() -> None:
+    script = (
+        "import os, sys; from plumbline.launcher.runtime.system import cli; cli.begin(lambda: None); "
+        "print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in threads.WAITING}
+    words = [sys.executable, "-c", script]
+    told = subprocess.run(words, cwd=SOURCES, env=environment, capture_output=True, text=True, check=True)
+    assert told.stdout == "PASSIVE False\n"
