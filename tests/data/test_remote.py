@@ -244,6 +244,8 @@ def test_blocks_are_fetched_and_checked_alone(blocky: Path, tmp_path: Path) -> N
         ((_, part),) = running.count("train-00001.bin")
         assert part is not None
         assert part.startswith(f"bytes={2 * BLOCK_BYTES}-")
+        across = BLOCK_BYTES // 2 // 100  # a window of two blocks
+        np.testing.assert_array_equal(split.read(across, 100).inputs, expected.read(across, 100).inputs)
         assert read(remote, 0, 10) == read(local, 0, 10)
         assert set(running.count(".bin").values()) == {1}
         running.behaviour = lambda path, _: "ignores ranges" if path.endswith(".bin") else "well"
