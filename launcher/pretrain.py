@@ -98,8 +98,8 @@ from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
-from plumbline.launcher.runtime.train.loop import train
 from plumbline.launcher.runtime.train.rehearsal import rehearse
+from plumbline.launcher.runtime.train.train import train
 from plumbline.launcher.runtime.train.watchdog import Watchdog, watch
 from plumbline.model.parameterization.sizes import sizes
 

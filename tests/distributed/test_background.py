@@ -19,6 +19,7 @@ from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import loop
+from plumbline.launcher.runtime.train.train import train
 from tests.distributed.conftest import state_after
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def test_of_two_checkpoints_in_a_row_one_is_in_memory(
     threading.Thread(target=let_go, daemon=True).start()
     overrides = ["train.steps=3", "train.eval_interval=null", "checkpoint.interval=1", f"run.root={tmp_path}"]
     config = load_config(tiny_config, overrides)
-    assert loop.train(config, open_inputs(config, world), world, StopRequest())
+    assert train(config, open_inputs(config, world), world, StopRequest())
     assert order == ["copied", "written"] * 3
 
 

@@ -15,7 +15,7 @@ from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
-from plumbline.launcher.runtime.train.loop import train
+from plumbline.launcher.runtime.train.train import train
 from tests.conftest import Run
 
 SHORT = ["train.steps=6", "train.eval_interval=null", "checkpoint.interval=2", "metrics.diagnostics_interval=null"]

@@ -18,6 +18,7 @@ from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import loop
+from plumbline.launcher.runtime.train.train import train
 from tests.conftest import Run
 from tests.disks import fill, free, small_disk
 from tests.launcher.runtime.run.test_metrics import board, no_trackers, points, read, step_line
@@ -110,9 +111,9 @@ def test_a_result_that_finds_no_room_leaves_the_run_unfinished(
     with monkeypatch.context() as patched:
         patched.setattr(loop.Trainer, "_finish", finish)
         with pytest.raises(OSError, match="No space left on device"):
-            loop.train(config, open_inputs(config, world), world, StopRequest())
+            train(config, open_inputs(config, world), world, StopRequest())
     assert not (config.run.folder / "result.json").exists()
-    assert loop.train(config, open_inputs(config, world), world, StopRequest())
+    assert train(config, open_inputs(config, world), world, StopRequest())
     assert (config.run.folder / "result.json").exists()
     assert "def" in (config.run.folder / "samples.txt").read_text()
     assert_whole(Run(config.run.folder), 4)

@@ -14,7 +14,7 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.step_result import StepUnderWay
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.train.loop import train
+from plumbline.launcher.runtime.train.train import train
 from plumbline.model.objectives.next_token import NextToken
 from tests.conftest import Run
 

@@ -20,6 +20,7 @@ from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import loop
+from plumbline.launcher.runtime.train.train import train
 from tests.conftest import Run
 from tests.distributed.conftest import save, state_after
 from tests.distributed.test_checkpoint import KINDS, flip
@@ -177,10 +178,10 @@ def test_a_place_that_cannot_be_written_is_a_warning_that_counts_for_nothing(
     here: Config, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "node").write_text("a file")
-    train = here.train.model_copy(update={"steps": 4, "eval_interval": None})
+    section = here.train.model_copy(update={"steps": 4, "eval_interval": None})
     checkpoint = here.checkpoint.model_copy(update={"max_failures": 1, "interval": 3})
-    config = here.model_copy(update={"train": train, "checkpoint": checkpoint})
-    assert loop.train(config, open_inputs(config, world), world, StopRequest())
+    config = here.model_copy(update={"train": section, "checkpoint": checkpoint})
+    assert train(config, open_inputs(config, world), world, StopRequest())
     error = capsys.readouterr().err
     assert "warning: step 1: " in error
     assert "Training goes on, the next save tries again" in error
@@ -208,8 +209,8 @@ def test_training_does_not_wait_for_the_run_folder_in_order_to_save_locally(
     step_forward = loop.Trainer._advance
     monkeypatch.setattr("plumbline.launcher.runtime.checkpoint.save.publish", publish)
     monkeypatch.setattr(loop.Trainer, "_advance", advance)
-    train = here.train.model_copy(update={"steps": 6, "eval_interval": None})
+    section = here.train.model_copy(update={"steps": 6, "eval_interval": None})
     checkpoint = here.checkpoint.model_copy(update={"interval": 3})
-    config = here.model_copy(update={"train": train, "checkpoint": checkpoint})
-    assert loop.train(config, open_inputs(config, world), world, StopRequest())
+    config = here.model_copy(update={"train": section, "checkpoint": checkpoint})
+    assert train(config, open_inputs(config, world), world, StopRequest())
     assert "step 4: not saved locally, another checkpoint is still being written" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.train.loop import train
+from plumbline.launcher.runtime.train.train import train
 from tests.conftest import Run
 
 SHORT = ["train.steps=5", "train.eval_interval=null", "checkpoint.interval=null"]

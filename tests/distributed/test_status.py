@@ -19,7 +19,7 @@ from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.status_file import INTERVAL
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.train.loop import train
+from plumbline.launcher.runtime.train.train import train
 from tests.conftest import Run
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from plumbline.launcher.runtime.sweep import (
 )
 from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.worker import Run
-from plumbline.launcher.runtime.train.loop import train
+from plumbline.launcher.runtime.train.train import train
 
 
 class Summary(Protocol):

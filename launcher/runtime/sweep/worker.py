@@ -34,7 +34,7 @@ from plumbline.launcher.runtime.system.signals import SIGNALS, StopRequest
 from plumbline.launcher.runtime.system.world import World, be_alone, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 
-Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as train() of train/loop.py
+Run = Callable[[Config, Inputs, World, StopRequest], bool]  # as train() of train/train.py
 Outcome = Literal["finished", "diverged", "failed", "stopped", "elsewhere"]
 FINISHED: tuple[Outcome, ...] = ("finished", "diverged")  # never trained again
 ERROR, LOG = "error.txt", "log.txt"

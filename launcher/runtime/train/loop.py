@@ -1,4 +1,4 @@
-"""Train: resume, then go step by step until done or asked to stop.
+"""Go step by step until training is done or asked to stop.
 
 "Step s" is the state after s optimizer steps. At the top of each pass the loop stands at some step, evaluates if that
 is due, and leaves if it was the last; then it makes the next step and saves it. What a step reports is read, logged and
@@ -17,21 +17,18 @@ from typing import Any
 from torch import Tensor
 from torch.profiler import record_function
 
-from plumbline.launcher.runtime.checkpoint import branch, resume
+from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, Saved
-from plumbline.launcher.runtime.checkpoint.commit import tidy
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
-from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Batch, Engine
 from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderWay
-from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
-from plumbline.launcher.runtime.run.folder import RESULT, prepare_run_folder
-from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
+from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.ledger import Bucket
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.run.status import RunStatus
@@ -53,79 +50,6 @@ from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.launcher.runtime.train.step_lines import MadeStep, StepLines
 from plumbline.launcher.runtime.train.stragglers import Stragglers
 from plumbline.launcher.runtime.train.watchdog import Watchdog, watch
-
-
-def train(
-    config: Config,
-    inputs: Inputs,
-    world: World,
-    stop: StopRequest,
-    status: RunStatus | None = None,
-    watchdog: Watchdog | None = None,
-) -> bool:
-    """Train to the last step, or until a rank is asked to stop. Returns whether the run is complete.
-
-    Args:
-        config: the run.
-        inputs: its training and held-out batches.
-        world: this process among all; the process group must be up.
-        stop: is set when somebody asks the run to stop.
-        status: is told what training does.
-        watchdog: watches this process already; None: from now on.
-
-    Raises:
-        ValueError: the run folder or its checkpoints cannot be used with this configuration, or a checkpoint that the
-            run cannot do without, of the last step or of a request to stop, was not written.
-        TrainingError: the gradient, the loss or the weights are not finite.
-    """
-    status, watchdog = status or RunStatus(), watchdog or watch(config, world)
-    watchdog.tell = status.end
-    with watchdog:
-        watchdog.met()
-        trainer = make_trainer(config, inputs, world, stop, status, watchdog)
-        from_main(lambda: None, world)  # all ranks are here, and few instructions from hearing a stop alike
-        stop.defer()  # from here on a stop has something to save
-        try:
-            complete = trainer.run()
-        except TrainingError:  # of all ranks: what was saved before is worth having
-            trainer.status.enter("checkpoint")
-            trainer.writer.finish()
-            raise
-        finally:
-            trainer.close()
-    trainer.writer.close()
-    if trainer.local is not None:
-        trainer.local.clear()  # the run folder has the last step
-    return complete
-
-
-def make_trainer(
-    config: Config, inputs: Inputs, world: World, stop: StopRequest, status: RunStatus, watchdog: Watchdog
-) -> "Trainer":
-    """Prepare the run folder and return a trainer that stands where the newest checkpoint does, or at the start."""
-    check_agreement(config, inputs, world)
-    root = config.run.folder / "checkpoints"
-    local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)
-    found = resume.find(root, world, local)
-    if found is not None:
-        resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)
-        from_main(partial(tidy, root, found), world)
-    else:
-        found = branch.start(config, world)
-    if local is not None:
-        local.tidy(found)
-    step = 0 if found is None else checkpoint.step_of(found)
-    from_main(lambda: prepare_run_folder(config, inputs, world, step), world)
-    weights = None
-    if found is None:
-        watchdog.wait()  # for a download
-        fetch(config, world)
-        watchdog.moved("starting")
-        weights = initial_weights(config)
-    trainer = Trainer(config, inputs, world, stop, weights, local=local, status=status, watchdog=watchdog)
-    if found is not None:
-        trainer.resume(found)
-    return trainer
 
 
 class Trainer:
