@@ -24,7 +24,7 @@ def server(folder: Path) -> Iterator[Server]:
 
 def numbers(run: Run) -> list[dict[str, object]]:
     """Return what was trained, without what a clock measured."""
-    timed = ("time", "seconds", "per_second", "mfu", "memory", "wait")
+    timed = ("time", "seconds", "per_second", "mfu", "memory", "wait", "stall")
     return [
         {key: value for key, value in record.items() if not any(word in key for word in timed)}
         for record in run.records

@@ -79,6 +79,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         problems = [
             *self._length_problems(),
             *self._precision_problems(),
+            *self._compile_problems(),
             *self._objective_problems(),
             *self._optimizer_problems(),
         ]
@@ -104,6 +105,29 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             yield (
                 f"precision.float8 = {self.precision.float8}: deepspeed.zero_stage = 0 computes in bf16 by autocast, "
                 "which float8 layers do not follow on every device: set deepspeed.zero_stage=1"
+            )
+
+    @property
+    def why_not_compiled(self) -> str | None:
+        """Return why blocks cannot be compiled, or None.
+
+        ZeRO-3 gathers a compiled block, and reduces its gradients, as one: when the gradient of its input is there. After
+        a second run it would reduce again, and a gradient that comes another way would come too late. Hooks within the
+        block, which can do both, cut it into pieces that are compiled again and again.
+        """
+        if self.deepspeed.zero_stage < 3:
+            return None
+        if self.objective.reuses_blocks:
+            return f"objective.name = {self.objective.name} runs blocks more than once in a step"
+        if self.model.value_residual:
+            return "model.value_residual reads the first block's values from outside"
+        return None
+
+    def _compile_problems(self) -> Iterator[str]:
+        if self.train.compile and self.why_not_compiled is not None:
+            yield (
+                f"train.compile = true: at deepspeed.zero_stage = 3 a block is compiled as one, and "
+                f"{self.why_not_compiled}: leave train.compile out, or set deepspeed.zero_stage=2"
             )
 
     def _objective_problems(self) -> Iterator[str]:

@@ -106,7 +106,9 @@ def build_for_training(
 
 def compiles(config: Config, device: torch.device) -> bool:
     """Return whether the blocks of a run are compiled on a device."""
-    return device.type == "cuda" if config.train.compile is None else config.train.compile
+    if config.train.compile is None:
+        return device.type == "cuda" and config.why_not_compiled is None
+    return config.train.compile
 
 
 def blocks_of(model: nn.Module) -> list[Block]:

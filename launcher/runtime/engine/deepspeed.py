@@ -50,16 +50,6 @@ def largest_block(config: Config) -> int:
     return largest + largest % 2
 
 
-def runs_blocks_whole(config: Config, device: torch.device) -> bool:
-    """Return whether ZeRO-3 may gather a block and reduce its gradients as one: it runs once a step, all of it at once.
-
-    DeepSpeed reduces such a block when the gradient of its input is there. After a second run it would reduce again,
-    and a gradient that comes another way, as to the first block's values (model.value_residual), would come too late.
-    """
-    once = not config.objective.reuses_blocks and not config.model.value_residual
-    return once and compiles(config, device)
-
-
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run, with every key that matters."""
     settings, data = config.deepspeed, config.data
@@ -140,7 +130,7 @@ class DeepSpeedEngine(Engine):
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
             model = build_for_training(config, plan.rows, world.device, weights, construction, gather)
             move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
-            for block in blocks_of(model) if runs_blocks_whole(config, world.device) else []:
+            for block in blocks_of(model) if compiles(config, world.device) else []:
                 set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
         else:
             model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
