@@ -9,9 +9,9 @@ clock and by the time of the processor, which a busy machine disturbs less. Peer
 alone; ours have documents, positions and numbers as well. Peers have no worker processes; a line says which are not
 installed.
 
-With `--bucket` all read once what an S3 server of this machine holds (moto's, a process of its own), with nothing kept from
-before: in each round each loader in turn, ours first. Printed are the seconds to the first batch, from opening on, and
-the speed of all batches by the clock, this and the others' speed over ours beside it.
+With `--bucket` all read once what an S3 server of this machine holds (moto's, a process of its own), with nothing kept
+from before: in each round each loader in turn, ours first. Printed are the seconds to the first batch, from opening on,
+and the speed of all batches by the clock, this and the others' speed over ours beside it.
 """
 
 import argparse
