@@ -1,7 +1,7 @@
 """Time the loader against nanoGPT's random crops, and against other loaders where they are installed.
 
     python tests/benchmarks/loader_speed.py [--tokens 20000000] [--sequence-length 1024] [--batch 64] [--rounds 7]
-    python tests/benchmarks/loader_speed.py --s3 [...]
+    python tests/benchmarks/loader_speed.py --bucket [...]
 
 All make batches of one shape from the same random tokens on the local disk. In each round each loader takes its turn,
 right after nanoGPT's `get_batch`; what is printed is the median of its speed over that of `get_batch` beside it, by the
@@ -9,9 +9,9 @@ clock and by the time of the processor, which a busy machine disturbs less. Peer
 alone; ours have documents, positions and numbers as well. Peers have no worker processes; a line says which are not
 installed.
 
-With `--s3` all read once what an S3 server of this machine holds (moto's, a process of its own), with nothing kept from
-before: in each round each loader in turn, ours first. Printed are the seconds to the first batch, from opening on, and
-the speed of all batches by the clock, this and the others' speed over ours beside it.
+With `--bucket` all read once what an S3 server of this machine holds (moto's, a process of its own), with nothing kept
+from before: in each round each loader in turn, ours first. Printed are the seconds to the first batch, from opening on,
+and the speed of all batches by the clock, this and the others' speed over ours beside it.
 """
 
 import argparse
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--sequence-length", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=64, help="rows of a batch")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--s3", action="store_true", help="read from an S3 server of this machine")
+    parser.add_argument("--bucket", action="store_true", help="read from a bucket of an S3 server")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         case = Case(Path(folder), arguments.tokens, arguments.sequence_length, arguments.batch)
@@ -201,17 +201,17 @@ def main() -> None:
             "best_fit, one corpus": partial(case.ours, packing="best_fit"),
             "best_fit, three corpora": partial(case.ours, packing="best_fit", sources=3),
         }
-        if arguments.s3:
+        if arguments.bucket:
             loaders = {name: loader for name, loader in loaders.items() if "three" in name}
         for peer in (
-            ("datasets", "litdata", "streaming") if arguments.s3 else ("datasets", "grain", "litdata", "streaming")
+            ("datasets", "litdata", "streaming") if arguments.bucket else ("datasets", "grain", "litdata", "streaming")
         ):
             if importlib.util.find_spec(peer) is None:
                 print(f"{peer}: not installed")
             else:
                 loaders[peer] = getattr(case, peer)
         next(loaders["best_fit, three corpora"]())  # pack first: it is done once for a corpus
-        if arguments.s3:
+        if arguments.bucket:
             from_s3(case, loaders, arguments.rounds)
         else:
             compare(case, loaders, arguments.rounds)
