@@ -1,5 +1,6 @@
 """Name the file that cannot be read: one kind of error for whatever a damaged file makes its readers raise."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,5 +37,6 @@ def in_words(error: Exception) -> str:
         return f"{error} is missing"
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    first = " ".join(lines[: 1 + lines[0].endswith(":")])  # what it announces so is in the next line
+    return re.sub(r"\s+", " ", first)[:300]

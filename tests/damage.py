@@ -84,7 +84,7 @@ def damage(path: Path, how: str | Mapping[str, Any]) -> None:
         path.write_bytes(DAMAGES[how](path.read_bytes()))
     else:
         first, end, rest = path.read_text(encoding="utf-8").partition("\n" if path.suffix == ".jsonl" else "\0")
-        whole = yaml.safe_load(first)
+        whole = yaml.safe_load(first) if path.suffix in (".yaml", ".yml") else json.loads(first)
         _edit(whole, how)
         path.write_text(json.dumps(whole) + end + rest, encoding="utf-8")  # JSON is YAML
 

@@ -1,13 +1,14 @@
 """Say what a model folder takes, before any weight of it is read."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from plumbline.data.damage import reading
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.models.averages import checkpoint_at
 from plumbline.launcher.runtime.models.open import is_ours, native_classes, quiet_transformers, tokenizer_beside
+from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.export.native import MODEL_TYPE
 
 
@@ -48,12 +49,8 @@ def model_facts(path: Path) -> ModelFacts:
         return ModelFacts(path, model.max_position_embeddings, model.vocab_size, tokenizer_beside(folder))
     from transformers import AutoConfig
 
-    try:
-        entries = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        kind = native_classes()[0] if entries.get("model_type") == MODEL_TYPE else AutoConfig
-        with quiet_transformers():
-            config = kind.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, AttributeError) as error:  # AttributeError: a list, say
-        raise ValueError(f"{path}: config.json cannot be read: {str(error).splitlines()[0]}") from error
-    text = config.get_text_config()
-    return ModelFacts(path, getattr(text, "max_position_embeddings", None), text.vocab_size, path)
+    file = path / "config.json"
+    with reading(file), quiet_transformers():
+        kind = native_classes()[0] if read_object(file).get("model_type") == MODEL_TYPE else AutoConfig
+        text = kind.from_pretrained(path, trust_remote_code=False).get_text_config()
+        return ModelFacts(path, getattr(text, "max_position_embeddings", None), text.vocab_size, path)

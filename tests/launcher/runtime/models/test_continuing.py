@@ -215,3 +215,10 @@ def test_a_stock_model_is_asked_by_the_rules_of_ours(stock: Path, options: dict[
         rows(model, **options)
     with pytest.raises(ValueError, match="5 prompt tokens \\+ 36 new ones exceed max_position_embeddings = 40"):
         list(model.continuation([1] * 5, 36))
+
+
+@pytest.mark.parametrize("wrong", ['"word"', "[64]", "[" * 100_000 + "]" * 100_000], ids=["word", "list", "deep"])
+def test_a_stranger_s_configuration_that_cannot_be_read_is_named(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": "qwen3", "hidden_size": {wrong}}}')
+    with pytest.raises(ValueError, match=r"config\.json: cannot be read: (.*'hidden_size' expected int|it is nested)"):
+        model_facts(tmp_path)
