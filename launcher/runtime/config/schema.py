@@ -112,8 +112,8 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         """Return why blocks cannot be compiled, or None.
 
         ZeRO-3 gathers a compiled block, and reduces its gradients, as one: when the gradient of its input is there.
-        After a second run it would reduce again, and a gradient that comes another way would come too late. Hooks within
-        the block, which can do both, cut it into pieces that are compiled again and again.
+        After a second run it would reduce again, and a gradient that comes another way would come too late. Hooks
+        within the block, which can do both, cut it into pieces that are compiled again and again.
         """
         if self.deepspeed.zero_stage < 3:
             return None
