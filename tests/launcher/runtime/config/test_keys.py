@@ -48,7 +48,15 @@ def test_every_key_says_what_it_is_when_it_is_left_out(tiny_config: Path) -> Non
         for section, values in yaml.safe_load(tiny_config.read_text(encoding="utf-8")).items()
         for key in values
     }
-    optional = ("Scaling.", "Quantizer.", "WeightChange.", "BatchStage.", "BranchConfig.", "LocalCheckpointConfig.")
+    optional = (
+        "Scaling.",
+        "Quantizer.",
+        "WeightChange.",
+        "BatchStage.",
+        "BranchConfig.",
+        "LocalCheckpointConfig.",
+        "ProfileConfig.",
+    )
     chosen = ("SilentThoughtsConfig.name", "FileConfig.path", "ProsqaConfig.path")
     assert {path for path in required if not any(word in path for word in optional)} - {*chosen} <= in_sections
 
