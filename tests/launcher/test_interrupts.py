@@ -19,6 +19,8 @@ from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, REQUEUE
 from tests.conftest import PATIENCE, Job, environment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.conftest import Pretrain, Start
 
 BEGIN = """
@@ -63,6 +65,14 @@ def main():
 cli.run(main)
 """
 BEHIND_WORK = "import atexit\natexit.register(lambda: (ready(), time.sleep(1000)))\ncli.run(lambda: 0)"
+
+
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """Let processes that tests start hear Ctrl-C, also where a shell's background, which ignores it, runs the tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def begin(script: str, ignoring: bool = False) -> subprocess.Popen[str]:

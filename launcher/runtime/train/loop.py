@@ -49,7 +49,7 @@ from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.launcher.runtime.train.step_lines import MadeStep, StepLines
 from plumbline.launcher.runtime.train.stragglers import Stragglers
-from plumbline.launcher.runtime.train.watchdog import Watchdog, watch
+from plumbline.launcher.runtime.train.watchdog import Watchdog
 
 
 class Trainer:
@@ -64,7 +64,7 @@ class Trainer:
         make_engine: makes the engine from configuration, world and weights; users train with DeepSpeed.
         local: checkpoints on the nodes, if `checkpoint.local` asks for them.
         status: is told what training does; without one, nobody is.
-        watchdog: watches this process already; None: from now on.
+        watchdog: watches this process; without one, nobody does.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Trainer:
         self.engine = make_engine(config, world, weights)
         self.plan = self.engine.plan
         self.status = status or RunStatus()
-        self.watchdog = watchdog or watch(config, world)
+        self.watchdog = watchdog or Watchdog(config.run.folder / "stacks", world, minutes=None)
         self.evaluation = Evaluation(self.engine, inputs, stop, self.watchdog.moved)
         self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
         self.saved_step: int | None = None
