@@ -4,7 +4,7 @@ Text is looked for in pieces of the tokens, whatever documents they are of, so m
 Which samples read a window is `TrainOrder.samples_of`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,19 +33,24 @@ class Found:
     """Token of the split at which the document begins; number of the example."""
     stop: int
     """Token before which it ends; number of the next example."""
-    windows: range
+    windows: Sequence[int]
     """Windows that hold a part of the document as input; none where it is the split's last few tokens."""
-    text_windows: range
+    text_windows: Sequence[int]
     """Of these, the windows that hold the text."""
 
 
-def find(source: SampleSource, text: str, length: int | None) -> Iterator[Found]:
+Holding = Callable[[int, int], Sequence[int]]
+"""Returns the windows that hold tokens [first, stop) as input, whole or in part."""
+
+
+def find(source: SampleSource, text: str, length: int | None, packed: Holding | None = None) -> Iterator[Found]:
     """Yield the documents or examples of the training split of a source that contain a text.
 
     Args:
         source: a corpus, or a task whose examples are text.
         text: what to look for, as it is.
         length: tokens of a window; None where there are none, and no windows are to be told.
+        packed: tells the windows where they are packed; None: a corpus is read end to end.
 
     Raises:
         ValueError: nothing to look for, or the source is no text.
@@ -58,7 +63,7 @@ def find(source: SampleSource, text: str, length: int | None) -> Iterator[Found]
     if isinstance(split, TaskStream):
         return _among_examples(split, text, decoder)
     assert isinstance(split, Split), "a source is a corpus or a task"
-    return _among_documents(split, text, decoder, length)
+    return _among_documents(split, text, decoder, packed or _end_to_end(split, length))
 
 
 def _among_examples(stream: TaskStream, text: str, decoder: Decoder) -> Iterator[Found]:
@@ -69,13 +74,12 @@ def _among_examples(stream: TaskStream, text: str, decoder: Decoder) -> Iterator
             yield Found(number, number + 1, range(number, number + 1), range(number, number + 1))
 
 
-def _among_documents(split: Split, text: str, decoder: Decoder, length: int | None) -> Iterator[Found]:
+def _end_to_end(split: Split, length: int | None) -> Holding:
     windows = range(split.training_windows(length)) if length else range(0)
+    return lambda first, stop: windows[first // length : (stop - 1) // length + 1] if length else windows
 
-    def holding(first: int, stop: int) -> range:
-        """Return the windows that hold tokens [first, stop) as input."""
-        return windows[first // length : (stop - 1) // length + 1] if length else windows
 
+def _among_documents(split: Split, text: str, decoder: Decoder, holding: Holding) -> Iterator[Found]:
     start = 0
     while place := next_occurrence(split, text, decoder, start):
         begin, start = document_around(split, place[0])

@@ -81,7 +81,7 @@ class TrainBatches:
         self.accumulation_steps = config.accumulation_steps(world_size)
         self.corpora = open_corpora(config.train, config.cache)
         _check_same_tokenizer(self.corpora.items())
-        self._streams = [_training_stream(corpus, config) for corpus in self.corpora.values()]
+        self._streams = [training_stream(corpus, config) for corpus in self.corpora.values()]
         self.order = TrainOrder(list(self._ordered_sources()), seed)
         self._memory = Memory(DEPTH + config.reader_threads + 1)
         self._rank = rank
@@ -321,7 +321,8 @@ def same_past(old: DataConfig, new: DataConfig, step: int) -> bool:
     return histories[0] == histories[1]
 
 
-def _training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
+def training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
+    """Return what training reads of a source, in windows that are packed if the configuration says so."""
     split = training_split(corpus)
     if config.packing == "best_fit" and isinstance(split, Split):
         return open_packed(split, corpus.fingerprint, config.sequence_length)

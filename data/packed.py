@@ -123,6 +123,12 @@ class PackedSplit:
             rows.pad(int(where[number]), int(filled[number]))
         rows.begins += [(where[row] * length + column)[column > 0], where[padded] * length + filled[padded]]
 
+    def windows_with(self, first: int, stop: int) -> list[int]:
+        """Return the windows that hold tokens [first, stop) as input, whole or in part; looks at every piece."""
+        pieces = np.flatnonzero((self.starts < stop) & (self.starts + self.lengths > first))
+        found: list[int] = np.unique(np.searchsorted(self.windows, pieces, side="right") - 1).tolist()
+        return found
+
     def pieces(self, number: int, length: int) -> list[Piece]:
         """Return what has to be fetched to read window `number`, in order; nothing of a local corpus."""
         assert length == self.facts.length

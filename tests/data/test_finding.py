@@ -1,7 +1,7 @@
 """Finding a text: every document that holds it, by any tokenizer, wherever blocks and pieces are cut."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from plumbline.data import finding
 from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.finding import Found, find
+from plumbline.data.packed import PackedSplit, open_packed
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.tasks.file import FileConfig
@@ -53,6 +54,33 @@ def test_every_document_that_holds_a_text_is_found_once(corpus: Corpus) -> None:
         assert [(found.first, found.stop) for found in find(corpus, text, None)] == expected
 
 
+@pytest.mark.parametrize("length", [16, 64, 512])
+def test_packed_windows_that_hold_a_document_are_named(
+    corpus: Corpus, length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against all windows, read and decoded one by one: a document begins with its number, so no window cuts that."""
+    assert corpus.tokenizer_path is not None
+    monkeypatch.setenv("PLUMBLINE_CACHE", str(tmp_path))
+    packed, decoder = open_packed(corpus.splits["train"], corpus.fingerprint, length), Decoder(corpus.tokenizer_path)
+    read = [decoder(packed.read(number, length).inputs.tolist()) for number in range(packed.training_windows(length))]
+    for text in ("document 0:", "document 17:", "document 39:"):
+        (found,) = find(corpus, text, length, packed.windows_with)
+        assert found.text_windows == [window for window, its in enumerate(read) if text in its]
+        assert {*found.text_windows} <= {*found.windows}
+        held = [token for window in found.windows for token in pieces_of(packed, window, found)]
+        inputs = [*range(found.first, found.stop)]
+        assert sorted(held) in (inputs, inputs[:-1]), (
+            "every input of the document, once; nothing follows the last one's end"
+        )
+
+
+def pieces_of(packed: PackedSplit, window: int, found: Found) -> list[int]:
+    """Return the tokens of a document that a packed window holds as input."""
+    its = slice(int(packed.windows[window]), int(packed.windows[window + 1]))
+    spans = zip(packed.starts[its].tolist(), packed.lengths[its].tolist(), strict=True)
+    return [token for start, size in spans for token in range(start, start + size) if found.first <= token < found.stop]
+
+
 def test_pieces_and_blocks_may_be_cut_anywhere(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {text: list(find(corpus, text, 16)) for text in ("needle", "漢字", "🙂 gamma", "alphabeta")}
     for size in (17, 64, 301):
@@ -66,7 +94,7 @@ def test_windows_are_those_whose_input_holds_the_text(corpus: Corpus) -> None:
     assert corpus.tokenizer_path is not None
     split, decoder, length = corpus.splits["train"], Decoder(corpus.tokenizer_path), 64
 
-    def read(windows: range) -> str:
+    def read(windows: Sequence[int]) -> str:
         return decoder([int(token) for window in windows for token in split.read(window, length).inputs])
 
     checked = 0

@@ -5,7 +5,7 @@ trained on, and the weights that predicted them are those of step N - 1.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.finding import Found, find
-from plumbline.data.loader import TrainBatches
+from plumbline.data.loader import TrainBatches, training_stream
+from plumbline.data.packed import PackedSplit
+from plumbline.data.streams import SampleSource
 from plumbline.data.tokenizers import Decoder
 from plumbline.data.windows import Batch
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
@@ -141,20 +143,20 @@ class SeenRun:
         Sources whose tokens are no text are passed over with a warning.
 
         Raises:
-            ValueError: no source is text, there is nothing to look for, or documents are packed by best fit.
+            ValueError: no source is text, or there is nothing to look for.
         """
-        if self.config.data.packing != "concat":
-            raise ValueError(
-                f"--find {text!r}: {self.folder} packs documents (data.packing = {self.config.data.packing}), and "
-                "samples are found for concat alone; --step shows what a step holds"
-            )
         texts = {name: corpus for name, corpus in self.batches.corpora.items() if corpus.tokenizer_path is not None}
         if left := [name for name in self.batches.corpora if name not in texts]:
             LOG.warning(f"--find looks for no text in {', '.join(left)}, which has no tokenizer")
         if not texts:
             raise ValueError(f"--find {text!r}: no source of {self.folder} has a tokenizer, so none holds text")
-        found = ((name, it) for name, corpus in texts.items() for it in find(corpus, text, self._length))
+        found = ((name, it) for name, corpus in texts.items() for it in self._find_in(corpus, text))
         return islice(found, most)
+
+    def _find_in(self, corpus: SampleSource, text: str) -> Iterator[Found]:
+        stream = training_stream(corpus, self.config.data)
+        packed = stream.windows_with if isinstance(stream, PackedSplit) else None
+        return find(corpus, text, self._length, packed)
 
     @property
     def _length(self) -> int:
@@ -172,7 +174,7 @@ class SeenRun:
         both = (self._reads(source, found.text_windows, True), self._reads(source, others, False))
         return [read for reads in both for read in sorted(islice(reads, most), key=lambda it: it.sample)]
 
-    def _reads(self, source: str, windows: range | list[int], holds_text: bool) -> Iterator[Read]:
+    def _reads(self, source: str, windows: Sequence[int], holds_text: bool) -> Iterator[Read]:
         order, plan = self.batches.order, self.plan.batches
         place = [its.name for its in order.sources].index(source)
         stop = plan.samples_before(self.plan.total_steps)
