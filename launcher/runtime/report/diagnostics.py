@@ -114,6 +114,10 @@ GROUPS = (
             Panel("tokens_per_second", "Tokens per second", "Falls where a rank, the disk or a link is slow."),
             Panel("mfu", "Model FLOPs utilisation", "Of the peak of all devices."),
             Panel("data_wait", "Waiting for data", "Seconds since the line before; near 0 the loader keeps up."),
+            Panel("step_time", "Time of a step", "Seconds, without evaluations and saves."),
+            Panel(
+                "checkpoint_stall", "Waiting for checkpoints", "Seconds since the line before; what is behind is free."
+            ),
             Panel("rank_skew", "Slowest rank", "Its time for a fixed product over the median of the others."),
         ),
     ),

@@ -138,7 +138,7 @@ def test_facts_of_a_stock_folder_need_no_weights(stock: Path) -> None:
 @pytest.mark.parametrize("content", ["[]", "{", '{"model_type": "nothing"}'])
 def test_a_configuration_that_cannot_be_read_is_one_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=r"config\.json cannot be read"):
+    with pytest.raises(ValueError, match=r"config\.json: cannot be read"):
         model_facts(tmp_path)
 
 

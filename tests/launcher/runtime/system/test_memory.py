@@ -7,7 +7,8 @@ import sys
 from tests.conftest import REPOSITORY
 
 PROGRAM = """
-import resource, torch
+import ctypes, resource, torch
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: huge pages make few faults of many
 from plumbline.launcher.runtime.system.memory import keep_freed_memory
 {first}
 def faults():
