@@ -28,6 +28,7 @@ from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.workspace import FolderKind, new_folder, resumed_folder
 from plumbline.launcher.prepare import main
+from plumbline.launcher.runtime.system import cli
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,7 +145,7 @@ def test_a_single_document_is_cut(tmp_path: Path) -> None:
 def in_process(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     """Return the exit code of prepare.py; what it prints is captured as any output of the test."""
     monkeypatch.setattr(sys, "argv", ["prepare.py", *map(str, arguments)])
-    return main()
+    return cli.code_of(main)
 
 
 def test_a_share_that_cannot_be_kept_is_a_warning(
