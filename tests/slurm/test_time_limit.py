@@ -40,7 +40,7 @@ def test_slurm_says_when_a_job_ends(cluster: Cluster, monkeypatch: pytest.Monkey
 
 
 def test_a_job_without_a_signal_saves_ahead_of_its_limit(cluster: Cluster, config: Path) -> None:
-    """Less time is left than the notice from the first step on; the second attempt has an hour."""
+    """Less time is left than the notice from the first step on, after which one more is made; then there is an hour."""
     cluster = replace(cluster, environment={**cluster.environment, "PLUMBLINE_NOTICE": "299"})
     options = ("--parsable", "--nodes=2", "--ntasks-per-node=1", "--time=5", "--signal=URG@60")
     job = (str(SLURM_FOLDER / "pretrain.sbatch"), "--config", str(config))
@@ -53,5 +53,5 @@ def test_a_job_without_a_signal_saves_ahead_of_its_limit(cluster: Cluster, confi
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log
     assert log.count("time limit in 4:") == 1, log
     assert log.count("stopped ahead of the time limit; the same command resumes") == 1
-    assert "requeue.py: exit code 85, what is saved went from step 0 to step 1: back into the queue" in log
-    assert "resuming after step 1" in log
+    assert "requeue.py: exit code 85, what is saved went from step 0 to step 2: back into the queue" in log
+    assert "resuming after step 2" in log
