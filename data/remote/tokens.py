@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.data.indexed import Index, Int64s, Integers, open_index, starts_within
 from plumbline.data.remote.cache import Cache
 from plumbline.data.remote.files import RemoteFile
@@ -68,7 +69,8 @@ class RemoteTokens:
         for piece, wanted in parts.items():  # each is opened once
             with self._cache.open(piece) as file:
                 for begin, end, place in wanted:
-                    os.preadv(file.fileno(), [memory[place : place + end - begin]], begin)
+                    if os.preadv(file.fileno(), [memory[place : place + end - begin]], begin) < end - begin:
+                        raise DamagedFileError(f"{self}: a part of it was cut after it had been checked: {file.name}")
         return tokens
 
     def document_starts(self, start: int, stop: int) -> Int64s:

@@ -7,15 +7,18 @@ import time
 from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
 
 from plumbline.data.corpus import read_manifest
+from plumbline.data.damage import DamagedFileError
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.files import RemoteFile
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.shelf import Shelf
+from plumbline.data.remote.tokens import RemoteTokens
 from tests.conftest import PATIENCE, REPOSITORY, environment
 from tests.data.servers import Server, serve
 
@@ -224,3 +227,24 @@ def test_a_piece_that_others_cut_short_is_fetched_again(tmp_path: Path) -> None:
         os.truncate(tmp_path / "cache" / "pieces" / piece.key, 500)
         with cache.open(piece) as file:
             assert len(file.read()) == 1000
+
+
+def test_a_piece_that_is_cut_while_it_is_read_is_an_error(
+    byte_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no tokens that nobody wrote."""
+    paths = [byte_corpus / f"train.{ending}" for ending in ("bin", "idx")]
+    stored, index = (RemoteFile(f"file://{path}", path.stat().st_size, None) for path in paths)
+    tokens = RemoteTokens(Cache(CacheConfig(path=str(tmp_path / "cache"))), stored, index)
+    assert tokens.read(0, 10).tolist() == np.fromfile(paths[0], "<u2", 10).tolist()
+    opened = Cache.open
+
+    def cut(cache: Cache, piece: Piece) -> BinaryIO:
+        file = opened(cache, piece)
+        if piece != tokens.index_piece:
+            os.truncate(file.name, 4)
+        return file
+
+    monkeypatch.setattr(Cache, "open", cut)
+    with pytest.raises(DamagedFileError, match=r"train\.bin: a part of it was cut after it had been checked: "):
+        tokens.read(0, 10)
