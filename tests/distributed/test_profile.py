@@ -4,6 +4,8 @@ import gzip
 import json
 from pathlib import Path
 
+import pytest
+
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -42,3 +44,13 @@ def test_steps_are_traced(tiny_config: Path, tmp_path: Path, world: World) -> No
 def test_a_run_that_ends_amid_the_steps_to_trace_is_complete(tiny_config: Path, tmp_path: Path, world: World) -> None:
     ended = run(tiny_config, tmp_path, world, "train.profile={start: 4, steps: 9}")
     assert not (ended.folder / "profile").exists()
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning(
+    tiny_config: Path, tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = load_config(tiny_config, [f"run.root={tmp_path}"]).run.folder / "profile"
+    place.parent.mkdir(parents=True)
+    place.write_text("a file")
+    run(tiny_config, tmp_path, world, "train.profile={start: 2, steps: 1}")
+    assert "the steps of train.profile were traced, and not written: " in capsys.readouterr().err

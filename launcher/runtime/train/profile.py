@@ -8,7 +8,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.log import TRAINING
+from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
 
 PARTS = "step: "
@@ -56,7 +56,10 @@ class StepProfiler:
         elif self._profile is not None and step + 1 == settings.start + settings.steps:
             found, self._profile = self._profile, None
             found.stop()
-            self._write(found, settings.steps)
+            try:
+                self._write(found, settings.steps)
+            except OSError as error:  # a run does not end for want of a trace
+                LOG.warning(f"the steps of train.profile were traced, and not written: {error}")
 
     def _write(self, found: profile, steps: int) -> None:
         self._folder.mkdir(exist_ok=True)
