@@ -20,6 +20,13 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+# Linux counts what a process held before it became another program: started from here, prepare.py would be charged with
+# all text. So a small interpreter starts it, and tells the peak, in KiB, of what it waited for.
+MEASURED = """
+import resource, subprocess, sys
+subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -58,17 +65,17 @@ def write_text(path: Path, size: int) -> list[str]:
 def time_prepare(source: Path, tokenizer: Path, output: Path, workers: int) -> tuple[float, float, float]:
     """Return seconds, seconds of processors, and the peak memory in MB of the largest process of the command."""
     started = time.monotonic()
-    process = subprocess.Popen(
-        command("--source", source, "--tokenizer", tokenizer, "--output", output, "--workers", workers),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    _, status, usage = os.wait4(process.pid, 0)
+    prepare = command("--source", source, "--tokenizer", tokenizer, "--output", output, "--workers", workers)
+    with subprocess.Popen([sys.executable, "-c", MEASURED, *prepare], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        peak = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.monotonic() - started
     if status:
         raise SystemExit("prepare.py failed")
     shutil.rmtree(output)
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    return seconds, usage.ru_utime + usage.ru_stime, int(peak) / 1024
 
 
 def main() -> None:
