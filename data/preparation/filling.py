@@ -141,7 +141,7 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
                 raise ValueError(CHANGED)
             texts = [_located(bad, records[unit.names]) for bad in facts.bad]
             if facts.fatal:
-                raise ValueError(texts[-1])
+                raise ValueError(f"{texts[-1]} (--on-bad-record skip leaves such out)")
             records[unit.names] += facts.records
             found.bad.extend(texts[: EXAMPLES - len(found.bad)])
             found.skipped.update(facts.skipped)

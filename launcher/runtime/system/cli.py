@@ -2,14 +2,16 @@
 
 import argparse
 import json
+import os
 import re
+import select
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from plumbline.launcher.runtime.system.completion import complete
-from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNREAD, UNUSABLE
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.threads import sleep_while_waiting
@@ -62,13 +64,27 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
     """
     try:
         with interrupts().tidily():
-            return command() or 0
+            code = command() or 0
+            print(end="", flush=True)
+            return code
     except (ValueError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            return UNREAD
         LOG.error(error)
         return UNUSABLE
     except KeyboardInterrupt:
         LOG.error(interrupted)
         return INTERRUPTED
+
+
+def _is_unread() -> bool:
+    """Return whether who read standard output has gone, as `head` does; what is left of it goes nowhere then."""
+    output = select.poll()
+    output.register(1, 0)
+    gone = any(event & select.POLLERR for _, event in output.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter, ending, would complain
+    return gone
 
 
 def print_json(value: Any) -> None:
