@@ -4,10 +4,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup quickstart test proofs lint format clean
+.PHONY: help setup quickstart test proofs bench bench-gpu lint format clean
 
 help:            ## this list
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 20
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /make \1\t/' | expand -t 20
 
 setup: $(STAMP)  ## create .venv with the pinned dependencies
 
@@ -29,6 +29,12 @@ test: setup      ## the tests, by four processes for two cores; of long matrices
 
 proofs: setup    ## the rest of those matrices: every ZeRO stage, launcher and kind (tests/proofs.txt)
 	$(BIN)/python -m pytest -m proof --numprocesses 3 --dist loadfile --no-loadscope-reorder
+
+bench: setup     ## how fast this machine trains, against plain loops and other libraries: bench/README.md
+	$(BIN)/python tests/benchmarks/bench.py
+
+bench-gpu: setup ## the same at the sizes of one GPU, ten minutes a call; again for what is missing: bench/gpu/README.md
+	$(BIN)/python tests/benchmarks/bench.py --gpu --minutes 10 --output bench/gpu
 
 lint: setup      ## formatting, rules, types
 	$(BIN)/ruff format --check .

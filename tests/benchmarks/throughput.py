@@ -1,9 +1,13 @@
 """Compare training tokens/s of the engine with a plain PyTorch loop's: same model, same batches, same process count.
 
-    python tests/benchmarks/throughput.py [--layers 6 --width 384 --length 256 --batch 8 --steps 12 --rounds 3]
+    python tests/benchmarks/throughput.py [--layers 6 --width 384 --length 256 --batch 8 --steps 6 --rounds 6]
+        [--settings fp32:0,fp32:1,bf16:1] [--compile] [section.key=value ...]
 
-Rounds of the two loops alternate, so that drift of the machine strikes both alike; the medians are compared. It prints
-one JSON object. Use one process and all cores (the default) or `torchrun --nproc-per-node N`.
+A setting is a precision and a ZeRO stage; what else is given goes into the engine's configuration. Rounds of the two
+loops alternate, so that drift of the machine strikes both alike; each is timed as a whole, and the medians are
+compared, with the quartiles of the ratio of neighbours beside them. With --compile the plain loop compiles its model,
+and the engine its blocks. MFU is of the device's peak, named or measured. It prints one JSON object. Use one process
+and all cores (the default) or `torchrun --nproc-per-node N`.
 """
 
 import argparse
@@ -24,27 +28,33 @@ from torch.nn.utils import clip_grad_norm_
 
 from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.config.parse import parse_config
+from plumbline.data.windows import Batch
+from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.world import World, read_world
+from plumbline.launcher.runtime.train.speed import peak_flops
 from plumbline.model.decoder import CausalLM
+from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_table
 
-VOCABULARY = 8192
+SIZES = {"layers": 6, "width": 384, "length": 256, "batch": 8, "vocabulary": 8192, "steps": 6, "rounds": 6}
+Loop = Callable[[Batch, int], torch.Tensor]
+"""Make a step of a batch and its number; the loss, which nobody has waited for."""
 
 
-def make_config(arguments: argparse.Namespace, corpus: Path, precision: str, zero_stage: int, world: World) -> Config:
+def make_config(arguments: argparse.Namespace, corpus: Path, setting: str, world: World) -> Config:
     """Return the configuration of one measurement."""
+    precision, _, zero_stage = setting.partition(":")
     values = {
         "run": {"name": "throughput"},
         "model": {
             "family": arguments.family,
-            "vocab_size": VOCABULARY,
+            "vocab_size": arguments.vocabulary,
             "hidden_size": arguments.width,
             "num_hidden_layers": arguments.layers,
             "num_attention_heads": arguments.width // 64,
@@ -58,94 +68,106 @@ def make_config(arguments: argparse.Namespace, corpus: Path, precision: str, zer
             "micro_batch_size": arguments.batch,
         },
         "optimizer": {"lr": 1e-3},
-        "train": {"steps": 1000},
-        "deepspeed": {"precision": precision, "zero_stage": zero_stage},
+        "train": {"steps": 1000, "compile": arguments.compile},
+        "deepspeed": {"precision": precision, "zero_stage": int(zero_stage)},
     }
-    return parse_config(values, "benchmark")
+    written = corpus.with_suffix(".yaml")
+    written.write_text(json.dumps(values))  # JSON is YAML
+    return load_config(written, arguments.overrides)
 
 
-def plain_loop(config: Config, world: World, precision: str) -> Callable[[dict[str, Any]], None]:
-    """Run the loop a PyTorch user would write: fp32 weights, autocast for bf16, full logits, AdamW, clipping, DDP."""
+def engine_loop(config: Config, world: World) -> Loop:
+    """Return a step of the engine."""
+    engine = DeepSpeedEngine(config, world)
+    return lambda batch, number: engine.train_step([batch], number, 1e-3).result.loss
+
+
+def plain_loop(config: Config, world: World, compiled: bool) -> Loop:
+    """Return the step a PyTorch user writes: fp32 weights, autocast for bf16, full logits, AdamW, clipping, DDP."""
     rule = config.parameterization
     model: Any = CausalLM(config.model, multipliers(config.model, rule))
     initialize(model, parameter_table(config.model, rule, OptimizerSettings(1e-3, 0.1, 1e-8)), 1)
     model.to(world.device)
-    if world.size > 1:
-        model = torch.nn.parallel.DistributedDataParallel(model)
     decay = [p for p in model.parameters() if p.ndim >= 2]
     rest = [p for p in model.parameters() if p.ndim < 2]
+    if world.size > 1:
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    if compiled:
+        model = torch.compile(model)
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
 
-    def step(batch: dict[str, Any]) -> None:
-        batch = {name: tensor.to(world.device) for name, tensor in batch.items()}
-        autocast = torch.autocast(world.device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
-        with autocast:
-            logits = model(batch["input_ids"])
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+    def step(batch: Batch, _: int) -> torch.Tensor:
+        inputs, labels = batch["input_ids"].to(world.device), batch["labels"].to(world.device)
+        bf16 = config.deepspeed.precision == "bf16"
+        with torch.autocast(world.device.type, torch.bfloat16) if bf16 else nullcontext():
+            logits = model(inputs)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         loss.backward()
-        clip_grad_norm_(model.parameters(), 1.0)
+        clip_grad_norm_(decay + rest, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        loss.item()
+        return loss.detach()
 
     return step
 
 
-def measure(
-    arguments: argparse.Namespace, corpus: Path, precision: str, zero_stage: int, world: World
-) -> dict[str, Any]:
-    """Median seconds per step of both loops, in alternating rounds."""
-    config = make_config(arguments, corpus, precision, zero_stage, world)
+def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: World) -> dict[str, Any]:
+    """Time both loops in alternating rounds."""
+    config = make_config(arguments, corpus, setting, world)
     batches = TrainBatches(config.data, 1, world.rank, world.size)
-    engine, plain = DeepSpeedEngine(config, world), plain_loop(config, world, precision)
-    ours: list[float] = []
-    theirs: list[float] = []
+    loops = engine_loop(config, world), plain_loop(config, world, arguments.compile)
+    seconds: tuple[list[float], list[float]] = ([], [])
     number = 0
     for round_number in range(arguments.rounds + 1):  # the first round warms up
-        for times, run in (
-            (ours, lambda b, n: engine.train_step([b], n, 1e-3).result.loss.item()),
-            (theirs, lambda b, _: plain(b)),
-        ):
-            for _ in range(arguments.steps):
-                (batch,) = batches.micro_batches(number)
-                dist.barrier()
-                start = time.perf_counter()
-                run(batch, number)
-                if round_number:
-                    times.append(time.perf_counter() - start)
-                number += 1
+        for times, loop in zip(seconds, loops, strict=True):
+            given = [batches.micro_batches(number + step)[0] for step in range(arguments.steps)]
+            dist.barrier()
+            start = time.perf_counter()
+            for step, batch in enumerate(given):
+                loss = loop(batch, number + step)
+            loss.item()
+            if round_number:
+                times.append((time.perf_counter() - start) / arguments.steps)
+            number += arguments.steps
+    ours, theirs = map(statistics.median, seconds)
+    low, _, high = statistics.quantiles(other / own for own, other in zip(*seconds, strict=True))
     tokens = arguments.batch * arguments.length * world.size
-    mine, other = statistics.median(ours), statistics.median(theirs)
+    dtype = torch.bfloat16 if config.deepspeed.precision == "bf16" else torch.float32
+    flops = training_flops_per_token(config.model, arguments.length, config.objective) * tokens / world.size
+    peak = peak_flops(world, dtype, None)
     return {
-        "precision": precision,
-        "zero_stage": zero_stage,
-        "tokens_per_second": round(tokens / mine),
-        "plain_tokens_per_second": round(tokens / other),
-        "ratio": round(other / mine, 3),
+        "setting": setting,
+        "tokens_per_second": round(tokens / ours),
+        "plain_tokens_per_second": round(tokens / theirs),
+        "ratio": round(theirs / ours, 3),
+        "quartiles_of_the_ratio": [round(low, 3), round(high, 3)],
+        "mfu": round(flops / ours / peak, 3),
     }
 
 
 def main() -> None:
-    """Measure fp32 and bf16."""
+    """Measure each setting."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("layers", 6), ("width", 384), ("length", 256), ("batch", 8), ("steps", 12), ("rounds", 3)):
+    for name, default in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--family", default="qwen3", choices=("qwen3", "gpt2"))
-    arguments = parser.parse_args()
+    parser.add_argument("--settings", default="fp32:0,fp32:1,bf16:1", metavar="PRECISION:STAGE,...")
+    parser.add_argument("--compile", action="store_true", help="compile both")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    arguments = parser.parse_intermixed_args()
     world = read_world()
     startup.start(world, timeout_minutes=10)
-    results = []
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / f"random{world.rank}"
-        with IndexedWriter(corpus, token_dtype(VOCABULARY)) as writer:
-            tokens = np.random.default_rng(0).integers(0, VOCABULARY, 2_000_000, dtype=np.uint16)
+        with IndexedWriter(corpus, token_dtype(arguments.vocabulary)) as writer:
+            tokens = np.random.default_rng(0).integers(0, arguments.vocabulary, 10_000_000, dtype=np.uint16)
             writer.add_documents(tokens, [len(tokens)])
-        for precision, stage in (("fp32", 0), ("fp32", 1), ("bf16", 1)):
-            results.append(measure(arguments, corpus, precision, stage, world))
+        results = [measure(arguments, corpus, setting, world) for setting in arguments.settings.split(",")]
     if world.is_main:
         facts = {**vars(arguments), "ranks": world.size, "threads": torch.get_num_threads(), "cpus": os.cpu_count()}
-        print(json.dumps({"setting": facts, "device": world.device.type, "results": results}, indent=2))
+        device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
+        print(json.dumps({"setting": facts, "device": device, "results": results}, indent=2))
     startup.stop()
 
 

@@ -1,0 +1,150 @@
+"""Run the benchmarks that tell how fast a machine trains, one after another, and write what they found as one table.
+
+    python tests/benchmarks/bench.py [--gpu] [--output bench] [--minutes 10] [--only PATTERN] [--rehearse]
+
+A part is a command of this folder. Each runs by itself; what it printed goes to OUTPUT/NAME.json, and OUTPUT/README.md
+has all of them as tables. The same command again runs what is missing, so that parts may be spread over several calls:
+one that fails or that is cut off by --minutes is tried anew. Nothing is downloaded. --rehearse runs every part at the
+smallest size on whatever device there is, to see that it works.
+Exit codes: 0 every part is there; 1 one failed or had no time left.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Part(NamedTuple):
+    """State a benchmark: its script and options, and those that make it as small as it can be."""
+
+    command: str
+    smallest: str
+
+
+TINY = "--layers 1 --width 64 --length 32 --batch 2 --vocabulary 512 --steps 1 --rounds 2"
+TINY_RUN = (
+    "model.hidden_size=64 model.num_hidden_layers=1 model.num_attention_heads=1 model.num_key_value_heads=1 "
+    "model.intermediate_size=64 data.sequence_length=32 data.global_batch_size=4 data.micro_batch_size=2"
+)
+CPU = {
+    "train_6x384": Part("throughput.py --settings fp32:0,fp32:1,bf16:1", TINY),
+    "train_4x128": Part(
+        "throughput.py --layers 4 --width 128 --length 64 --batch 12 --steps 20 --settings fp32:0,fp32:1,bf16:1", TINY
+    ),
+    "loss_head": Part("loss_head.py --tokens 2048 --width 384 --vocabulary 8192", "--tokens 64 --rounds 2"),
+    "determinism": Part("determinism_cost.py", f"--rounds 2 {TINY_RUN}"),
+    "diagnostics": Part("diagnostics_cost.py", f"--rounds 2 {TINY_RUN}"),
+    "lookahead": Part("lookahead_cost.py", "--width 64 --depth 1 --length 64 --anchors 2 --horizon 2 --rounds 2"),
+    "checkpoint_stall": Part("checkpoint_stall.py", "--layers 1 --saves 2"),
+    "loader": Part("loader_speed.py --tokens 8000000", "--tokens 300000 --batch 4 --rounds 2"),
+}
+TRAIN_124M = "throughput.py --compile --layers 12 --width 768 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
+TRAIN_400M = "throughput.py --compile --layers 24 --width 1024 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
+TRAIN_1400M = "throughput.py --compile --layers 24 --width 2048 --length 2048 --batch 4 --vocabulary 50304 --steps 6"
+GPU = {
+    "train_124m": Part(f"{TRAIN_124M} --settings bf16:0,bf16:1,bf16:2,bf16:3", TINY),
+    "train_400m": Part(f"{TRAIN_400M} --settings bf16:1", TINY),
+    "train_1.4b": Part(f"{TRAIN_1400M} --settings bf16:1", TINY),
+    "train_1.4b_float8": Part(
+        f"{TRAIN_1400M} --settings bf16:1 precision.float8=tensorwise", f"{TINY} precision.float8_emulated=true"
+    ),
+    "loss_head": Part("loss_head.py --tokens 16384 --dtype bf16", "--tokens 64 --rounds 2"),
+    "determinism": Part("determinism_cost.py --config configs/gpt2-124m.yaml", f"--rounds 2 {TINY_RUN}"),
+    "diagnostics": Part("diagnostics_cost.py --config configs/gpt2-124m.yaml", f"--rounds 2 {TINY_RUN}"),
+    "lookahead": Part(
+        "lookahead_cost.py --width 768 --depth 12 --batch 8",
+        "--width 64 --depth 1 --length 64 --anchors 2 --horizon 2 --batch 1 --rounds 2",
+    ),
+    "checkpoint_stall": Part("checkpoint_stall.py", "--layers 1 --saves 2"),
+}
+
+
+def run(part: Part, rehearse: bool, seconds: float) -> dict[str, Any]:
+    """Run a part; returns its command, how long it took, and what it printed or why there is nothing."""
+    arguments = [*part.command.split(), *(part.smallest.split() if rehearse else ())]
+    given = [sys.executable, "-m", f"tests.benchmarks.{arguments[0].removesuffix('.py')}", *arguments[1:]]
+    begun = time.monotonic()
+    found: dict[str, Any] = {"command": " ".join(["python", "tests/benchmarks/" + arguments[0], *arguments[1:]])}
+    try:
+        ours = {**os.environ, "PYTHONPATH": str(ROOT / "launcher")}
+        done = subprocess.run(given, cwd=ROOT, env=ours, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return {**found, "error": f"cut off after {seconds:.0f} s"}
+    found["seconds"] = round(time.monotonic() - begun, 1)
+    if done.returncode:
+        return {**found, "error": (done.stderr or done.stdout)[-2000:]}
+    return {**found, "printed": last_json(done.stdout)}
+
+
+def last_json(text: str) -> Any:
+    """Return the JSON document that a text ends with; libraries may have printed before it."""
+    for match in re.finditer(r"^[\[{]", text, re.MULTILINE):
+        try:
+            return json.loads(text[match.start() :])
+        except ValueError:
+            continue
+    return text
+
+
+def as_table(name: str, found: dict[str, Any]) -> str:
+    """Return a part as Markdown: its rows where it has some, else its numbers."""
+    printed = found.get("printed", {"error": found.get("error")})
+    if isinstance(printed, str):
+        body = f"```\n{printed.strip()}\n```"
+    else:
+        ways = [{"way": name, **numbers} for name, numbers in printed.get("ways", {}).items()]
+        flat = (
+            printed.get("results") or ways or [{k: v for k, v in printed.items() if k not in ("config", "overrides")}]
+        )
+        names = list(dict.fromkeys(key for row in flat for key in row))
+        lines = [names, ["---"] * len(names), *([shown(row.get(key)) for key in names] for row in flat)]
+        body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"## {name}\n\n`{found['command']}`\n\n{body}\n"
+
+
+def shown(value: Any) -> str:
+    """Return a value as it stands in a table."""
+    if isinstance(value, list):
+        return " to ".join(map(shown, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("\n", " ").replace("|", "/")
+
+
+def main() -> int:
+    """Run what is missing, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="the parts and sizes that are for a GPU")
+    parser.add_argument("--output", type=Path, default=ROOT / "bench", help="folder (default: bench)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no part after these (default: 60)")
+    parser.add_argument("--only", default="", help="regular expression over names of parts")
+    parser.add_argument("--rehearse", action="store_true", help="every part at its smallest")
+    arguments = parser.parse_args()
+    deadline = time.monotonic() + 60 * arguments.minutes
+    parts = {name: part for name, part in (GPU if arguments.gpu else CPU).items() if re.search(arguments.only, name)}
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    tables, missing = [], 0
+    for name, part in parts.items():
+        file = arguments.output / f"{name}.json"
+        found = json.loads(file.read_text()) if file.exists() else {"error": "not begun"}
+        left = deadline - time.monotonic()
+        if "error" in found and left > 0:
+            found = run(part, arguments.rehearse, left)
+            file.write_text(json.dumps(found, indent=2) + "\n")
+        missing += "error" in found
+        print(f"{name}: {'failed' if 'error' in found else 'there'}", file=sys.stderr, flush=True)
+        if "command" in found:
+            tables.append(as_table(name, found))
+    (arguments.output / "README.md").write_text("\n".join(tables))
+    print("\n".join(tables))
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
