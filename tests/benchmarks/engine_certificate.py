@@ -6,14 +6,15 @@
 Each case is a small model, drawn from the seed, on ZeRO stage 0 to 3, in fp32 or bf16, with one or three micro-batches,
 under AdamW or Muon. It takes three steps by the engine on all ranks and by a plain loop that sees the whole batch.
 Losses, gradients, norms, updates, optimizer states and the weights that each rank computes with are compared in each.
-With --mutants, each of certificate/mutants.py is at work at each stage and precision that it fits, in up to --tries cases
-until one of them differs.
+With --mutants, the engine is broken in one place at a time (certificate/broken_*.py; those that a pattern names), at
+each stage and precision that the change fits, in up to --tries cases until one of them differs.
 Rank 0 prints a table and, last, one JSON object. Exit code 1: a case differs, or under 95 % of the mutants are caught.
 """
 
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -32,7 +33,7 @@ from plumbline.launcher.runtime.system.world import World, read_world
 
 if TYPE_CHECKING:
     from tests.benchmarks.certificate.models import Case
-    from tests.benchmarks.certificate.mutants import Mutant
+    from tests.benchmarks.certificate.mutant import Mutant
 
 LEAST_CAUGHT = 0.95
 
@@ -54,14 +55,15 @@ def certify(cases: int, seed: int, world: World) -> list[dict[str, Any]]:
     return rows
 
 
-def hunt(seed: int, tries: int, world: World) -> list[dict[str, Any]]:
+def hunt(pattern: str, seed: int, tries: int, world: World) -> list[dict[str, Any]]:
     """Return a row for each mutant at each stage and precision that it fits: by what it was caught, in which case."""
+    from tests.benchmarks.certificate import broken_gradients, broken_updates
     from tests.benchmarks.certificate.models import draw_case
-    from tests.benchmarks.certificate.mutants import MUTANTS
 
+    mutants = broken_updates.MUTANTS + broken_gradients.MUTANTS
     cases = [draw_case(seed, number) for number in range(512)]
     rows = []
-    for mutant in MUTANTS:
+    for mutant in (mutant for mutant in mutants if re.search(pattern, mutant.change)):
         fitting = [case for case in cases if mutant.fits(case)]
         own = []
         for stage, precision in sorted({(case.stage, case.precision) for case in fitting}):
@@ -110,13 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=128)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--mutants", action="store_true", help="break the engine, in one place at a time")
+    parser.add_argument(
+        "--mutants", nargs="?", const="", metavar="PATTERN", help="break the engine, in one place at a time"
+    )
     parser.add_argument("--tries", type=int, default=2, help="cases in which a mutant may stay unseen")
     asked = parser.parse_args(arguments)
     world, began = read_world(), time.perf_counter()
     startup.start(world, timeout_minutes=2.0)
-    if asked.mutants:
-        rows = hunt(asked.seed, asked.tries, world)
+    if asked.mutants is not None:
+        rows = hunt(asked.mutants, asked.seed, asked.tries, world)
         good = sum(bool(row["caught_by"]) for row in rows)
         kinds = len({row["mutant"] for row in rows})
         passed, counts = good >= LEAST_CAUGHT * len(rows), {"mutants": kinds, "trials": len(rows), "caught": good}

@@ -84,8 +84,8 @@ class Case:
 
 def draw_case(seed: int, number: int) -> Case:
     """Return a case, by seed and number alone."""
-    chance = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
-    order = random.Random(f"{seed} {number // len(COMBINATIONS)}").sample(COMBINATIONS, len(COMBINATIONS))  # noqa: S311
+    chance = random.Random(f"{seed} {number}")
+    order = random.Random(f"{seed} {number // len(COMBINATIONS)}").sample(COMBINATIONS, len(COMBINATIONS))
     stage, precision, accumulation, optimizer = order[number % len(COMBINATIONS)]
     blocks = chance.randint(2, 4)
     order_of_blocks = [*range(blocks), *chance.choices(range(blocks), k=chance.choice([0, 0, 1, 2]))]
@@ -125,7 +125,8 @@ class Block(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Return the stream after the block, [B, T, D]."""
         mixed = self.down(torch.tanh(self.up(self.norm(states))))
-        return states + self.scale.to(mixed.dtype) * mixed
+        added: Tensor = states + self.scale.to(mixed.dtype) * mixed
+        return added
 
 
 class Targets(nn.Module):
@@ -139,7 +140,8 @@ class Targets(nn.Module):
 
     def targets(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return how many labels count, [1]."""
-        return (batch["labels"] >= 0).sum()[None]
+        count: Tensor = (batch["labels"] >= 0).sum()
+        return count[None]
 
 
 class Generated(nn.Module):
@@ -155,8 +157,8 @@ class Generated(nn.Module):
         if case.tied:
             self.head.weight = self.embed.weight
 
-    def forward(self, batch: Mapping[str, Tensor], step: int, through: object = None) -> Losses:
-        """Return the summed loss of a micro-batch; `through` is what an engine names, and there is nothing else."""
+    def forward(self, batch: Mapping[str, Tensor], step: int, **_through: object) -> Losses:
+        """Return the summed loss of a micro-batch, whichever method an engine names."""
         number = int(batch["number"])
         states = self.embed(batch["input_ids"])
         for call in self.case.calls:
@@ -197,7 +199,7 @@ def is_frozen(case: Case, name: str) -> bool:
 
 def rows(case: Case) -> tuple[ParameterRow, ...]:
     """Return the table of a case: each tensor has learning rate, decay and eps of one of five kinds, drawn for it."""
-    chance = random.Random(f"groups {case.seed} {case.number}")  # noqa: S311 - no secret
+    chance = random.Random(f"groups {case.seed} {case.number}")
     kinds = [
         (chance.uniform(0.3, 3.0), 0.0 if number == 0 else chance.uniform(0.3, 3.0), 10 ** chance.uniform(-4, -2))
         for number in range(5)

@@ -108,8 +108,8 @@ class PlainLoop:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the state of every trained tensor by its name."""
-        names = {parameter: name for name, parameter in self.weights.items()}
-        return {names[p]: dict(s) for optimizer in self.optimizers for p, s in optimizer.state.items()}
+        states = {parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()}
+        return {name: dict(states.get(parameter, {})) for name, parameter in self.weights.items()}
 
     def go_on_from(self, weights: Mapping[str, Tensor]) -> None:
         """Put other weights in place, so that each step is compared by itself."""

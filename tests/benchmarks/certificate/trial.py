@@ -20,7 +20,7 @@ from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 from tests.benchmarks.certificate import models
 from tests.benchmarks.certificate.models import Case
-from tests.benchmarks.certificate.mutants import Mutant
+from tests.benchmarks.certificate.mutant import Mutant
 from tests.benchmarks.certificate.plain import LINEAR, PlainLoop
 
 TOLERANCES = {
@@ -123,7 +123,9 @@ def whole_tensors(engine: DeepSpeedEngine) -> dict[str, dict[str, Tensor]]:
         for key in held[0]:
             values = [part[key] for part in held]
             whole = key == "step"
-            found.setdefault(piece.name, {})[key] = torch.stack(values) if whole else torch.cat(values).view(piece.shape)
+            found.setdefault(piece.name, {})[key] = (
+                torch.stack(values) if whole else torch.cat(values).view(piece.shape)
+            )
     return found
 
 
@@ -190,7 +192,9 @@ class Comparison(UpdateObserver):
             with gathered:
                 here = parameter.detach().clone()
             expected = masters[name]["weight"].to(here.dtype)
-            self.found.add("weights", _distance(here, expected, 0.0), f"{self._at(name)} on rank {self.engine.world.rank}")
+            self.found.add(
+                "weights", _distance(here, expected, 0.0), f"{self._at(name)} on rank {self.engine.world.rank}"
+            )
 
     def _at(self, name: str) -> str:
         return f"step {self.step + 1}, {name}"
