@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from plumbline.launcher.runtime.doctor import clocks, collectives
+from plumbline.launcher.runtime.doctor import clocks, collectives, versions
 
 PATCHES = pytest.MonkeyPatch()
 
@@ -31,6 +31,10 @@ def other_python() -> None:
 
 def other_variable() -> None:
     os.environ["NCCL_ALGO"] = "Ring"
+
+
+def uncertified() -> None:
+    PATCHES.setattr(versions, "CERTIFIED", ())
 
 
 def slow() -> None:

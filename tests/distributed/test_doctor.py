@@ -151,6 +151,13 @@ def test_pretraining_warns_of_variables_and_trains(examine: Examine) -> None:
     assert outcome.stderr.count("warning: broken: rank 1: NCCL_ALGO is Ring") == 1
 
 
+def test_pretraining_says_in_one_line_that_versions_are_not_certified(examine: Examine) -> None:
+    outcome = examine("uncertified", ranks=1, script="pretrain")
+    assert outcome.codes == (0,), outcome.stderr
+    (line,) = [line for line in outcome.stderr.splitlines() if "has not been held to plain PyTorch" in line]
+    assert "warning: torch " in line
+
+
 SIZES = {
     "fp32_1": [],
     "fp32_0": ["deepspeed.zero_stage=0"],

@@ -1,4 +1,7 @@
-"""Compare versions, our own sources and environment variables over ranks, and name the nodes that differ."""
+"""Compare versions, our own sources and environment variables over ranks, and name the nodes that differ.
+
+Versions of torch and DeepSpeed that are the same everywhere, but not certified, are worth a warning.
+"""
 
 import hashlib
 import os
@@ -13,6 +16,8 @@ from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SOURCES = ("launcher", "model", "data")
 PACKAGES = ("torch", "deepspeed", "transformers", "numpy")
+CERTIFIED = (("2.13.0", "0.19.8"),)
+"""torch and DeepSpeed with which tests/benchmarks/engine_certificate.py passes: docs/proofs.md has its results."""
 VARIABLES = ("OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Compared by value, as is every NCCL_*; interfaces may well be called differently."""
 MAY_DIFFER = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
@@ -56,10 +61,24 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
         if (here := report.facts["visible GPUs"]) != common(counts):
             text = f"rank {report.rank}: CUDA_VISIBLE_DEVICES shows {here}, {common(counts)} on most ranks"
             findings.append(Finding("warning", report.node, text, "ask for as many GPUs on every node"))
+    findings += _uncertified(reports)
     if findings:
         return findings
     versions = reports[0].facts["versions"]
     return [Finding("ok", EVERYWHERE, ", ".join(f"{name} {versions[name]}" for name in ("python", *PACKAGES)))]
+
+
+def _uncertified(reports: Sequence[Report]) -> list[Finding]:
+    """Warn where most ranks have a torch and a DeepSpeed that nobody has held to plain PyTorch together."""
+    torch, deepspeed = (
+        common([report.facts["versions"][name].partition("+")[0] for report in reports])
+        for name in ("torch", "deepspeed")
+    )
+    if (torch, deepspeed) in CERTIFIED:
+        return []
+    text = f"torch {torch} with deepspeed {deepspeed} has not been held to plain PyTorch (docs/proofs.md)"
+    remedy = "run tests/benchmarks/engine_certificate.py, or install the pinned versions (constraints.txt)"
+    return [Finding("warning", EVERYWHERE, text, remedy)]
 
 
 def checksum_of_sources(checkout: Path) -> str:

@@ -172,6 +172,8 @@ class DeepSpeedEngine(Engine):
     def _expect_micro_batches(self, count: int) -> None:
         """Tell DeepSpeed how many micro-batches make a step, when that changes (data.batch_size_warmup)."""
         self._awaited = count
+        if self.stage == 3:
+            zero_shards.forget_gradients(self._engine.optimizer)
         if count == self._engine.gradient_accumulation_steps():
             return
         batch_size = count * self.config.data.micro_batch(self.world.size) * self.world.size

@@ -90,6 +90,15 @@ def whole_gradient(parameter: nn.Parameter) -> Tensor:
     return gradient
 
 
+def forget_gradients(zero: Any) -> None:
+    """Start a step at stage 3 from gradients of zero, as every other stage does.
+
+    DeepSpeed 0.19.8 only overwrites what the step before has left, tensor by tensor, when the first micro-batch yields
+    a gradient: a tensor that took no part in it would be updated by its old gradient once more.
+    """
+    zero.grad_partitions_flat_buffer.zero_()
+
+
 def gradient_norms(zero: Any, groups: int, stage: int) -> list[Tensor]:
     """Return the norm of the whole gradient of each parameter group, between backward and update. Collective.
 

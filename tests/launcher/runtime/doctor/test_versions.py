@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from plumbline.launcher.runtime.doctor import versions
-from plumbline.launcher.runtime.doctor.check import Place
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Place
 from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
@@ -47,6 +48,28 @@ def test_variables_are_worth_a_warning(reports: Reports, monkeypatch: pytest.Mon
     assert "NCCL_ALGO is not set, Ring on most ranks" in texts
     assert "OMP_NUM_THREADS is 7" in texts
     assert "CUDA_VISIBLE_DEVICES shows 1 GPU(s), 2 GPU(s) on most ranks" in texts
+
+
+@pytest.mark.parametrize(("package", "version"), [("torch", "2.12.1"), ("deepspeed", "0.19.9")])
+def test_versions_that_are_not_certified_are_worth_one_warning(reports: Reports, package: str, version: str) -> None:
+    facts = [versions.measure(PLACE) for _ in range(2)]
+    for each, build in zip(facts, ("+cpu", "+cu130"), strict=True):
+        each["versions"] |= {"torch": f"2.13.0{build}", "deepspeed": "0.19.8"}
+    assert {finding.level for finding in versions.judge(reports(facts[:1]))} == {"ok"}, "a build is not a version"
+    assert {finding.level for finding in versions.judge(reports(facts[1:]))} == {"ok"}
+    for each in facts:
+        each["versions"][package] = version
+    facts[0]["versions"]["torch"] = facts[1]["versions"]["torch"]
+    (found,) = versions.judge(reports(facts))
+    assert (found.level, found.node) == ("warning", EVERYWHERE)
+    assert f"{package} {version}" in found.text
+
+
+def test_the_page_lists_the_versions_that_are_certified() -> None:
+    page = (versions.CHECKOUT / "docs" / "proofs.md").read_text(encoding="utf-8")
+    assert (
+        tuple(re.findall(r"^\| (\d+\.\d+\.\d+) \| (\d+\.\d+\.\d+) \| passed", page, re.MULTILINE)) == versions.CERTIFIED
+    )
 
 
 def test_the_checksum_is_that_of_every_source(tmp_path: Path) -> None:
