@@ -61,7 +61,7 @@ def main() -> int:
     environment = {**os.environ, "PATH": path, **({} if gpus else {"DS_ACCELERATOR": "cpu"})}
     for stage in stages:
         print(f"\n$ {shlex.join(stage)}", flush=True)
-        code = code_of(subprocess.Popen(stage, cwd=ROOT, env=environment))
+        code = exit_status_of(subprocess.Popen(stage, cwd=ROOT, env=environment))
         if code:
             LOG.error(f"{stage[0]} ended with code {code}; the same command goes on from here")
             return code
@@ -69,7 +69,7 @@ def main() -> int:
     return 0
 
 
-def code_of(stage: "subprocess.Popen[bytes]") -> int:
+def exit_status_of(stage: "subprocess.Popen[bytes]") -> int:
     """Return how a stage ended, as shells count; it hears Ctrl-C as well, and ends by its own rules."""
     while True:
         try:

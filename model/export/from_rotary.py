@@ -50,13 +50,13 @@ def _llama(entries: Entries, activations: Mapping[str, str] = GATED) -> dict[str
     if len(set(entries.get("layer_types") or ())) > 1:
         raise ValueError("layer_types: this decoder has one kind of attention in all layers")
     windowed = "sliding_attention" in (entries.get("layer_types") or ())
-    heads, width = entries["num_attention_heads"], entries["hidden_size"]
+    heads, width, head_dim = entries["num_attention_heads"], entries["hidden_size"], entries.get("head_dim")
     same = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     return {
         "family": "llama",
         **{key: entries[key] for key in (*same, "intermediate_size", "max_position_embeddings")},
         "attention_bias": entries.get("attention_bias", False),
-        "head_dim": entries.get("head_dim") or width // heads,
+        "head_dim": width // heads if head_dim is None else head_dim,
         "norm_eps": entries["rms_norm_eps"],
         "rope_theta": float(rope["rope_theta"]),
         "rope_scaling": scaling_of(rope),

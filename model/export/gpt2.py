@@ -61,7 +61,13 @@ def _gpt2(config: ModelConfig, weights: Weights) -> Export:
 
 
 def our_names(stock: Weights, layers: int) -> Weights:
-    """Return the weights of GPT-2, without the prefix `transformer.`, under our names: the inverse."""
+    """Return the weights of GPT-2, without the prefix `transformer.`, under our names: the inverse.
+
+    Raises:
+        ValueError: they are of more blocks than these.
+    """
+    if more := sorted(name for name in stock if name.startswith(f"h.{layers}.")):
+        raise ValueError(f"n_layer = {layers}, and the files hold {more[0]} as well: correct n_layer in config.json")
     weights = {
         "model.embed_tokens.weight": stock["wte.weight"],
         "model.embed_positions.weight": stock["wpe.weight"],

@@ -37,7 +37,8 @@ def resolve(values: dict[str, Any], source: str) -> Config:
     check_written(values, source)
     model = values.get("model") or {}
     if takes_shape_from_stock(values):
-        model = {**section_of(values["train"]["initialize_from"]), **model}
+        spec = values["train"]["initialize_from"]
+        model, source = {**section_of(spec), **model}, f"{source}, with the model of {spec}"
     if model.get("vocab_size") is None:
         model = {**model, "vocab_size": vocab_size(DataConfig.model_validate(values["data"]))}
     return parse_config({**values, "model": model}, source)

@@ -22,6 +22,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.models.averages import open_weights
 from plumbline.launcher.runtime.models.finite import check_finite
+from plumbline.launcher.runtime.models.whole import check_whole
 from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.model.decoder import CausalLM
@@ -343,11 +344,7 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
         reason = "its model is Python code of its own (auto_map in config.json), which is not run here"
         reason = reason if "trust_remote_code" in str(error) else f"transformers cannot load this folder: {error}"
         raise ValueError(f"{folder}: {reason}") from error
-    if missing := sorted(found["missing_keys"]):
-        raise ValueError(
-            f"{folder}: lacks {len(missing)} weights of {type(module).__name__}, such as {missing[0]}, and "
-            "transformers would draw them at random: copy the folder again, or correct config.json"
-        )
+    check_whole(module, found, folder)
     check_finite(module.state_dict(), folder, "copy the folder again, or give another model")
     return LoadedModel(module.to(device).eval(), folder, folder, None, None, None)
 

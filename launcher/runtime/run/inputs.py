@@ -39,9 +39,15 @@ def open_inputs(config: Config, world: World) -> Inputs:
     train.check_epochs(last_step(config))
     for name, corpus in train.corpora.items():
         if corpus.vocab_size is not None and corpus.vocab_size > config.model.vocab_size:
+            stock = config.train.initialize_from
             raise ConfigError(
                 f"model.vocab_size = {config.model.vocab_size} is smaller than the vocabulary of {name} "
-                f"({corpus.vocab_size}): leave it out to take the corpus's, or set a larger one"
+                f"({corpus.vocab_size}): "
+                + (
+                    "leave it out to take the corpus's, or set a larger one"
+                    if stock is None
+                    else f"it is that of {stock}; prepare the corpus with the tokenizer of that model"
+                )
             )
     validation = {
         name: (

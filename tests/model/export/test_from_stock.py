@@ -166,6 +166,19 @@ def test_what_our_decoder_lacks_is_refused(source: dict[str, Any], message: str)
         model_section(entries)
 
 
+def test_a_gpt2_of_more_blocks_than_it_says_is_refused(enliven: Enliven) -> None:
+    stock = stock_model({"model_type": "gpt2"}, enliven)
+    entries = {**stock.config.to_dict(), "n_layer": 1}
+    config = ModelConfig.model_validate(model_section(entries))
+    with pytest.raises(ValueError, match=r"n_layer = 1, and the files hold h\.1\.attn\.c_attn\.bias as well"):
+        from_stock(entries, stock.state_dict(), config, Multipliers(attention=config.head_dim**-0.5))
+
+
+def test_heads_of_no_width_are_not_taken_for_the_usual_ones() -> None:
+    entries = AutoConfig.for_model(**copy.deepcopy({**STOCK_SHAPE, "model_type": "qwen3", "head_dim": 0})).to_dict()
+    assert model_section(entries)["head_dim"] == 0, "ModelConfig refuses it"
+
+
 @pytest.mark.parametrize(
     "shape",
     [

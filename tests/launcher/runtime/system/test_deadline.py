@@ -2,10 +2,11 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from plumbline.launcher.runtime.system import deadline
 from plumbline.launcher.runtime.system.deadline import END, NOTICE, read_notice, watch, watch_time_limit
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -41,18 +42,35 @@ def test_a_stop_that_takes_longer_than_the_notice_is_asked_for_earlier(
     assert stop
 
 
-def watching(stop: StopRequest, *answers: float | None) -> threading.Event:
-    """Watch in a thread, which asks at every look; the event is set once the last answer was given."""
-    given, last = iter(answers), threading.Event()
+Watching = Callable[..., threading.Event]
 
-    def ask() -> float | None:
-        answer = next(given, answers[-1])
-        if answer == answers[-1]:
-            last.set()
-        return answer
 
-    threading.Thread(target=watch, args=(stop, 1, ask, 0.0), daemon=True).start()
-    return last
+@pytest.fixture
+def watching(stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watching]:
+    """Watch in threads that look and ask all the time and end with the test; the event is set at the last answer."""
+    monkeypatch.setattr(deadline, "LOOK_SECONDS", 0.01)
+    over, threads = threading.Event(), list[threading.Thread]()
+
+    def begin(*answers: float | None) -> threading.Event:
+        given, last = iter(answers), threading.Event()
+
+        def ask() -> float | None:
+            if over.is_set():
+                return ends_in(0)
+            answer = next(given, answers[-1])
+            if answer == answers[-1]:
+                last.set()
+            return answer
+
+        threads.append(threading.Thread(target=watch, args=(stop, 1, ask, 0.0), daemon=True))
+        threads[-1].start()
+        return last
+
+    yield begin
+    over.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def comes_up(stop: StopRequest) -> bool:
@@ -63,21 +81,23 @@ def comes_up(stop: StopRequest) -> bool:
     return bool(stop)
 
 
-def test_a_limit_that_is_lowered_is_noticed(stop: StopRequest) -> None:
-    lowered = watching(stop, ends_in(3600), ends_in(0.5))
+def test_a_limit_that_is_lowered_is_noticed(stop: StopRequest, watching: Watching) -> None:
+    lowered = watching(ends_in(3600), ends_in(0.5))
     assert not stop
     assert lowered.wait(60)
     assert comes_up(stop)
 
 
-def test_a_controller_that_does_not_answer_changes_nothing(stop: StopRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_that_does_not_answer_changes_nothing(
+    stop: StopRequest, watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it said last holds, and at first what Slurm said when the job began."""
     monkeypatch.setenv(END, str(ends_in(3600)))
-    silent = watching(stop, ends_in(3600), None)
+    silent = watching(ends_in(3600), None)
     assert silent.wait(60)
     assert not stop
     monkeypatch.setenv(END, str(ends_in(0.5)))
-    watching(stop, None)
+    watching(None)
     assert comes_up(stop)
 
 
