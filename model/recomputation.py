@@ -47,6 +47,7 @@ def run_block(block: Block, function: Callable[..., Result], *arguments: Any) ->
     """
     if block.recomputed == "none" or not block.training:
         return function(*arguments)
-    keeping = {"context_fn": partial(create_selective_checkpoint_contexts, KEPT)}
-    selective = keeping if block.recomputed == "selective" else {}
-    return checkpoint(function, *arguments, use_reentrant=False, **selective)  # type: ignore[no-any-return]
+    if block.recomputed == "full":
+        return checkpoint(function, *arguments, use_reentrant=False)  # type: ignore[no-any-return]
+    contexts = partial(create_selective_checkpoint_contexts, KEPT)
+    return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]

@@ -148,7 +148,7 @@ def test_checkpointing_changes_no_gradient(make_model: MakeModel, settings: str,
     model.train()
     gradients = []
     for each in ("none", recomputed):
-        recompute(list(model.model.layers), each)
+        recompute(list(model.model.layers), each)  # type: ignore[arg-type]
         loss = think(model, thinker, tokens_of(model)).square().mean()
         gradients.append(torch.autograd.grad(loss, [*model.model.parameters(), *thinker.parameters()]))
     for found, expected in zip(*gradients, strict=True):

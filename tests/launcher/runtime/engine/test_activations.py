@@ -42,10 +42,10 @@ def built(config: Config, recomputed: Recomputed) -> tuple[TrainedLM, dict[str, 
         parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
     model.to(torch.bfloat16 if config.deepspeed.precision == "bf16" else torch.float32)
     recompute(blocks_of(model), recomputed)
-    shape, long = (MICRO_BATCH, config.data.sequence_length), {"dtype": torch.int64}
+    shape = (MICRO_BATCH, config.data.sequence_length)
     batch = {
-        "input_ids": torch.ones(shape, **long),
-        "labels": torch.ones(shape, **long),
+        "input_ids": torch.ones(shape, dtype=torch.int64),
+        "labels": torch.ones(shape, dtype=torch.int64),
         "document_ids": torch.zeros(shape, dtype=torch.int32),
         "positions": torch.arange(shape[1], dtype=torch.int32).expand(shape).contiguous(),
         "sample_index": torch.arange(MICRO_BATCH),
