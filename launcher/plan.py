@@ -22,6 +22,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--parameters", action="store_true", help="one row for each tensor, equal layers together")
     parser.add_argument("--devices", type=cli.positive, default=1, help="GPUs (or CPU processes) to plan for")
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="peak of one device (default: H100, bf16)")
+    parser.add_argument(
+        "--device-gib", type=float, default=80.0, help="memory of one device, in GiB (default: H100; an H200 has 141)"
+    )
     parser.add_argument("--mfu", type=float, default=0.4, help="assumed model FLOPs utilisation")
     parser.add_argument(
         "--law", metavar="LAW", help="law.json of launcher/fit.py, or a published law such as kumar2411"
@@ -34,19 +37,21 @@ if __name__ == "__main__":
     cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
+import torch
+
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.config.budget import (
     GIB,
     Compute,
-    DeviceMemory,
     ParameterCount,
     compute,
-    device_memory,
     totals,
 )
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.build import compiles
+from plumbline.launcher.runtime.engine.memory import DeviceMemory, Estimate
 from plumbline.launcher.runtime.laws import prediction
 from plumbline.launcher.runtime.optim.proportions import Proportions
 from plumbline.model.flops import training_flops_per_token
@@ -54,6 +59,7 @@ from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.multipliers import Multipliers, multipliers
 from plumbline.model.parameterization.rows import ParameterRow, over_layers
 from plumbline.model.parameterization.sizes import Sizes, sizes
+from plumbline.model.recomputation import Recomputed
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ class PlanFacts:
     flops_per_token: float
     memory_bytes: dict[int, DeviceMemory]
     """ZeRO stage -> memory of one device, of the stages that the optimizer serves."""
+    recomputed: dict[int, Recomputed]
+    """ZeRO stage -> what the backward pass computes again there (train.activation_checkpointing)."""
     batch: str
     micro_batch: int
     accumulation_steps: int
@@ -110,10 +118,13 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
     Raises:
         ValueError: an option is not positive, or the law cannot be used.
     """
-    for name in ("devices", "peak_tflops", "mfu"):
+    for name in ("devices", "peak_tflops", "mfu", "device_gib"):
         if getattr(arguments, name) <= 0:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be positive")
-    count = totals(plan.rows)
+    count, stages = totals(plan.rows), config.optimizer.kind.zero_stages
+    estimate, compiled = Estimate(config, count.total, arguments.devices), compiles(config, torch.device("cuda"))
+    device_bytes = arguments.device_gib * GIB
+    recomputed = {stage: estimate.recomputed(stage, device_bytes, compiled) for stage in stages}
     law = None
     if arguments.law is not None:
         bits = config.precision.training_bits
@@ -126,10 +137,8 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
         multipliers=multipliers(config.model, config.parameterization),
         parameters=tuple(plan.rows),
         flops_per_token=training_flops_per_token(config.model, config.data.sequence_length, config.objective),
-        memory_bytes={
-            stage: device_memory(config, count.total, stage, arguments.devices)
-            for stage in config.optimizer.kind.zero_stages
-        },
+        memory_bytes={stage: estimate.memory(stage, recomputed[stage]) for stage in stages},
+        recomputed=recomputed,
         batch=plan.batches.describe(),
         micro_batch=config.data.micro_batch(arguments.devices),
         accumulation_steps=config.data.accumulation_steps(arguments.devices),
@@ -187,15 +196,15 @@ def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argpa
         f"time        {work.hours:.2f} hours on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
         f"at {arguments.mfu:.0%} of the peak"
     )
-    print(f"\nmemory of one of {arguments.devices} device(s), GiB (activations are an estimate)")
-    columns = ["weights", "gradients", "optimizer", "activations", "total"]
+    print(f"\nmemory of one of {arguments.devices} device(s) with {arguments.device_gib:g} GiB, in GiB (an estimate)")
+    columns = ["weights", "gradients", "optimizer", "buffers", "activations", "update", "total"]
     if config.deepspeed.offload_optimizer:
         columns.append("host")
-    print(f"{'':<6} {' '.join(f'{column:>11}' for column in columns)}")
+    print(f"{'':<6} {' '.join(f'{column:>11}' for column in columns)}  checkpointing")
     for stage, memory in facts.memory_bytes.items():
         cells = (f"{getattr(memory, column) / GIB:>11.2f}" for column in columns)
         here = "  <- this configuration" if stage == config.deepspeed.zero_stage else ""
-        print(f"ZeRO-{stage} {' '.join(cells)}{here}")
+        print(f"ZeRO-{stage} {' '.join(cells)}  {facts.recomputed[stage]}{here}")
     if facts.law is not None:
         print()
         for line in prediction.lines(facts.law):

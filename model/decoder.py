@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from plumbline.model.attention import attention_kind
 from plumbline.model.attention.context import AttentionContext, KeptContext, attention_context
@@ -24,6 +23,7 @@ from plumbline.model.linear_cross_entropy import linear_cross_entropy, soft_cap
 from plumbline.model.norms import make_norm
 from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.tensors import TensorRule
+from plumbline.model.recomputation import run_block
 
 
 def _draw_orthogonal(shape: tuple[int, ...], _std: float, generator: torch.Generator) -> Tensor:
@@ -46,7 +46,6 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embedding_multiplier = multipliers.embedding
-        self.activation_checkpointing = False
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embed_positions = (
             nn.Embedding(config.max_position_embeddings, config.hidden_size)
@@ -84,10 +83,8 @@ class Decoder(nn.Module):
         return self.finish(x)
 
     def run(self, layer: nn.Module, x: Tensor, context: AttentionContext, cache: Any = None) -> Tensor:
-        """Run one block, with activation checkpointing if that is on."""
-        if self.activation_checkpointing and self.training:
-            return checkpoint(layer, x, context, use_reentrant=False)  # type: ignore[no-any-return]
-        return layer(x, context, cache)  # type: ignore[no-any-return]
+        """Run one block, parts of it again in the backward pass if it says so."""
+        return run_block(cast(Block, layer), layer, x, context, cache)  # type: ignore[no-any-return]
 
     def embed(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Return what enters the first block, [B, T, D]; `positions` [B or 1, T] matter where they are learned."""

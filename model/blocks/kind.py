@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -37,6 +37,9 @@ class Block(nn.Module):
 
     no_native_code: ClassVar[str | None] = "model/export/native/modeling_plumbline.py lacks it"
     """Why exports with our own code cannot hold it; None: they can."""
+
+    recomputed: Literal["none", "selective", "full"] = "none"
+    """What of it is computed again in the backward pass (`model.recomputation`)."""
 
     self_attn: Attention
     mlp: MLP

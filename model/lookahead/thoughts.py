@@ -8,19 +8,20 @@ thought for each sequence is exact).
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
-from torch.utils.checkpoint import checkpoint
 
 from plumbline.model.attention.context import AttentionContext
+from plumbline.model.blocks.kind import Block
 from plumbline.model.decoder import Decoder
 from plumbline.model.lookahead.anchors import Anchors
 from plumbline.model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
 from plumbline.model.parameterization.tensors import TensorRule
+from plumbline.model.recomputation import run_block
 
 Growth = Literal["grow", "fixed", "at_once"]
 Masks = Literal["dense", "blocks"]
@@ -90,10 +91,7 @@ def run_blocks(
     memory = []
     for number, layer in enumerate(decoder.layers):
         arguments = (layer, x, context, *(earlier[number] if earlier is not None else (None, None)))
-        if decoder.activation_checkpointing and decoder.training:
-            x, keys, values = checkpoint(_run_block, *arguments, use_reentrant=False)
-        else:
-            x, keys, values = _run_block(*arguments)
+        x, keys, values = run_block(cast(Block, layer), _run_block, *arguments)
         memory.append((keys, values))
     return x, tuple(memory)
 

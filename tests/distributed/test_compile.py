@@ -31,7 +31,7 @@ MODELS = {
     "outlier_protected": ["model.family=outlier_protected"],
     "value_residual": ["model.value_residual=true"],
     "documents": ["model.document_mask=true"],
-    "recomputed": ["train.activation_checkpointing=true"],
+    "recomputed": ["train.activation_checkpointing=full"],
     "latent_lookahead": ["objective.name=latent_lookahead", "objective.horizon=2", "model.document_mask=true"],
     "multi_token": ["objective.name=multi_token", "objective.horizon=2"],
     "sequential_mtp": ["objective.name=sequential_mtp", "objective.horizon=2"],

@@ -53,7 +53,7 @@ REST = {
     "usual": ["deepspeed.zero_stage=1"],
     "bf16_0": ["deepspeed.precision=bf16", "deepspeed.zero_stage=0"],
     "bf16_3": ["deepspeed.precision=bf16", "deepspeed.zero_stage=3"],
-    "checkpointed": ["deepspeed.zero_stage=3", "train.activation_checkpointing=true"],
+    "checkpointed": ["deepspeed.zero_stage=3", "train.activation_checkpointing=full"],
     **{f"{kind}_{stage}": [*KINDS[kind], f"deepspeed.zero_stage={stage}"] for kind in KINDS for stage in (1, 3)},
 }
 ONE_MICRO_BATCH = ["data.global_batch_size=4"]  # for each rank and step: accumulation is what STAGES are for

@@ -50,7 +50,7 @@ RESUMED += ["checkpoint.interval=2", "checkpoint.keep_last=9", "metrics.diagnost
 PARENT = [*SHORT, "train.steps=5", "checkpoint.interval=4", "checkpoint.keep_last=9"]  # its rate decays from step 4
 SETTINGS = {
     **{f"stage_{stage}": [*SHORT, *BY_TOKEN, f"deepspeed.zero_stage={stage}"] for stage in range(4)},
-    "checkpointed": [*SHORT, *BY_TOKEN, "deepspeed.zero_stage=3", "train.activation_checkpointing=true"],
+    "checkpointed": [*SHORT, *BY_TOKEN, "deepspeed.zero_stage=3", "train.activation_checkpointing=full"],
     "micro_batch": [*SHORT, *BY_TOKEN, "data.micro_batch_size=4"],
     **{f"look_{stage}": [*SHORT, *BY_TOKEN, *LOOKAHEAD, f"deepspeed.zero_stage={stage}"] for stage in (1, 3)},
     "whole": RESUMED,

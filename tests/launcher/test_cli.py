@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.slurm import Request
 from plumbline.launcher.runtime.train import submission
@@ -260,12 +260,12 @@ def test_fewer_steps_than_were_made_is_refused(run_pretrain: Pretrain, tiny_conf
 
 def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> None:
     facts = answer(
-        command("plan", "--config", tiny_config, "--devices", "4", "--json", "train.activation_checkpointing=true")
+        command("plan", "--config", tiny_config, "--devices", "4", "--json", "train.activation_checkpointing=full")
     )
     assert set(facts) == {
         "parameter_count", "optimizer", "sizes", "multipliers", "parameters", "flops_per_token", "memory_bytes",
         "batch", "micro_batch", "accumulation_steps", "schedule", "compute", "precision",
-        "proportions", "cautions",
+        "proportions", "recomputed", "cautions",
     }  # fmt: skip
     assert facts["batch"] == "8 sequences"
     assert (facts["micro_batch"], facts["accumulation_steps"]) == (2, 1)
@@ -293,8 +293,10 @@ def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> No
     assert facts["compute"]["flops"] == facts["flops_per_token"] * 20 * 8 * 32
     assert facts["compute"]["hours"] == pytest.approx(facts["compute"]["flops"] / (4 * 989e12 * 0.4) / 3600)
     for memory in facts["memory_bytes"].values():
-        parts = ("weights", "gradients", "optimizer", "activations")
-        assert memory["total"] == pytest.approx(sum(memory[part] for part in parts))
+        states = sum(memory[part] for part in ("weights", "gradients", "optimizer"))
+        passing = max(memory["buffers"] + memory["activations"], memory["update"])
+        assert memory["total"] == pytest.approx(states + passing)
+    assert set(facts["recomputed"].values()) == {"full"}
 
 
 def test_the_table_has_layers_that_are_alike_in_one_row(command: Command, tiny_config: Path) -> None:
@@ -328,15 +330,15 @@ FORMULAS: dict[tuple[str, int], tuple[float, float, float]] = {
 @pytest.mark.parametrize(("precision", "stage"), list(FORMULAS))
 def test_memory_follows_the_zero_formulas(tiny_config: Path, precision: str, stage: int) -> None:
     config = load_config(tiny_config, [f"deepspeed.precision={precision}"])
-    memory = device_memory(config, 1000, stage, ranks=8)
+    memory = model_states(config, 1000, stage, ranks=8, activations=0)
     assert (memory.weights, memory.gradients, memory.optimizer) == tuple(1000 * x for x in FORMULAS[precision, stage])
 
 
 def test_offloaded_optimizer_states_leave_the_device(tiny_config: Path) -> None:
     config = load_config(tiny_config, ["deepspeed.offload_optimizer=true"])
-    memory = device_memory(config, 1000, 2, ranks=8)
+    memory = model_states(config, 1000, 2, ranks=8, activations=0)
     assert (memory.optimizer, memory.host) == (0.0, 12_000 / 8)
-    memory = device_memory(config, 1000, 0, ranks=8)
+    memory = model_states(config, 1000, 0, ranks=8, activations=0)
     assert (memory.optimizer, memory.host) == (8_000, 0.0), "stage 0 has nothing to offload"
 
 

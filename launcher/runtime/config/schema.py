@@ -109,26 +109,34 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
 
     @property
     def why_not_compiled(self) -> str | None:
-        """Return why blocks cannot be compiled, or None.
+        """Return why blocks cannot be compiled, and the remedy; or None.
 
         ZeRO-3 gathers a compiled block, and reduces its gradients, as one: when the gradient of its input is there.
         After a second run it would reduce again, and a gradient that comes another way would come too late. Hooks
         within the block, which can do both, cut it into pieces that are compiled again and again.
         """
+        if self.train.activation_checkpointing == "selective":
+            return (
+                "train.activation_checkpointing = selective keeps results of single operators, which compiled code "
+                "does not show: leave train.compile out, or set train.activation_checkpointing=2"
+            )
         if self.deepspeed.zero_stage < 3:
             return None
+        why = None
         if self.objective.reuses_blocks:
-            return f"objective.name = {self.objective.name} runs blocks more than once in a step"
-        if self.model.value_residual:
-            return "model.value_residual reads the first block's values from outside"
-        return None
+            why = f"objective.name = {self.objective.name} runs blocks more than once in a step"
+        elif self.model.value_residual:
+            why = "model.value_residual reads the first block's values from outside"
+        if why is None:
+            return None
+        return (
+            f"at deepspeed.zero_stage = 3 a block is compiled as one, and {why}: leave train.compile out, or set "
+            "deepspeed.zero_stage=2"
+        )
 
     def _compile_problems(self) -> Iterator[str]:
         if self.train.compile and self.why_not_compiled is not None:
-            yield (
-                f"train.compile = true: at deepspeed.zero_stage = 3 a block is compiled as one, and "
-                f"{self.why_not_compiled}: leave train.compile out, or set deepspeed.zero_stage=2"
-            )
+            yield f"train.compile = true: {self.why_not_compiled}"
 
     def _objective_problems(self) -> Iterator[str]:
         texts = [f"data.train.{number}" for number, source in enumerate(self.data.train) if source.task is None]

@@ -59,9 +59,10 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     ema_half_life_tokens: PositiveInt | None = None
     """Also keep an exponential moving average of the weights, in which a state's share halves in this many tokens
     (docs/averages.md). None: no average."""
-    activation_checkpointing: bool = False
-    """Recompute each block in the backward pass instead of keeping its activations: less memory, about a third more
-    computation."""
+    activation_checkpointing: Literal["none", "selective", "full", "auto"] | PositiveInt = "none"
+    """What the backward pass computes again instead of keeping it. none: nothing; selective: all of a block but matrix
+    products and attention; full: every block, about a third more computation; n: every n-th block; auto: the least that
+    the memory of a GPU asks for, by an estimate (docs/performance.md)."""
     compile: bool | None = None
     """Compile every block with torch.compile: the first step takes long, later ones are quicker. None: on GPUs."""
     profile: ProfileConfig | None = Field(default=None, json_schema_extra={"shapes": "nothing"})
@@ -70,6 +71,14 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     hang_minutes: PositiveFloat | None = Field(default=20.0, json_schema_extra={"shapes": "nothing"})
     """Minutes without a step, a batch of an evaluation or the next part of a start, after which the run ends with exit
     code 86 and the stacks of all ranks in its folder. None: never."""
+
+    @validator(mode="before")
+    @classmethod
+    def _read_earlier(cls, values: Any) -> Any:
+        """Read `activation_checkpointing: true` or `false`, as run folders and checkpoints of before have it."""
+        if not isinstance(values, dict) or not isinstance(values.get("activation_checkpointing"), bool):
+            return values
+        return {**values, "activation_checkpointing": "full" if values["activation_checkpointing"] else "none"}
 
     @validator(mode="after")
     def _check(self) -> "TrainConfig":

@@ -98,7 +98,6 @@ def build_for_training(
             with torch.no_grad(), gather(parameters[name]):
                 parameters[name].copy_(weight)
     float8.compute_in_float8(model.model.layers, config.precision)
-    model.model.activation_checkpointing = config.train.activation_checkpointing
     if compiles(config, device):
         compile_blocks(model)
     return model

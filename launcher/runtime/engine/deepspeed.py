@@ -5,8 +5,6 @@ here with every key that matters, what took effect is read back after `initializ
 """
 
 import math
-import re
-from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -19,8 +17,10 @@ from torch.profiler import record_function
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
+from plumbline.launcher.runtime.engine.buckets import buckets
 from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training, compiles, move_buffers
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
+from plumbline.launcher.runtime.engine.memory import choose_recomputed
 from plumbline.launcher.runtime.engine.on_device import deciding_on_device, not_finite
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm, clip_gradients
@@ -34,37 +34,22 @@ from plumbline.launcher.runtime.optim.optimizer import (
 from plumbline.launcher.runtime.system.startup import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
-from plumbline.model.parameterization.table import parameter_shapes
-
-LEAST_BUCKET = 2**24
-"""Elements under which messages are too small for the network, 64 MiB in fp32."""
-
-
-def largest_block(config: Config) -> int:
-    """Return the elements of the largest block of the stack, or one more: DeepSpeed asks for an even number."""
-    elements = Counter[str]()
-    for name, shape in parameter_shapes(config.model).items():
-        if found := re.match(r"model\.layers\.\d+\.", name):
-            elements[found[0]] += math.prod(shape)
-    largest = max(elements.values())
-    return largest + largest % 2
+from plumbline.model.recomputation import recompute
 
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run, with every key that matters."""
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
-    block = max(largest_block(config), LEAST_BUCKET)
-    bucket = settings.bucket_size or block
-    trained = sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable)
+    sizes = buckets(config, sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable))
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
         "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass, beside nothing
         "contiguous_gradients": True,
         "reduce_scatter": True,
-        "reduce_bucket_size": min(bucket, trained),  # DeepSpeed allocates all of it, in every step
-        "allgather_bucket_size": bucket,
-        "stage3_prefetch_bucket_size": block,  # a block is gathered while the one before computes
+        "reduce_bucket_size": sizes.reduce,
+        "allgather_bucket_size": sizes.gather,
+        "stage3_prefetch_bucket_size": sizes.prefetch,
     }
     if settings.offload_optimizer:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": world.device.type == "cuda"}
@@ -125,6 +110,7 @@ class DeepSpeedEngine(Engine):
         plan = plan_run(config)
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
         self.requested = deepspeed_config(config, world)
+        recomputed = choose_recomputed(config, sum(row.count for row in plan.rows), world)
         if self.stage == 3:
             construction = deepspeed.zero.Init(config_dict_or_path=self.requested)
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
@@ -134,6 +120,7 @@ class DeepSpeedEngine(Engine):
                 set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
         else:
             model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
+        recompute(blocks_of(model), recomputed)
         self._on_device = decides_on_device(config)
         optimizer = make_optimizer(model, self.settings, sharded=self.stage > 0)
         with quiet_stdout():

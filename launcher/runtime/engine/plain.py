@@ -13,13 +13,15 @@ from torch import Tensor
 
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.build import build_for_training
+from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
+from plumbline.launcher.runtime.engine.memory import choose_recomputed
 from plumbline.launcher.runtime.engine.pieces import Piece, replicated
 from plumbline.launcher.runtime.optim.clipping import clip_gradients
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer, verify_settings
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.recomputation import recompute
 
 
 class PlainEngine(Engine):
@@ -41,6 +43,7 @@ class PlainEngine(Engine):
         plan = plan_run(config)
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
         model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
+        recompute(blocks_of(model), choose_recomputed(config, sum(row.count for row in plan.rows), world))
         self._optimizer = make_optimizer(model, self.settings, sharded=False)
         super().__init__(config, plan, world, model)
         verify_settings(self.groups, self.settings)

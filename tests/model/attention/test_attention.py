@@ -185,28 +185,3 @@ def test_dropout_acts_on_attention_weights(make_config: MakeConfig, enliven: Enl
     expected = layer.eval()(x, context)[0]
     assert (noisy.std(0) > 0.1).all()
     assert ((noisy.mean(0) - expected).abs() < 5 * noisy.std(0) / 2000**0.5).all()
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_activation_checkpointing_changes_nothing(make_model: MakeModel, dropout: float) -> None:
-    results = []
-    for checkpointing in (False, True):
-        model = make_model(dropout=dropout, num_key_value_heads=2, sliding_window=5).train()
-        model.model.activation_checkpointing = checkpointing
-        torch.manual_seed(0)
-        loss, _ = model(tokens(), labels=tokens().roll(-1, dims=1))
-        loss.backward()
-        results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
-    for plain, recomputed in zip(*results, strict=True):
-        assert plain is not None
-        assert recomputed is not None
-        assert torch.equal(plain, recomputed)
-
-
-def test_activation_checkpointing_recomputes_each_block(make_model: MakeModel) -> None:
-    model = make_model().train()
-    model.model.activation_checkpointing = True
-    calls = []
-    model.get_submodule("model.layers.1.mlp").register_forward_pre_hook(lambda *_: calls.append(1))
-    model(tokens(), labels=tokens())[0].backward()
-    assert len(calls) == 2

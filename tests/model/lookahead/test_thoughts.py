@@ -12,6 +12,7 @@ from plumbline.model.lookahead import masks
 from plumbline.model.lookahead.anchors import Anchors
 from plumbline.model.lookahead.masks import Text
 from plumbline.model.lookahead.thoughts import Thinker, ThoughtSettings, run_text, run_text_with_thoughts
+from plumbline.model.recomputation import Recomputed, recompute
 from tests.model.conftest import MakeModel
 
 LENGTH, HORIZON = 11, 3
@@ -141,12 +142,13 @@ def test_gradients_are_those_of_each_alone(make_model: MakeModel, settings: str)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_checkpointing_changes_no_gradient(make_model: MakeModel, settings: str) -> None:
+@pytest.mark.parametrize("recomputed", ["full", "selective", 2])
+def test_checkpointing_changes_no_gradient(make_model: MakeModel, settings: str, recomputed: Recomputed) -> None:
     model, thinker = thinking_model(make_model, SETTINGS[settings])
     model.train()
     gradients = []
-    for checkpointed in (False, True):
-        model.model.activation_checkpointing = checkpointed
+    for each in ("none", recomputed):
+        recompute(list(model.model.layers), each)  # type: ignore[arg-type]
         loss = think(model, thinker, tokens_of(model)).square().mean()
         gradients.append(torch.autograd.grad(loss, [*model.model.parameters(), *thinker.parameters()]))
     for found, expected in zip(*gradients, strict=True):

@@ -18,8 +18,8 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, SavedTensors, mean_model, read_model, shard_name
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
-from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.load import as_yaml, load_config, save_config
+from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.model.decoder import CausalLM
 
@@ -278,7 +278,7 @@ def test_the_plan_counts_one_more_copy(tiny_config: Path) -> None:
     """fp32, sharded as the optimizer is, and offloaded with it."""
 
     def optimizer(stage: int, *overrides: str) -> float:
-        return device_memory(load_config(tiny_config, list(overrides)), 1000, stage, ranks=8).optimizer
+        return model_states(load_config(tiny_config, list(overrides)), 1000, stage, ranks=8, activations=0).optimizer
 
     average = "train.ema_half_life_tokens=1000"
     for stage, expected in ((0, 4000), (1, 500), (2, 500), (3, 500)):

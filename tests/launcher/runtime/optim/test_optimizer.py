@@ -12,11 +12,11 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from plumbline.launcher.runtime.config.budget import device_memory
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
     CombinedOptimizer,
@@ -288,7 +288,7 @@ def test_memory_counts_what_each_optimizer_keeps(file: Path) -> None:
     short = sum(size**2 for shape in shapes for size in shape if size == 64)
 
     def optimizer_bytes(stage: int, *overrides: str) -> float:
-        return device_memory(load_config(file, [*model, *overrides]), count, stage, ranks=4).optimizer
+        return model_states(load_config(file, [*model, *overrides]), count, stage, ranks=4, activations=0).optimizer
 
     assert optimizer_bytes(0, "optimizer.name=muon") == 8 * (count - hidden) + 4 * hidden
     assert optimizer_bytes(1, "optimizer.name=muon", "deepspeed.zero_stage=1") == (12 * count - 4 * hidden) / 4

@@ -1,0 +1,135 @@
+"""Count the memory that one micro-batch takes on its way through a model and back, ahead of a run.
+
+Forward and backward pass run as training runs them, on tensors that have shapes and no values. So nothing is left to
+formulas: every family, objective, precision and way of recomputing is counted as it is.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.build import blocks_of, build_model
+from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.recomputation import Recomputed, recompute
+
+
+class LiveMemory(TorchDispatchMode):
+    """Count the bytes of all tensors that operators make, while they are there: each storage once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._sizes: dict[int, int] = {}
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(results):
+            if isinstance(tensor, Tensor):
+                self.count(tensor.untyped_storage())
+        return results
+
+    def count(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage until it is freed, unless it is counted already."""
+        if storage._cdata in self._sizes:
+            return
+        self._sizes[storage._cdata] = storage.nbytes()
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self._forget, storage._cdata)
+
+    def _forget(self, key: int) -> None:
+        self.now -= self._sizes.pop(key, 0)
+
+
+class _FusedNorm(torch.autograd.Function):
+    """Keep of an RMS norm what the kernel on GPUs keeps: its input and one number for each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Return a tensor like the norm of x."""
+        ctx.save_for_backward(x, weight, x[..., :1].float())
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return tensors like the gradients."""
+        _, weight, _ = ctx.saved_tensors
+        return torch.empty_like(gradient), None if weight is None else torch.empty_like(weight)
+
+
+def _fused_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    return _FusedNorm.apply(x, norm.weight)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _keep_as_on_gpu(model: nn.Module) -> None:
+    """Let modules keep what their kernels on GPUs keep, where that is less than on CPUs."""
+    for module in model.modules():
+        if isinstance(module, nn.RMSNorm):
+            setattr(module, "forward", partial(_fused_norm, module))  # noqa: B010 - a method, to mypy
+        elif isinstance(module, SoftmaxAttention):
+            module.dropout = 0.0  # the flash kernel draws it again, and keeps no map
+
+
+@contextmanager
+def _computing_in(dtype: torch.dtype) -> Iterator[None]:
+    """Give tensors that are made without a dtype this one."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: Recomputed, on_gpu: bool) -> int:
+    """Return the most bytes that one micro-batch takes in forward and backward pass, beside weights and gradients.
+
+    Blocks count as they are uncompiled; compiled ones keep less. float8 layers count as bf16 ones.
+
+    Args:
+        config: the run.
+        micro_batch: sequences of a rank's micro-batch.
+        stage: ZeRO stage, by which weights are in bf16, or in fp32 and rounded as they are used.
+        recomputed: what the backward pass computes again.
+        on_gpu: count what kernels on GPUs keep, not those on CPUs.
+    """
+    bf16 = config.deepspeed.precision == "bf16"
+    autocast: AbstractContextManager[object] = nullcontext()
+    if bf16 and stage == 0:
+        autocast = torch.autocast("cpu", torch.bfloat16)
+    with FakeTensorMode():
+        model = build_model(config, _computing_in(torch.bfloat16 if bf16 and stage > 0 else torch.float32)).train()
+        recompute(blocks_of(model), recomputed)
+        if on_gpu:
+            _keep_as_on_gpu(model)
+        memory = LiveMemory()
+        for parameter in model.parameters():
+            memory.count(parameter.untyped_storage())
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        shape = (micro_batch, config.data.sequence_length)
+        batch = {
+            **{name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")},
+            **{name: torch.zeros(shape, dtype=torch.int32) for name in ("document_ids", "positions")},
+            "sample_index": torch.zeros(micro_batch, dtype=torch.int64),
+        }
+        model.objective.on_step(model, 1)
+        weights = memory.now
+        with memory:
+            with autocast:
+                losses = TrainedLM.losses(model, batch, 1)
+            losses.terms.sum().backward()
+    return memory.peak - weights
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    parameter.grad = None

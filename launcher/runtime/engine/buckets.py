@@ -1,0 +1,39 @@
+"""Say how large the messages are in which DeepSpeed sums gradients and gathers weights."""
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.model.parameterization.table import parameter_shapes
+
+LEAST_BUCKET = 2**24
+"""Elements under which messages are too small for the network, 64 MiB in fp32."""
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Hold the elements of one message."""
+
+    reduce: int
+    gather: int
+    prefetch: int
+
+
+def buckets(config: Config, trained: int) -> Buckets:
+    """Return the sizes for a model with `trained` parameters that are trained."""
+    block = max(largest_block(config), LEAST_BUCKET)
+    bucket = config.deepspeed.bucket_size or block
+    # DeepSpeed allocates all of the first in every step. A block is gathered while the one before computes
+    return Buckets(reduce=min(bucket, trained), gather=bucket, prefetch=block)
+
+
+def largest_block(config: Config) -> int:
+    """Return the elements of the largest block of the stack, or one more: DeepSpeed asks for an even number."""
+    elements = Counter[str]()
+    for name, shape in parameter_shapes(config.model).items():
+        if found := re.match(r"model\.layers\.\d+\.", name):
+            elements[found[0]] += math.prod(shape)
+    largest = max(elements.values())
+    return largest + largest % 2

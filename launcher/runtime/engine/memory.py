@@ -1,0 +1,143 @@
+"""Estimate the memory of one device under each ZeRO stage, and choose by it what the backward pass computes again."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from plumbline.launcher.runtime.config.budget import GIB, state_beyond_adamw
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.activations import activation_bytes
+from plumbline.launcher.runtime.engine.buckets import buckets
+from plumbline.launcher.runtime.engine.build import compiles
+from plumbline.launcher.runtime.system.collectives import from_main
+from plumbline.launcher.runtime.system.log import TRAINING
+from plumbline.launcher.runtime.system.world import World
+from plumbline.model.recomputation import Recomputed
+
+LEAST_FIRST: tuple[Recomputed, ...] = ("none", "selective", 4, 2, "full")
+"""What `train.activation_checkpointing: auto` chooses from, by what the backward pass computes again."""
+FLATTENED = 5 * 10**8
+"""Elements that DeepSpeed sums in one message where it has no bucket size."""
+LIVE = 10**9
+"""Gathered parameters that DeepSpeed keeps at stage 3, its default."""
+USABLE = 0.9
+"""Share of a device's memory that an estimate may fill: the rest is the allocator's and the libraries'."""
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Hold the bytes on one device while it trains, at the most."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    buffers: float
+    """What DeepSpeed sends and receives in."""
+    activations: float
+    update: float = 0.0
+    """What sums of gradients and updates take in place of buffers and activations, when these are gone."""
+    host: float = 0.0
+    """Bytes of offloaded optimizer states of this device's rank: not on the device, but in the memory of its host."""
+
+    @property
+    def total(self) -> float:
+        """Return the bytes of all of it on the device, without the allocator's slack and the libraries' own."""
+        passing = max(self.buffers + self.activations, self.update)
+        return self.weights + self.gradients + self.optimizer + passing
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimate what a run takes on each of some ranks; every way through the model is counted once."""
+
+    config: Config
+    parameters: int
+    ranks: int
+    on_gpu: bool = True
+    """Count what kernels on GPUs keep, not those on CPUs."""
+    _counted: dict[tuple[bool, Recomputed], int] = field(default_factory=dict)
+
+    def memory(self, stage: int, recomputed: Recomputed) -> DeviceMemory:
+        """Return the memory under a ZeRO stage and a way of recomputing."""
+        return model_states(self.config, self.parameters, stage, self.ranks, self._activations(stage, recomputed))
+
+    def _activations(self, stage: int, recomputed: Recomputed) -> int:
+        key = stage == 0 and self.config.deepspeed.precision == "bf16", recomputed
+        if key not in self._counted:
+            micro_batch = self.config.data.micro_batch(self.ranks)
+            self._counted[key] = activation_bytes(self.config, micro_batch, stage, recomputed, self.on_gpu)
+        return self._counted[key]
+
+    def recomputed(self, stage: int, device_bytes: float, compiled: bool) -> Recomputed:
+        """Return what is computed again under a ZeRO stage: of what `auto` may choose, the least that fits a device.
+
+        Where nothing fits it is all. Compiled blocks are not recomputed selectively.
+        """
+        asked = self.config.train.activation_checkpointing
+        if asked != "auto":
+            return asked
+        for choice in LEAST_FIRST:
+            if choice == "selective" and compiled:
+                continue
+            if self.memory(stage, choice).total <= USABLE * device_bytes:
+                return choice
+        return "full"
+
+
+def choose_recomputed(config: Config, parameters: int, world: World) -> Recomputed:
+    """Return what the backward pass of a run computes again on the devices of a world, and tell what `auto` became.
+
+    On CPUs, whose memory ranks share with all else, `auto` is none. Collective where it has to be chosen.
+    """
+    asked = config.train.activation_checkpointing
+    if asked != "auto":
+        return asked
+    if world.device.type != "cuda":
+        return "none"
+    device_bytes = torch.cuda.get_device_properties(world.device).total_memory
+    estimate, stage = Estimate(config, parameters, world.size), config.deepspeed.zero_stage
+    chosen = from_main(lambda: estimate.recomputed(stage, device_bytes, compiles(config, world.device)), world)
+    if world.is_main:
+        total = estimate.memory(stage, chosen).total
+        TRAINING.info(
+            f"memory   activation checkpointing {chosen}: an estimate of {total / GIB:.1f} GiB, where a device has "
+            f"{device_bytes / GIB:.1f}"
+        )
+    return chosen
+
+
+def model_states(config: Config, parameters: int, stage: int, ranks: int, activations: float) -> DeviceMemory:
+    """Return the memory of one of `ranks` devices under ZeRO `stage` (arXiv 1910.02054, section 3) by DeepSpeed.
+
+    Under bf16 the weights are bf16 and the optimizer holds fp32 master weights and two moments; gradients are
+    accumulated in fp32, at stage 1 in a full-size buffer on every rank. Stage 0 keeps everything in fp32. A moving
+    average of the weights is one more fp32 copy, held like the optimizer's. tests/distributed/test_memory.py compares
+    it with what ranks allocate.
+    """
+    mixed = config.deepspeed.precision == "bf16" and stage > 0
+    width = 2.0 if mixed else 4.0
+    share, weights, optimizer = parameters / ranks, parameters * width, parameters * (8.0 if stage == 0 else 12.0)
+    if config.train.ema_half_life_tokens is not None:
+        optimizer += parameters * 4.0
+    optimizer += state_beyond_adamw(config)
+    gradients, sizes = parameters * 4.0, buckets(config, parameters)
+    if stage >= 1:
+        optimizer /= ranks
+    if stage >= 2:
+        gradients /= ranks
+        if not mixed and stage == 2 and config.data.accumulation_steps(ranks) > 1:
+            gradients *= 2  # of the step so far, and of this micro-batch
+    if stage >= 3:
+        weights /= ranks
+    if stage == 0 or (stage == 1 and mixed):  # all gradients are summed in one piece, once activations are gone
+        buffers, update = 0.0, 4.0 * min(parameters, FLATTENED)
+    elif stage == 1:
+        buffers, update = 4.0 * sizes.reduce, 4.0 * share
+    elif stage == 2:  # two buckets take turns, and what is sent is fp32
+        buffers, update = (8.0 if mixed else 2 * width) * sizes.reduce, 4.0 * share
+    else:  # gathered weights stay while fewer are there than DeepSpeed lets live, and are copied out of messages
+        gathered = min(parameters, LIVE) + min(parameters, sizes.prefetch)
+        buffers, update = 4.0 * sizes.reduce + width * gathered, 0.0
+    offloaded = config.deepspeed.offload_optimizer and stage > 0
+    on_device, host = (0.0, optimizer) if offloaded else (optimizer, 0.0)
+    return DeviceMemory(weights, gradients, on_device, buffers, activations, update, host)

@@ -1,0 +1,55 @@
+"""The memory that plan.py promises is what ranks take, to a tenth; docs/performance.md has the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.conftest import Start
+
+MODEL = [
+    "model.hidden_size=512", "model.intermediate_size=1536", "model.num_hidden_layers=4",
+    "parameterization.base_hidden_size=256", "deepspeed.bucket_size=1048576",
+]  # fmt: skip
+"""12.9 million parameters, beside which constants do not matter, in buckets of a twelfth."""
+SETTINGS = {
+    f"ZeRO-{stage}, {precision}, {count} micro-batches": [
+        f"deepspeed.zero_stage={stage}",
+        f"deepspeed.precision={precision}",
+        f"data.micro_batch_size={4 // count}",
+    ]
+    for precision in ("fp32", "bf16")
+    for stage in range(4)
+    for count in (1, 2)
+} | {
+    "muon": ["optimizer.name=muon", "deepspeed.precision=bf16"],
+    "average": ["train.ema_half_life_tokens=1000", "deepspeed.precision=bf16"],
+}
+FEW = [f"ZeRO-{stage}, {precision}, 2 micro-batches" for stage, precision in ((1, "bf16"), (2, "fp32"), (3, "bf16"))]
+
+
+def compare(start: Start, config: Path, folder: Path, names: list[str]) -> None:
+    settings = json.dumps({name: [*MODEL, *SETTINGS[name]] for name in names})
+    program = Path(__file__).with_name("measure_memory.py")
+    outcome = start(program, [config, folder / "found.json", settings], folder, ranks=2).wait()
+    assert outcome.code == 0, outcome.stderr
+    found: dict[str, dict[str, Any]] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    rows = []
+    for name, seen in found.items():
+        measured, estimated = (seen[key] / seen["parameters"] for key in ("peak", "estimated"))
+        rows.append(f"| {name} | {measured:.1f} | {estimated:.1f} |")
+    print("\n".join(rows))
+    wrong = [name for name, seen in found.items() if seen["estimated"] != pytest.approx(seen["peak"], rel=0.1)]
+    assert wrong == [], "\n".join(rows)
+
+
+def test_a_few_ranks_take_what_plan_says(start: Start, tiny_config: Path, tmp_path: Path) -> None:
+    compare(start, tiny_config, tmp_path, FEW)
+
+
+def test_all_ranks_take_what_plan_says(start: Start, tiny_config: Path, tmp_path: Path) -> None:
+    compare(start, tiny_config, tmp_path, list(SETTINGS))

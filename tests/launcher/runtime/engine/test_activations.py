@@ -1,0 +1,130 @@
+"""What a micro-batch is said to take, the allocator gives it; less where the backward pass computes again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.activations import activation_bytes
+from plumbline.launcher.runtime.engine.build import blocks_of, build_model
+from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.recomputation import Recomputed, recompute
+
+SHAPE = [
+    "model.hidden_size=128",
+    "model.intermediate_size=384",
+    "model.num_hidden_layers=4",
+    "data.sequence_length=128",
+]
+MODELS = {
+    "qwen3": ["model.family=qwen3"],
+    "gpt2": ["model.family=gpt2", "model.num_key_value_heads=2"],
+    "outlier_protected": ["model.family=outlier_protected"],
+    "dropout": ["model.dropout=0.1"],
+    "value_residual": ["model.value_residual=true"],
+    "latent_lookahead": ["objective.name=latent_lookahead", "objective.horizon=2", "model.document_mask=true"],
+    "multi_token": ["objective.name=multi_token", "objective.horizon=2"],
+    "rounded": ["precision.weights=4"],
+}
+MICRO_BATCH = 8
+
+
+def built(config: Config, recomputed: Recomputed) -> tuple[TrainedLM, dict[str, Tensor]]:
+    """Return a model with values, and a batch for it."""
+    model = build_model(config).train()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+        parameter.register_post_accumulate_grad_hook(lambda each: setattr(each, "grad", None))
+    model.to(torch.bfloat16 if config.deepspeed.precision == "bf16" else torch.float32)
+    recompute(blocks_of(model), recomputed)
+    shape = (MICRO_BATCH, config.data.sequence_length)
+    batch = {
+        "input_ids": torch.ones(shape, dtype=torch.int64),
+        "labels": torch.ones(shape, dtype=torch.int64),
+        "document_ids": torch.zeros(shape, dtype=torch.int32),
+        "positions": torch.arange(shape[1], dtype=torch.int32).expand(shape).contiguous(),
+        "sample_index": torch.arange(MICRO_BATCH),
+    }
+    model.objective.on_step(model, 1)
+    return model, batch
+
+
+def allocated(model: TrainedLM, batch: dict[str, Any]) -> int:
+    """Return the most bytes that torch's allocator has given out in a forward and a backward pass."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        model.losses(batch, 1).terms.sum().backward()
+    assert seen.profiler is not None
+    now = peak = 0
+    for event in sorted(seen.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("recomputed", ["none", "selective", "full", 2])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_micro_batch_takes_what_is_said(
+    tiny_config: Path, model: str, recomputed: Recomputed, precision: str
+) -> None:
+    config = load_config(tiny_config, [*SHAPE, *MODELS[model], f"deepspeed.precision={precision}"])
+    measured = allocated(*built(config, recomputed))
+    assert activation_bytes(config, MICRO_BATCH, 1, recomputed, on_gpu=False) == pytest.approx(measured, rel=0.1)
+
+
+def kept(model: TrainedLM, batch: dict[str, Any]) -> int:
+    """Return the bytes that autograd saves in a forward pass, each storage once and weights not at all."""
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    sizes: dict[int, int] = {}
+    held = []
+
+    def note(tensor: Tensor) -> Tensor:
+        held.append(tensor)  # or another one could have its place
+        sizes[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        model.losses(batch, 1)
+    return sum(size for key, size in sizes.items() if key not in own)
+
+
+@pytest.mark.parametrize("model", ["qwen3", "gpt2", "outlier_protected"])
+def test_a_block_keeps_for_the_backward_pass_what_is_said(tiny_config: Path, model: str) -> None:
+    """Of two models, one of which has four blocks more: all else falls out of the difference."""
+
+    def difference(count: Any) -> int:
+        typed = ([*SHAPE, *MODELS[model], f"model.num_hidden_layers={layers}"] for layers in (8, 4))
+        more, fewer = (count(load_config(tiny_config, each)) for each in typed)
+        return int(more - fewer)
+
+    measured = difference(lambda config: kept(*built(config, "none")))
+    assert difference(lambda config: activation_bytes(config, MICRO_BATCH, 1, "none", on_gpu=False)) == pytest.approx(
+        measured, rel=0.1
+    )
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_what_is_computed_again_takes_no_memory(tiny_config: Path, model: str, on_gpu: bool) -> None:
+    config = load_config(tiny_config, [*SHAPE, *MODELS[model]])
+    none, selective, every_second, full = (
+        activation_bytes(config, 64, 1, each, on_gpu) for each in ("none", "selective", 2, "full")
+    )
+    assert full < selective < none
+    assert full < every_second < none
+
+
+@pytest.mark.parametrize(
+    ("typed", "factor"),
+    [(["model.dropout=0.1"], 2.0), (["deepspeed.precision=bf16"], 1.2), (["model.family=gpt2"], 1.0)],
+)
+def test_kernels_on_gpus_keep_less(tiny_config: Path, typed: list[str], factor: float) -> None:
+    config = load_config(tiny_config, [*SHAPE, *typed, "data.sequence_length=512", "model.num_key_value_heads=2"])
+    on_cpu, on_gpu = (activation_bytes(config, 4, 1, "none", each) for each in (False, True))
+    assert on_cpu >= factor * on_gpu
