@@ -138,8 +138,10 @@ def test_incomplete_variables_are_one_error(run_pretrain: Pretrain, tiny_config:
 def test_a_taken_port_is_one_error(run_pretrain: Pretrain, tiny_config: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        env = dict(zip(VARIABLES, ("0", "0", "1", "127.0.0.1", port), strict=True))
+        env = dict(zip(VARIABLES, ("0", "0", "2", "127.0.0.1", port), strict=True))
         outcome = run_pretrain(tiny_config, "port", SHORT, launcher="python", env=env)
+        alone = run_pretrain(tiny_config, "no_port", SHORT, launcher="python", env={**env, "WORLD_SIZE": "1"})
+    assert alone.code == 0, "who is alone meets nobody"
     assert outcome.code == 2
     assert "Traceback" not in outcome.stderr
     assert f"error: 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there" in outcome.stderr

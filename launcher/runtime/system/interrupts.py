@@ -30,7 +30,7 @@ class Interrupts:
         Until `tidily` the first one already ends the process at once.
         """
         self._is_tidy = False
-        self._heard = self._raised = 0
+        self._heard = self._raised = self._answered = 0
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return
         reader, writer = os.pipe()
@@ -52,18 +52,18 @@ class Interrupts:
 
     def answered(self) -> None:
         """Go on after an interrupt: the next one is a first one again."""
-        self._heard = self._raised = 0
+        self._answered = self._raised  # not of what was heard: the thread may hear of one after it was answered
 
     def _listen(self, reader: int) -> None:
         while True:
             select.select([reader], [], [])
             self._heard += os.read(reader, 64).count(signal.SIGINT)
-            if self._heard > self._is_tidy:
+            if self._heard - self._answered > self._is_tidy:
                 end()
 
     def _raise(self, _number: int, _frame: FrameType | None) -> None:
         self._raised += 1
-        if self._raised > self._is_tidy:
+        if self._raised - self._answered > self._is_tidy:
             end()
         raise KeyboardInterrupt
 

@@ -51,13 +51,13 @@ def start(world: World, timeout_minutes: float) -> None:
         theirs.addFilter(lambda record: "Skipping step" not in record.getMessage())
         # DeepSpeed calls collectives by their old names, of which the newest torch warns; users cannot act on it
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        backend = "nccl" if world.device.type == "cuda" else "gloo"
+        timeout = timedelta(minutes=timeout_minutes)
+        if world.size == 1:  # nobody to meet, so no port, which another process may take before we do
+            store = dist.HashStore()  # type: ignore[attr-defined]
+            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         try:
-            deepspeed.init_distributed(
-                dist_backend="nccl" if world.device.type == "cuda" else "gloo",
-                auto_mpi_discovery=False,
-                verbose=False,
-                timeout=timedelta(minutes=timeout_minutes),
-            )
+            deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
         except dist.DistNetworkError as error:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise ValueError(
