@@ -249,7 +249,8 @@ def report(
         cli.print_json(facts)
         return
     for name, value in facts.items():
-        print(f"{name:<20} {in_words(value)}")
+        if value is not None and value is not False:  # what was not asked for
+            print(f"{name:<20} {in_words(value)}")
 
 
 def in_words(value: object) -> str:
