@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -67,6 +68,15 @@ PROOFS = [
     if line and not line.startswith("#")
 ]
 """What `make test` leaves to `make proofs`."""
+
+
+def pytest_configure() -> None:
+    """Let no command that a test runs in this process listen to Ctrl-C.
+
+    It would go on listening, count what later tests send to this process, and end it at the second one, which
+    pytest-xdist answers by waiting for ever.
+    """
+    signal.signal(signal.SIGINT, lambda number, frame: signal.default_int_handler(number, frame))
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
