@@ -124,7 +124,7 @@ def main() -> int:
         alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
         if alone and is_finished(config, world):
             return COMPLETE
-        determinism.enforce(config.run.deterministic, world.device)
+        determinism.enforce(config.run.repeats, world.device)
         if world.is_main:
             TRAINING.info("\n".join(describe(config, plan, inputs, world)))
         watchdog = None if arguments.dry_run else watch(config, world)
@@ -216,7 +216,7 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
         shared, local = config.checkpoint.interval, config.checkpoint.local
         usual = "at the end" if shared is None else f"every {shared} steps"
         yield f"saves    {usual} to the run folder, every {local.interval} to {local.path} of each rank's own node"
-    if config.run.deterministic:
+    if config.run.repeats:
         yield f"repeats  {determinism.describe(world.device)}"
     if config.deepspeed.precision == "bf16" and emulates_bf16():
         yield "warning  this processor only emulates bf16: deepspeed.precision=fp32 is several times as fast"

@@ -1,10 +1,11 @@
-"""Measure what run.deterministic costs: seconds of a step with and without it, in one process on one engine.
+"""Measure what the same bits cost: seconds of a step as it is, with run.deterministic, and with run.reproducible.
 
     python tests/benchmarks/determinism_cost.py [--config configs/quickstart.yaml --rounds 30 section.key=value ...]
+    python -m torch.distributed.run --nproc-per-node 2 tests/benchmarks/determinism_cost.py data.micro_batch_size=8
 
-Steps of both kinds alternate, so that drift of the machine strikes both alike; the medians are compared, with the
-quartiles of the ratio of neighbours beside them. The text is random. It prints one JSON object. Without a GPU it shows
-the cost of torch's deterministic kernels on the CPU alone.
+Steps of all kinds alternate, so that drift of the machine strikes them alike; medians are compared, with the quartiles
+of the ratio of neighbours beside them. The text is random. It prints one JSON object. Without a GPU it shows what
+torch's deterministic kernels cost on the CPU alone. A rank of run.reproducible has one thread there, as all do here.
 """
 
 import argparse
@@ -22,25 +23,38 @@ from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.any_ranks import AnyRanksEngine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.world import World, read_world
 
 VOCABULARY = 4096
 
 
-def measure(config: Config, world: World, rounds: int) -> dict[bool, list[float]]:
-    """Return the seconds of each step of each kind."""
-    batches, engine = TrainBatches(config.data, 1, world.rank, world.size), DeepSpeedEngine(config, world)
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(2 * rounds + 4):  # the first two of each kind warm up
-        micro_batches, repeatable = batches.micro_batches(number), number % 2 == 1
-        determinism.enforce(repeatable, world.device)
-        start = time.perf_counter()
-        engine.train_step(micro_batches, number, 1e-3).result.loss.item()
-        if number >= 4:
-            seconds[repeatable].append(time.perf_counter() - start)
+def measure(config: Config, world: World, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each step of each kind, "plain" first."""
+    batches, ordinary = TrainBatches(config.data, 1, world.rank, world.size), DeepSpeedEngine(config, world)
+    kinds: dict[str, tuple[Engine, bool]] = {"plain": (ordinary, False), "deterministic": (ordinary, True)}
+    if config.deepspeed.zero_stage < 3 and not config.deepspeed.offload_optimizer:
+        kinds["any_ranks"] = AnyRanksEngine(config, world), True
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for number in range(rounds + 2):  # the first two of each kind warm up
+        for kind, (engine, repeatable) in kinds.items():
+            micro_batches = batches.micro_batches(number)
+            determinism.enforce(repeatable, world.device)
+            start = time.perf_counter()
+            engine.train_step(micro_batches, number, 1e-3).result.loss.item()
+            if number >= 2:
+                seconds[kind].append(time.perf_counter() - start)
     return seconds
+
+
+def compared(seconds: list[float], plain: list[float]) -> dict[str, object]:
+    """Return the median of some steps, its ratio to that of plain ones, and quartiles of the ratio of neighbours."""
+    low, _, high = statistics.quantiles([found / before for found, before in zip(seconds, plain, strict=True)])
+    ratio = statistics.median(seconds) / statistics.median(plain)
+    return {"seconds": statistics.median(seconds), "ratio": ratio, "quartiles_of_the_ratio": [low, high]}
 
 
 def main() -> None:
@@ -69,11 +83,8 @@ def main() -> None:
             "cpus": os.cpu_count(),
             "device": world.device.type,
         }
-        plain, repeatable = statistics.median(seconds[False]), statistics.median(seconds[True])
-        neighbours = [after / before for before, after in zip(seconds[False], seconds[True], strict=True)]
-        low, _, high = statistics.quantiles(neighbours)
-        found = {"plain_seconds": plain, "deterministic_seconds": repeatable, "ratio": repeatable / plain}
-        print(json.dumps({**facts, **found, "quartiles_of_the_ratio": [low, high]}, indent=2))
+        ways = {kind: compared(found, seconds["plain"]) for kind, found in seconds.items()}
+        print(json.dumps({**facts, "ways": ways}, indent=2))
     startup.stop()
 
 

@@ -6,7 +6,7 @@ Each attempt is killed after a random while, start-up and saves included: one ra
 themselves (while ranks meet, their launcher ends them), or all of them. The same command goes on until the run is
 complete. Where the ranks stay what they are, every number and the last checkpoint are those of a run that nobody
 disturbed, to the last bit; where their number and stage change at every attempt, losses are within the order of
-summation.
+summation, or to the last bit as well where `run.reproducible: any_ranks` asks for it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from tests.conftest import Job, Pretrain, Run, Start
 
 KILLS = int(os.environ.get("PLUMBLINE_KILLS", "8"))
-SHARE = 5  # scenarios that the kills are divided over
+SHARE = 6  # scenarios that the kills are divided over
 STEPS, INTERVAL = 24, 3
 COMMON = [
     f"train.steps={STEPS}",
@@ -82,6 +83,10 @@ SCENARIOS = {
     ),
     "stage 2, muon": (["optimizer.name=muon"], [Layout(2, 2)]),
     "ranks and stages change": ([], [Layout(2, 1), Layout(1, 3), Layout(4, 2), Layout(2, 0)]),
+    "any ranks, bf16": (
+        ["run.reproducible=any_ranks", "deepspeed.precision=bf16"],
+        [Layout(4, 1), Layout(1, 2), Layout(2, 1), Layout(4, 2)],
+    ),
 }
 
 
@@ -112,6 +117,8 @@ def test_killed_at_random_moments_a_run_ends_as_it_would_have(
             assert store.problems(folder, contents=True) == []
         if len(layouts) == 1:
             assert_same_bits(run, whole.run, layouts[0].ranks)
+        elif "run.reproducible=any_ranks" in overrides:
+            assert_same_numbers(run, whole.run)
         else:
             assert run.column("loss") == pytest.approx(whole.run.column("loss"), rel=1e-5)
     again = f"{sum(tally.lost) / max(1, len(tally.lost)):.1f} a kill, {max(tally.lost, default=0)} at most"
@@ -174,9 +181,15 @@ def steps_to_repeat(run: Run, node: Path) -> int:
     return max(0, max((record["step"] for record in run.records), default=0) - max(saved, default=0))
 
 
-def assert_same_bits(run: Run, whole: Run, ranks: int) -> None:
+def assert_same_numbers(run: Run, whole: Run) -> None:
     lines = [[{k: v for k, v in line.items() if k not in SPEED} for line in each.records] for each in (run, whole)]
     assert lines[0] == lines[1]
+    weights = [each.weights(STEPS) for each in (run, whole)]
+    assert [name for name, weight in weights[0].items() if not torch.equal(weight, weights[1][name])] == []
+
+
+def assert_same_bits(run: Run, whole: Run, ranks: int) -> None:
+    assert_same_numbers(run, whole)
     for rank in range(ranks):
         files = [each.folder / "checkpoints" / f"step_{STEPS:08d}" / shard_name(rank) for each in (run, whole)]
         assert files[0].read_bytes() == files[1].read_bytes()

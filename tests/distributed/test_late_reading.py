@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.engine.step_result import StepUnderWay
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -142,20 +144,30 @@ def test_no_checkpoint_is_of_a_step_whose_update_was_skipped(
     assert list(run.column("skipped")) == [2, 5]
 
 
-STAGES = [(stage, precision) for stage in range(4) for precision in ("fp32", "bf16")]
+STAGES = [(stage, precision, "null") for stage in range(4) for precision in ("fp32", "bf16")]
 
 
-@pytest.mark.parametrize(("stage", "precision"), STAGES)
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Let an engine choose its number of threads for one test."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(("stage", "precision", "reproducible"), [*STAGES, (1, "bf16", "any_ranks")])
 def test_a_gradient_that_is_not_finite_changes_nothing(
-    tiny_config: Path, world: World, monkeypatch: pytest.MonkeyPatch, stage: int, precision: str
+    tiny_config: Path, world: World, monkeypatch: pytest.MonkeyPatch, stage: int, precision: str, reproducible: str
 ) -> None:
     """The device decides it: weights, moments and the count of updates go on as if the step had not been."""
     overrides = [f"deepspeed.zero_stage={stage}", f"deepspeed.precision={precision}"]
+    overrides.append(f"run.reproducible={reproducible}")
     config = load_config(tiny_config, overrides)
     batches = TrainBatches(config.data, config.run.seed)
 
     def train_steps(*numbers: int) -> tuple[list[bool], list[float], list[Tensor]]:
-        engine = DeepSpeedEngine(config, world)
+        engine = make_engine(config, world)
         found = [engine.train_step(batches.micro_batches(step), step, 1e-3).result for step in numbers]
         states = [value for shard in engine.optimizer_state.values() for value in shard.values()]
         tensors = [*engine.master_weights(), *states]

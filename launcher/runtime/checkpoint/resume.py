@@ -100,12 +100,21 @@ def read_state(folder: Path) -> TrainState:
 def other_layout(folder: Path, config: Config, world: World) -> str | None:
     """Say how the ranks that wrote a checkpoint differ from these in number or ZeRO stage; None: they do not.
 
-    On the same number at the same stage, training goes on to the same bits; on others sums are taken in another order.
+    On the same number at the same stage, training goes on to the same bits; on others sums are taken in another order,
+    unless both write the bits of any number of ranks. Stage 0 computes in bf16 by autocast, which is another sum.
     """
     manifest = read_manifest(folder)
     before = f"{manifest['world_size']} rank(s) at ZeRO stage {manifest['zero_stage']}"
     now = f"{world.size} rank(s) at ZeRO stage {config.deepspeed.zero_stage}"
-    return None if before == now else f"written by {before}, read by {now}"
+    if before == now:
+        return None
+    old = load_config(folder / "config.yaml", [])
+    on_any = None not in (old.run.reproducible, config.run.reproducible) and (
+        (old.deepspeed.zero_stage == 0) == (config.deepspeed.zero_stage == 0)
+        and old.data.micro_batch_size == config.data.micro_batch_size
+    )
+    equal = "to the last bit" if on_any else "up to the order of summation"
+    return f"written by {before}, read by {now}: the same samples in every step, losses equal {equal}"
 
 
 def tell_changes(folder: Path, config: Config) -> None:

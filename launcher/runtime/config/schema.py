@@ -28,6 +28,9 @@ from plumbline.model.objectives.next_token import NextTokenConfig
 from plumbline.model.parameterization.config import ParameterizationConfig
 from plumbline.model.quantization.precision import PrecisionConfig
 
+EXACT_COUNTS = 2**24
+"""Numbers from which fp32, in which the labels of a step are counted, leaves some out."""
+
 
 class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Hold everything about a run. It is saved, complete, with the run and with each checkpoint."""
@@ -82,6 +85,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             *self._compile_problems(),
             *self._objective_problems(),
             *self._optimizer_problems(),
+            *self._reproducible_problems(),
         ]
         if problems:
             raise ValueError("\n".join(problems))
@@ -153,4 +157,21 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         if kind.offload_refusal is not None and self.deepspeed.offload_optimizer:
             yield (
                 f"deepspeed.offload_optimizer = true: optimizer.name = {kind.name} {kind.offload_refusal}: turn it off"
+            )
+
+    def _reproducible_problems(self) -> Iterator[str]:
+        if self.run.reproducible is None:
+            return
+        asked, data = f"run.reproducible = {self.run.reproducible}", self.data
+        if self.deepspeed.zero_stage == 3:
+            yield (
+                f"{asked}: deepspeed.zero_stage = 3 holds no whole gradient, whose sum is to have one order: set "
+                "deepspeed.zero_stage=2"
+            )
+        if self.deepspeed.offload_optimizer:
+            yield f"{asked}: deepspeed.offload_optimizer = true is not served: turn it off"
+        if data.batch_plan.tokens_per_step >= EXACT_COUNTS:
+            yield (
+                f"{asked}: a step has {data.batch_plan.tokens_per_step} tokens, and their labels are counted exactly "
+                f"below {EXACT_COUNTS}: lower data.global_batch_size"
             )

@@ -22,6 +22,15 @@ class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
     deterministic: bool = Field(default=False, json_schema_extra={"shapes": "course"})
     """Compute every step to the last bit again when it is repeated, on GPUs as well, with kernels that are slower
     (docs/runs.md)."""
+    reproducible: Literal["any_ranks"] | None = Field(default=None, json_schema_extra={"shapes": "course"})
+    """any_ranks: write the same losses and weights to the last bit on 1, 2, 4, ... ranks, as many as a power of two
+    divides the micro-batches of a step (docs/proofs.md); deterministic is on with it. None: the same up to the order of
+    summation, and to the last bit on as many ranks."""
+
+    @property
+    def repeats(self) -> bool:
+        """Return whether a step that is repeated is to have the same bits, on a GPU as well."""
+        return self.deterministic or self.reproducible is not None
 
     @property
     def folder(self) -> Path:

@@ -48,9 +48,14 @@ def build_model(config: Config, construction: AbstractContextManager[object] | N
 def _determinism_refusal(config: Config, device: torch.device) -> str | None:
     """Say why a device cannot repeat the steps of a run to the last bit; None: it can, as far as is known."""
     why = attention_kind(config.model).varies_on_gpu
-    if not config.run.deterministic or device.type != "cuda" or why is None:
+    if not config.run.repeats or device.type != "cuda" or why is None:
         return None
-    return f"run.deterministic = true: model.attention = {config.model.attention} {why}: set run.deterministic=false"
+    asked, without = (
+        ("run.deterministic = true", "run.deterministic=false")
+        if config.run.deterministic
+        else (f"run.reproducible = {config.run.reproducible}", "run.reproducible=null")
+    )
+    return f"{asked}: model.attention = {config.model.attention} {why}: set {without}"
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:

@@ -8,6 +8,7 @@ A method that is marked as collective exchanges something between ranks: all of 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -91,18 +92,11 @@ class Engine(ABC):
         objective.on_step(model, step)
         batches = [self._to_device(batch) for batch in micro_batches]
         # Each term of the loss is normalised by its targets in the whole global batch: an ignored label weighs nothing,
-        # and accumulation or world size change nothing. Gradients are averaged over ranks, hence the world size.
+        # and accumulation or world size change nothing.
         targets = sum_over_ranks(torch.stack([objective.targets(batch) for batch in batches]).sum(0).float())  # (terms)
         if step == 0:
             self._check_targets(targets)
-        weights = self.world.size / targets.clamp_min(1)
-        total = torch.zeros((), device=self.world.device)
-        reports = torch.zeros(len(objective.reports), 2, device=self.world.device)
-        self._expect_micro_batches(len(batches))
-        for batch in batches:
-            cross_entropy, reported = self._accumulate(batch, step, weights)
-            total += cross_entropy
-            reports += reported
+        total, reports = self._make_gradient(batches, step, targets.clamp_min(1))
         if observer is not None:
             observer.before_update()
         with record_function("step: update"):
@@ -112,6 +106,47 @@ class Engine(ABC):
         if self.ema is not None and applied:
             self.ema.update(self.world.size * sum(batch["input_ids"].numel() for batch in batches))
         return StepUnderWay(total, reports, flag(), targets[0], grad_norm, applied)
+
+    def _make_gradient(self, batches: Sequence[Batch], step: int, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Make the gradient of a step from this rank's micro-batches on the device. Collective.
+
+        Args:
+            batches: the micro-batches.
+            step: completed steps so far.
+            targets: of each term of the loss in the whole global batch, [terms]; the term is divided by them.
+
+        Returns:
+            This rank's summed cross-entropy, a scalar, and its reports, [reports, 2].
+        """
+        weights = self.world.size / targets  # gradients are averaged over ranks
+        total = torch.zeros((), device=self.world.device)
+        reports = torch.zeros(len(self.model.objective.reports), 2, device=self.world.device)
+        self._expect_micro_batches(len(batches))
+        for batch in batches:
+            cross_entropy, reported = self._accumulate(batch, step, weights)
+            total += cross_entropy
+            reports += reported
+        return total, reports
+
+    def local_gradient(self, batch: Batch, step: int, weights: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Compute the gradient of one micro-batch on this rank alone, beside what a step accumulates.
+
+        Nothing is exchanged, and no hook of an engine hears of it. Weights must be whole, so not at ZeRO stage 3.
+
+        Args:
+            batch: on the device.
+            step: completed steps so far; keys what the objective draws.
+            weights: of the terms of the loss, [terms].
+
+        Returns:
+            The summed cross-entropy, the reports of `Objective.forward`, and the gradient of
+            `(losses * weights).sum()` for every trained tensor in the order of the model, zero where it has none.
+        """
+        with self._forward_context():
+            losses = self.model(batch, step, through=TrainedLM.losses)
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        found = torch.autograd.grad((losses.terms * weights).sum(), trained, materialize_grads=True)
+        return losses.cross_entropy.detach(), losses.reports.detach(), list(found)
 
     def _check_targets(self, targets: Tensor) -> None:
         """Refuse a term of the loss, beside the text's, that no token of a whole batch trains; `targets` [terms]."""
@@ -151,6 +186,12 @@ class Engine(ABC):
     def _to_device(self, batch: Batch) -> Batch:
         """Return the batch on this rank's device; from pinned memory it gets there behind what the device is at."""
         return {name: tensor.to(self.world.device, non_blocking=True) for name, tensor in batch.items()}
+
+    def _forward_context(self) -> AbstractContextManager[object]:
+        """Return the context in which the model computes as the run does: autocast where weights stay in fp32."""
+        if self.config.deepspeed.precision == "bf16" and next(self.model.parameters()).dtype == torch.float32:
+            return torch.autocast(self.world.device.type, torch.bfloat16)
+        return nullcontext()
 
     # What `train_step` and evaluation need of a subclass
 

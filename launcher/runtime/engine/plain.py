@@ -5,7 +5,6 @@ In fp32 they agree up to the order of summation; bf16 is autocast over fp32 weig
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -63,10 +62,7 @@ class PlainEngine(Engine):
         return norm, torch.isfinite(norm).float()
 
     def _call(self, method: Callable[..., T], *arguments: Any) -> T:
-        autocast: AbstractContextManager[object] = nullcontext()
-        if self.config.deepspeed.precision == "bf16":
-            autocast = torch.autocast(self.world.device.type, torch.bfloat16)
-        with autocast:
+        with self._forward_context():
             return self.model(*arguments, through=method)  # type: ignore[no-any-return]
 
     @property

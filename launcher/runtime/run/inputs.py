@@ -8,6 +8,7 @@ from plumbline.data.streams import WindowStream
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.plan import last_step
+from plumbline.launcher.runtime.config.reproducible import check_ranks
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
@@ -31,9 +32,10 @@ def open_inputs(config: Config, world: World) -> Inputs:
 
     Raises:
         ValueError: missing, damaged or too small corpus, vocabulary that does not fit, batch that does not divide, too
-            many repetitions of a corpus.
+            many repetitions of a corpus, ranks on which a run cannot have the bits that it is to have on any.
     """
     data = config.data
+    check_ranks(config, world.size)
     for_gpu = world.device.type == "cuda"
     train = TrainBatches(data, config.run.seed, world.rank, world.size, config.model.vocab_size, for_gpu)
     train.check_epochs(last_step(config))

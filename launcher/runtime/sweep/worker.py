@@ -98,7 +98,7 @@ def _train(config: Config, world: World, stop: StopRequest, run: Run) -> Outcome
     folder = config.run.folder
     try:
         config = _as_begun(config)
-        determinism.enforce(config.run.deterministic, world.device)
+        determinism.enforce(config.run.repeats, world.device)
         return "finished" if run(config, open_inputs(config, world), world, stop) else "stopped"
     except TrainingError as error:
         write_json(folder / DIVERGED, {"message": str(error)})

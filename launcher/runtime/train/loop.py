@@ -24,8 +24,8 @@ from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import compiles
-from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Batch, Engine
+from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderWay
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs
@@ -74,7 +74,7 @@ class Trainer:
         world: World,
         stop: StopRequest,
         weights: Mapping[str, Tensor] | None = None,
-        make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine] = DeepSpeedEngine,
+        make_engine: Callable[[Config, World, Mapping[str, Tensor] | None], Engine] = make_engine,
         local: LocalCheckpoints | None = None,
         status: RunStatus | None = None,
         watchdog: Watchdog | None = None,
@@ -107,7 +107,7 @@ class Trainer:
         TRAINING.info(f"resuming after step {state.step} from {folder}")
         resume.tell_changes(folder, self.config)
         if layout := resume.other_layout(folder, self.config, self.world):
-            TRAINING.info(f"{layout}: the same samples in every step, losses equal up to the order of summation")
+            TRAINING.info(layout)
         if self.engine.ema is not None and self.engine.ema.tokens == 0:
             TRAINING.info("the moving average starts here: the checkpoint has none of this half-life")
 

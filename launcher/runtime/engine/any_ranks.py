@@ -1,0 +1,100 @@
+"""Train so that the number of ranks decides nothing, to the last bit (run.reproducible: any_ranks).
+
+Sums of floating-point numbers depend on the order of their terms, and by itself the order of a gradient's terms depends
+on how many ranks share them. Here it is one binary tree over the micro-batches of the global batch, which knows no
+ranks (`tree.py`). What else would tell ranks apart goes by the number of the micro-batch too: its random numbers. The
+norm is that of whole tensors, and each rank computes it. Updates go element by element, or matrix by matrix, so it does
+not matter which rank holds which.
+
+So DeepSpeed accumulates and reduces no gradient here: every rank has the whole one, writes its part beside the master
+weights of its shard, updates them, and DeepSpeed gathers the weights as it does after a step of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.profiler import record_function
+
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.interface import Batch
+from plumbline.launcher.runtime.engine.on_device import not_finite
+from plumbline.launcher.runtime.engine.tree import TreeSum, order_of_lanes, sum_over_tree
+from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm
+from plumbline.launcher.runtime.system.world import World
+
+
+class AnyRanksEngine(DeepSpeedEngine):
+    """Train at ZeRO stage 0, 1 or 2, with the same bits on 1, 2, 4, ... ranks.
+
+    On a CPU each rank computes with one thread, since more of them share sums in another way.
+
+    Args:
+        config: the run; `config/reproducible.py` has checked it against the number of ranks.
+        world: this process among all; the process group must be up.
+        weights: by name, instead of those that the seed draws.
+    """
+
+    def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
+        if world.device.type == "cpu":
+            torch.set_num_threads(1)
+        super().__init__(config, world, weights)
+        trained = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        self._shapes = {name: parameter.shape for name, parameter in trained}
+        self._gradient: dict[str, Tensor] = {}
+
+    def _make_gradient(self, batches: Sequence[Batch], step: int, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum gradient, loss and reports over the tree; the whole loss and the reports count on rank 0 alone."""
+        ranks, rank = self.world.size, self.world.rank
+        mine = TreeSum()
+        for lane in order_of_lanes(len(batches) * ranks, ranks):
+            for index in lane:
+                torch.manual_seed(hash((self.config.run.seed, step, index * ranks + rank)))
+                with record_function("step: gradient of a micro-batch"):
+                    mine.add(self._leaf(batches[index], step, 1 / targets))
+            mine.end_lane()
+        whole = sum_over_tree(mine.total, self.world)
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        gradients, total, reports = whole.split([sum(sizes), 1, len(whole) - sum(sizes) - 1])
+        parts = zip(self._shapes.items(), gradients.split(sizes), strict=True)
+        self._gradient = {name: part.view(shape) for (name, shape), part in parts}
+        alone = float(self.world.is_main)  # the step sums both over ranks
+        return alone * total[0], alone * reports.view(-1, 2)
+
+    def _leaf(self, batch: Batch, step: int, weights: Tensor) -> Tensor:
+        """Return gradient, cross-entropy and reports of one micro-batch in one flat tensor, fp32."""
+        cross_entropy, reports, gradients = self.local_gradient(batch, step, weights)
+        return torch.cat([each.float().flatten() for each in (*gradients, cross_entropy, reports)])
+
+    def _update(self) -> tuple[Tensor, Tensor]:
+        """Clip the whole gradient, hand each shard its part of it, and update."""
+        norm = self._norm()
+        limit = self.config.optimizer.grad_clip
+        factor = (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)
+        for piece in self.pieces():
+            if piece.trained and piece.length:
+                if piece.shard.grad is None:
+                    piece.shard.grad = torch.zeros_like(piece.shard)
+                part = self._gradient[piece.name].view(-1)[piece.start : piece.start + piece.length]
+                torch.mul(part, factor, out=piece.of(piece.shard.grad))
+        skipped = not_finite(norm)
+        if self._on_device:
+            self._optimizer.found_inf = skipped
+            self._optimizer.step()
+        elif not skipped:
+            self._optimizer.step()
+        self.refresh_weights()
+        return norm, 1 - skipped
+
+    def _norm(self) -> Tensor:
+        """Return the norm of the whole gradient that is limited, a scalar."""
+        if self.config.optimizer.grad_clip_norm == "plain":
+            return get_total_norm(list(self._gradient.values()))
+        groups = [[self._gradient[name] for name in group["parameters"]] for group in self.settings.values()]
+        return base_equivalent_norm([get_total_norm(group) for group in groups], self.groups)
+
+    def gradient(self, name: str) -> Tensor:
+        """Return the whole gradient of a tensor, not clipped yet."""
+        return self._gradient[name]
