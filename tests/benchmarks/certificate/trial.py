@@ -14,6 +14,7 @@ from torch import Tensor
 
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.engine import deepspeed as engines
+from plumbline.launcher.runtime.engine.any_ranks import AnyRanksEngine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import UpdateObserver
 from plumbline.launcher.runtime.system.collectives import gather_objects
@@ -79,7 +80,7 @@ class Differences:
         return f"{quantity} by {one.value:.1e}, {one.share:.0%} of what is allowed ({one.where})"
 
 
-def make_engine(case: Case, world: World, mutant: Mutant | None) -> DeepSpeedEngine:
+def make_engine(case: Case, world: World, mutant: Mutant | None, any_ranks: bool) -> DeepSpeedEngine:
     """Return the engine of a run, but for its model and its table, which are the case's.
 
     A mutant that asks DeepSpeed for something else goes unnoticed by the engine, which would refuse.
@@ -111,7 +112,7 @@ def make_engine(case: Case, world: World, mutant: Mutant | None) -> DeepSpeedEng
         else:
             stack.enter_context(patch.object(engines, "deepspeed_config", asked_wrongly))
             stack.enter_context(patch.object(DeepSpeedEngine, "_verify", lambda *_: None))
-        return DeepSpeedEngine(config, world)
+        return (AnyRanksEngine if any_ranks else DeepSpeedEngine)(config, world)
 
 
 def whole_tensors(engine: DeepSpeedEngine) -> dict[str, dict[str, Tensor]]:
@@ -153,8 +154,9 @@ class Comparison(UpdateObserver):
             self.found.add("start", _distance(self.before[name]["weight"], weight, 0.0), name)
 
     def before_update(self) -> None:
-        """Compare gradients; at stage 0 the engine has clipped them."""
-        if self.case.stage == 0:
+        """Compare gradients; at stage 0 DeepSpeed's engine has clipped them."""
+        clipped = self.case.stage == 0 and not isinstance(self.engine, AnyRanksEngine)
+        if clipped:
             self.norm = self.plain.clip()
         floor = self._small_gradient()
         for row in models.rows(self.case):
@@ -162,7 +164,7 @@ class Comparison(UpdateObserver):
                 gradient = self.engine.gradient(row.name)
                 distance = _distance(gradient, self.plain.gradients[row.name], floor)
                 self.found.add("gradient", distance, self._at(row.name))
-        if self.case.stage > 0:
+        if not clipped:
             self.norm = self.plain.clip()
 
     def after_update(self) -> None:
@@ -215,17 +217,18 @@ def _distance(found: Tensor | None, expected: Tensor, floor: float) -> float:
     return difference / max(float(expected.norm()), floor, 1e-30)
 
 
-def compare(case: Case, world: World, mutant: Mutant | None = None) -> Differences:
+def compare(case: Case, world: World, mutant: Mutant | None = None, any_ranks: bool = False) -> Differences:
     """Train a case on all ranks, and return the largest differences that any rank has seen. Collective.
 
     Args:
         case: what is trained.
         world: this process among all.
         mutant: what is broken meanwhile.
+        any_ranks: whether the engine is that of `run.reproducible: any_ranks`.
     """
     F.linear = LINEAR
     with ExitStack() as stack:
-        engine = make_engine(case, world, mutant)
+        engine = make_engine(case, world, mutant, any_ranks)
         if mutant is not None:
             mutant.alter(engine, lambda place, name, new: stack.enter_context(patch.object(place, name, new)))
         comparison = Comparison(engine, case)
