@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Say what a configuration means before it costs anything: parameters, memory per ZeRO stage, FLOPs and time.
+"""Say what a configuration means before it costs anything: parameters, memory and time per ZeRO stage, FLOPs.
 
 python launcher/plan.py --config configs/quickstart.yaml
 python launcher/plan.py --config configs/quickstart.yaml --parameters                 # the parameterization's table
@@ -25,7 +25,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--device-gib", type=float, default=80.0, help="memory of one device, in GiB (default: H100; an H200 has 141)"
     )
-    parser.add_argument("--mfu", type=float, default=0.4, help="assumed model FLOPs utilisation")
+    parser.add_argument("--mfu", type=float, default=0.4, help="assumed model FLOPs utilisation, without messages")
+    parser.add_argument(
+        "--network-gbs",
+        type=float,
+        default=50.0,
+        help="GB/s that a device sends over its slowest link (default: a 400 Gb/s port for each)",
+    )
+    parser.add_argument("--price", type=float, help="of a device for an hour: also print what the run costs")
     parser.add_argument(
         "--law", metavar="LAW", help="law.json of launcher/fit.py, or a published law such as kumar2411"
     )
@@ -52,6 +59,7 @@ from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_s
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.memory import DeviceMemory, Estimate
+from plumbline.launcher.runtime.engine.network import Machine, StepTime, fastest, step_time
 from plumbline.launcher.runtime.laws import prediction
 from plumbline.launcher.runtime.optim.proportions import Proportions
 from plumbline.model.flops import training_flops_per_token
@@ -86,6 +94,10 @@ class PlanFacts:
     cautions: tuple[str, ...]
     """What is allowed and deserves a word of warning."""
     compute: Compute
+    steps: dict[int, StepTime]
+    """ZeRO stage -> what a step takes there."""
+    fastest: int | None
+    """ZeRO stage of the shortest step among those that fit a device; None: none does."""
     law: prediction.Prediction | None
     """None without --law."""
 
@@ -94,6 +106,8 @@ class PlanFacts:
         values = asdict(self)
         for stage, memory in self.memory_bytes.items():
             values["memory_bytes"][stage]["total"] = memory.total
+        for stage, step in self.steps.items():
+            values["steps"][stage]["seconds"] = step.seconds
         del values["law"]
         return values if self.law is None else {**values, "law": self.law.to_json()}
 
@@ -118,13 +132,20 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
     Raises:
         ValueError: an option is not positive, or the law cannot be used.
     """
-    for name in ("devices", "peak_tflops", "mfu", "device_gib"):
-        if getattr(arguments, name) <= 0:
+    for name in ("devices", "peak_tflops", "mfu", "device_gib", "network_gbs", "price"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) <= 0:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be positive")
     count, stages = totals(plan.rows), config.optimizer.kind.zero_stages
     estimate, compiled = Estimate(config, count.total, arguments.devices), compiles(config, torch.device("cuda"))
     device_bytes = arguments.device_gib * GIB
     recomputed = {stage: estimate.recomputed(stage, device_bytes, compiled) for stage in stages}
+    memory = {stage: estimate.memory(stage, recomputed[stage]) for stage in stages}
+    flops, bandwidth = arguments.peak_tflops * 1e12 * arguments.mfu, arguments.network_gbs * 1e9
+    machine, trained = (
+        Machine(arguments.devices, flops, bandwidth),
+        sum(row.count for row in plan.rows if row.trainable),
+    )
+    steps = {stage: step_time(config, trained, stage, recomputed[stage], machine) for stage in stages}
     law = None
     if arguments.law is not None:
         bits = config.precision.training_bits
@@ -137,7 +158,7 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
         multipliers=multipliers(config.model, config.parameterization),
         parameters=tuple(plan.rows),
         flops_per_token=training_flops_per_token(config.model, config.data.sequence_length, config.objective),
-        memory_bytes={stage: estimate.memory(stage, recomputed[stage]) for stage in stages},
+        memory_bytes=memory,
         recomputed=recomputed,
         batch=plan.batches.describe(),
         micro_batch=config.data.micro_batch(arguments.devices),
@@ -146,6 +167,8 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
         proportions=plan.proportions,
         cautions=tuple(cautions(config, plan)),
         compute=compute(config, plan, arguments.devices, arguments.peak_tflops, arguments.mfu),
+        steps=steps,
+        fastest=fastest(steps, memory, device_bytes),
         law=law,
     )
 
@@ -192,23 +215,44 @@ def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argpa
     )
     print(f"schedule    {facts.schedule}")
     print(f"compute     {work.flops:.3g} FLOPs ({facts.flops_per_token:.3g} per token)")
-    print(
-        f"time        {work.hours:.2f} hours on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
-        f"at {arguments.mfu:.0%} of the peak"
-    )
-    print(f"\nmemory of one of {arguments.devices} device(s) with {arguments.device_gib:g} GiB, in GiB (an estimate)")
-    columns = ["weights", "gradients", "optimizer", "buffers", "activations", "update", "total"]
-    if config.deepspeed.offload_optimizer:
-        columns.append("host")
-    print(f"{'':<6} {' '.join(f'{column:>11}' for column in columns)}  checkpointing")
-    for stage, memory in facts.memory_bytes.items():
-        cells = (f"{getattr(memory, column) / GIB:>11.2f}" for column in columns)
-        here = "  <- this configuration" if stage == config.deepspeed.zero_stage else ""
-        print(f"ZeRO-{stage} {' '.join(cells)}  {facts.recomputed[stage]}{here}")
+    print_time(config, facts, arguments)
+    print_stages(config, facts, arguments)
     if facts.law is not None:
         print()
         for line in prediction.lines(facts.law):
             print(line)
+
+
+def print_time(config: Config, facts: PlanFacts, arguments: argparse.Namespace) -> None:
+    """Print how long the run takes by the roofline, and what it costs."""
+    work, step = facts.compute, facts.steps[config.deepspeed.zero_stage]
+    arithmetic = work.tokens / config.data.batch_plan.tokens_per_step * step.compute_seconds / 3600
+    network = work.steps * step.network_seconds / 3600
+    print(
+        f"time        {arithmetic:.2f} hours on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
+        f"at {arguments.mfu:.0%} of the peak, {work.tokens / arithmetic / 3600:,.0f} tokens/s; messages at "
+        f"{arguments.network_gbs:g} GB/s add {network:.2f} hours at most, where nothing hides them"
+    )
+    if arguments.price is not None:
+        least, most = (arguments.price * arguments.devices * hours for hours in (arithmetic, arithmetic + network))
+        print(f"cost        {least:,.0f} to {most:,.0f} at {arguments.price:g} for an hour of a device")
+
+
+def print_stages(config: Config, facts: PlanFacts, arguments: argparse.Namespace) -> None:
+    """Print memory and time of each ZeRO stage."""
+    print(f"\nmemory of one of {arguments.devices} device(s) with {arguments.device_gib:g} GiB, in GiB (an estimate)")
+    columns = ["weights", "gradients", "optimizer", "buffers", "activations", "update", "total"]
+    if config.deepspeed.offload_optimizer:
+        columns.append("host")
+    names = [*columns, "sent a step", "seconds"]
+    print(f"{'':<6} {' '.join(f'{name:>11}' for name in names)}  checkpointing")
+    for stage, memory in facts.memory_bytes.items():
+        step = facts.steps[stage]
+        sizes = [*(getattr(memory, column) / GIB for column in columns), step.sent_bytes / GIB, step.seconds]
+        notes = ["fastest that fits"] if stage == facts.fastest else []
+        notes += ["this configuration"] if stage == config.deepspeed.zero_stage else []
+        here = f"  <- {', '.join(notes)}" if notes else ""
+        print(f"ZeRO-{stage} {' '.join(f'{size:>11.2f}' for size in sizes)}  {facts.recomputed[stage]}{here}")
 
 
 if __name__ == "__main__":

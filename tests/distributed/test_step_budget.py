@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.engine.network import messages
 
 if TYPE_CHECKING:
     from tests.conftest import Start
@@ -48,6 +52,18 @@ def test_the_page_says_what_a_step_costs(found: dict[str, Any]) -> None:
     expected = [row(name, seen) for name, seen in found.items()]
     written = PAGE.read_text(encoding="utf-8").splitlines()
     assert [line for line in expected if line not in written] == [], "\n".join(expected)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_plan_knows_what_is_sent(found: dict[str, Any], tiny_config: Path, name: str) -> None:
+    """Two micro-batches a step, as `step_budget.py` makes them; DeepSpeed pads, by up to 2 % of so small a model."""
+    seen, config = found[name], load_config(tiny_config, STAGES[name])
+    kinds = {"allreduce": "reduced", "reduce_scatter_base": "scattered", "allgather_base": "gathered"}
+    sums = dict.fromkeys(kinds.values(), 0)
+    for operator, _, _, size in seen["large"]:
+        sums[kinds[operator]] += size
+    expected = messages(config, seen["parameters"], config.deepspeed.zero_stage, config.data.accumulation_steps(2))
+    assert sums == pytest.approx(asdict(expected), rel=0.02)
 
 
 @pytest.mark.parametrize("name", STAGES)
