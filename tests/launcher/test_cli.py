@@ -265,9 +265,13 @@ def test_plan_says_everything_in_json(command: Command, tiny_config: Path) -> No
     assert set(facts) == {
         "parameter_count", "optimizer", "sizes", "multipliers", "parameters", "flops_per_token", "memory_bytes",
         "batch", "micro_batch", "accumulation_steps", "schedule", "compute", "precision",
-        "proportions", "recomputed", "cautions",
+        "proportions", "recomputed", "cautions", "steps", "fastest",
     }  # fmt: skip
     assert facts["batch"] == "8 sequences"
+    assert facts["steps"]["1"]["seconds"] == sum(
+        facts["steps"]["1"][f"{part}_seconds"] for part in ("compute", "network")
+    )
+    assert facts["fastest"] == 0, "all fit, and stage 0 sends least"
     assert (facts["micro_batch"], facts["accumulation_steps"]) == (2, 1)
     assert facts["schedule"] == "wsd: warm-up to step 2, peak to step 16, linear decay to 0 of the peak at step 20"
     assert facts["proportions"]["tau"] == pytest.approx(1 / (4e-3 * 0.1 * 20))
