@@ -25,6 +25,7 @@ from plumbline.data.remote.ahead import MEMORY, Ahead
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.piece import Piece
+from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.data.streams import BYTES_PER_TOKEN, SampleSource, WindowStream, training_split
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.windows import Batch, check_ids, gather, pinned, split
@@ -105,18 +106,26 @@ class TrainBatches:
         (batches,) = self._gather([samples], located.source, located.window)
         return batches
 
-    def iterate(self, start_step: int, stop_step: int) -> Generator[list[Batch], None, None]:
-        """Yield `micro_batches` of each step in [start_step, stop_step), read ahead in background threads.
+    def iterate(
+        self, start_step: int, stop_step: int, skipped: SkippedData = NOTHING
+    ) -> Generator[list[Batch], None, None]:
+        """Yield the micro-batches of each step in [start_step, stop_step), read ahead in background threads.
 
         Reading to the end or closing (`with contextlib.closing(...)`) stops the threads.
+
+        Args:
+            start_step: the first one.
+            stop_step: behind the last one.
+            skipped: data that is left out; a step then yields `micro_batches` of its data step.
         """
-        tasks = self._tasks(start_step, stop_step)
+        tasks = self._tasks(start_step, stop_step, skipped)
         if not self.is_remote:
             with contextlib.closing(prefetch(tasks, self.config.reader_threads)) as groups:
                 for steps in groups:
                     yield from steps
             return
-        with contextlib.closing(Ahead(Cache(self.config.cache), self.pieces, stop_step)) as ahead:
+        cache = Cache(self.config.cache)
+        with contextlib.closing(Ahead(cache, lambda step: self.pieces(skipped.data_step(step)), stop_step)) as ahead:
             lock = threading.Lock()  # of `ahead`, which the threads tell in turn
             fetched = (partial(_fetched, ahead, lock, step, task) for step, task in enumerate(tasks, start_step))
             with contextlib.closing(prefetch(fetched, self.config.reader_threads)) as groups:
@@ -129,7 +138,7 @@ class TrainBatches:
         tokens = self.micro_batch * self.accumulation_steps * self.config.sequence_length
         return 1 if self.is_remote else max(1, TOGETHER // tokens)
 
-    def _tasks(self, start_step: int, stop_step: int) -> Iterator[Callable[[], Steps]]:
+    def _tasks(self, start_step: int, stop_step: int, skipped: SkippedData) -> Iterator[Callable[[], Steps]]:
         """Yield what makes the batches of one step, then of two, of four and so on, up to `_together`.
 
         Likewise, samples of one step are located first, then those of more and more steps together.
@@ -137,7 +146,8 @@ class TrainBatches:
         most = max(1, LOCATED * self._world_size // self.plan.batch_size)
         first, ahead, together = start_step, 1, 1
         while first < stop_step:
-            samples = [self._samples(step) for step in range(first, min(first + ahead, stop_step))]
+            steps = range(first, min(first + ahead, stop_step))
+            samples = [self._samples(skipped.data_step(step)) for step in steps]
             located = self.order.locate(np.concatenate([each.reshape(-1) for each in samples]))
             first, ahead, begin = first + len(samples), min(2 * ahead, most), 0
             while samples:

@@ -127,6 +127,19 @@ def prune(root: Path, step: int, keep: CheckpointConfig) -> None:
             LOG.warning(f"{folder} cannot be deleted ({error}); the next save tries again")
 
 
+def remove_after(root: Path, step: int) -> None:
+    """Delete the checkpoints of steps after `step`, which a run has gone back to; nobody may be writing there.
+
+    Raises:
+        OSError: one cannot be deleted.
+    """
+    left = checkpoints(root)
+    while left and step_of(left[0]) > step:
+        _remove(left.pop(0))
+    if left:
+        tidy(root, left[0])
+
+
 def _is_damaged(folder: Path) -> bool:
     try:
         return bool(problems(folder, contents=True))

@@ -29,7 +29,7 @@ from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.world import World
 
 
-def find(root: Path, world: World, local: LocalCheckpoints | None = None) -> Path | None:
+def find(root: Path, world: World, local: LocalCheckpoints | None = None, before: int | None = None) -> Path | None:
     """Return the newest whole checkpoint; None when there are none at all. Collective.
 
     Logs a warning for each that is passed over.
@@ -38,6 +38,7 @@ def find(root: Path, world: World, local: LocalCheckpoints | None = None) -> Pat
         root: the folder of the run's checkpoints; what is in it is said by rank 0.
         world: this process among all.
         local: checkpoints on the nodes.
+        before: a step that it must be of an earlier one than; None: any.
 
     Returns:
         A folder in `root`, the same on all ranks, or each rank's own in `local`, of the same step.
@@ -48,13 +49,14 @@ def find(root: Path, world: World, local: LocalCheckpoints | None = None) -> Pat
     """
     shared: list[Path] = gather_objects(checkpoints(root), world)[0]
     nearby = [] if local is None else local.candidates()
-    candidates = sorted([*shared, *nearby], key=lambda folder: (step_of(folder), folder in shared), reverse=True)
+    early = [folder for folder in [*shared, *nearby] if before is None or step_of(folder) < before]
+    candidates = sorted(early, key=lambda folder: (step_of(folder), folder in shared), reverse=True)
 
     def check(folder: Path) -> list[str]:
         return damage(folder, world) if local is None or folder in shared else local.damage(folder)
 
     newest = newest_whole(candidates, check)
-    if newest is None:
+    if newest is None and before is None:
         check_any(root, shared)
     return newest
 
@@ -89,12 +91,22 @@ def read_state(folder: Path) -> TrainState:
         CheckpointError: its state is none, or contradicts its manifest.
     """
     with reading(folder / STATE):
-        state = TrainState(**read_object(folder / STATE))
+        state = TrainState.from_json(read_object(folder / STATE))
     manifest = read_manifest(folder)
-    for name, value in vars(state).items():
+    for name, value in state.facts.items():
         if value != manifest.get(name):
             raise CheckpointError(f"{folder / STATE}: {name} = {value!r}, and in {MANIFEST} {manifest.get(name)!r}")
     return state
+
+
+def tell(engine: Engine, folder: Path, state: TrainState) -> None:
+    """Log from where an engine goes on, and what is otherwise than when the checkpoint was written."""
+    TRAINING.info(f"resuming after step {state.step} from {folder}")
+    tell_changes(folder, engine.config)
+    if layout := other_layout(folder, engine.config, engine.world):
+        TRAINING.info(layout)
+    if engine.ema is not None and engine.ema.tokens == 0:
+        TRAINING.info("the moving average starts here: the checkpoint has none of this half-life")
 
 
 def other_layout(folder: Path, config: Config, world: World) -> str | None:
@@ -145,7 +157,7 @@ def check_resume(
         CheckpointError: names each difference.
     """
     manifest = read_manifest(folder)
-    if old.data.train != new.data.train and same_past(old.data, new.data, manifest["step"]):
+    if old.data.train != new.data.train and same_past(old.data, new.data, _data_steps_drawn(folder)):
         old = old.model_copy(update={"data": old.data.model_copy(update={"train": new.data.train})})
     lines = [f"  {line}" for line in differences(old, new, RESUMED)]
     total_steps = plan_run(new).total_steps
@@ -159,3 +171,9 @@ def check_resume(
         lines.append(f"  corpora: {manifest['corpora']!r} -> {known!r}")
     if lines:
         raise CheckpointError(f"{folder} was written by a different run; {remedy}:\n" + "\n".join(lines))
+
+
+def _data_steps_drawn(folder: Path) -> int:
+    """Return how far in the order of data a checkpoint's run has come: its steps, and what was left out among them."""
+    state = read_state(folder)
+    return state.skipped.data_step(state.step - 1) + 1 if state.step else 0

@@ -1,7 +1,7 @@
 """Take a snapshot of training: the first half of a save, in which all ranks exchange what they need."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from plumbline.launcher.runtime.checkpoint.store import CONFIG, STATE, BrokenWeightsError, TrainState
@@ -49,12 +49,12 @@ def take_snapshot(engine: Engine, config: Config, state: TrainState, world: Worl
     files: dict[str, TensorFile | str] = {shard_name(world.rank): mine}
     if world.is_main or by_itself:
         files[CONFIG] = as_yaml(config)
-        files[STATE] = json.dumps(asdict(state), indent=2) + "\n"
+        files[STATE] = json.dumps(state.to_json(), indent=2) + "\n"
     facts = {
         "world_size": world.size,
         "zero_stage": config.deepspeed.zero_stage,
         "precision": config.deepspeed.precision,
-        **asdict(state),
+        **state.facts,
     }
     return Snapshot(files, facts)
 

@@ -7,19 +7,20 @@ name is complete, whatever was killed when. Whoever reads one verifies it first,
     checkpoints/latest                      text: the name of the newest checkpoint, for people and scripts
     checkpoints/step_00001000/state/        a file for each rank: its part of weights, optimizer states, moving average
                               config.yaml   the resolved configuration
-                              state.json    where training stood: step, samples, tokens
+                              state.json    where training stood: step, samples, tokens, data that is left out; guards
                               manifest.json every other file with size and checksum
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
 import xxhash
 
 from plumbline.data.damage import DamagedFileError
+from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.system.files import read_key, read_object
 from plumbline.launcher.runtime.system.log import LOG
 
@@ -53,11 +54,33 @@ class TrainState:
     step: int
     """Completed optimizer steps."""
     samples: int
-    """Sequences consumed: position in the global data order."""
+    """Sequences consumed. With those that were left out before, the position in the global data order."""
     tokens: int
     """Tokens consumed."""
     corpora: dict[str, str]
     """Path -> fingerprint of the corpora that the position counts in."""
+    skipped: SkippedData = NOTHING
+    """Data that is left out, once a run went back to before it."""
+    guards: dict[str, Any] = field(default_factory=dict)
+    """Name of a guard -> what it remembers, as JSON has it."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return what the manifest says as well."""
+        return {"step": self.step, "samples": self.samples, "tokens": self.tokens, "corpora": self.corpora}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of state.json."""
+        return {**self.facts, "skipped": self.skipped.windows, "guards": self.guards}
+
+    @classmethod
+    def from_json(cls, item: dict[str, Any]) -> "TrainState":
+        """Return the state of an object of state.json; checkpoints of before have neither skipped data nor guards.
+
+        Raises:
+            ValueError: it holds something else.
+        """
+        return cls(**{**item, "skipped": SkippedData.from_json(item.get("skipped", []))})
 
 
 def step_folder(root: Path, step: int) -> Path:

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, field_validator
 from pydantic import model_validator as validator
 
 from plumbline.data.config import DataConfig
+from plumbline.launcher.runtime.config.guards import GuardsConfig
 from plumbline.launcher.runtime.config.sections import (
     CheckpointConfig,
     DeepSpeedConfig,
@@ -50,6 +51,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     train: TrainConfig = Field(json_schema_extra={"shapes": "course"})
     deepspeed: DeepSpeedConfig = Field(default=DeepSpeedConfig(), json_schema_extra={"shapes": "course"})
     checkpoint: CheckpointConfig = Field(default=CheckpointConfig(), json_schema_extra={"shapes": "nothing"})
+    guards: GuardsConfig = Field(default=GuardsConfig(), json_schema_extra={"shapes": "course"})
     metrics: MetricsConfig = Field(default=MetricsConfig(), json_schema_extra={"shapes": "nothing"})
 
     @field_validator("objective", mode="before")
@@ -86,6 +88,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             *self._objective_problems(),
             *self._optimizer_problems(),
             *self._reproducible_problems(),
+            *self._guard_problems(),
         ]
         if problems:
             raise ValueError("\n".join(problems))
@@ -145,6 +148,9 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     def _objective_problems(self) -> Iterator[str]:
         texts = [f"data.train.{number}" for number, source in enumerate(self.data.train) if source.task is None]
         yield from self.objective.problems(self.model, self.data.sequence_length, texts[0] if texts else None)
+
+    def _guard_problems(self) -> Iterator[str]:
+        yield from self.guards.problems(saves=(self.checkpoint.interval or self.checkpoint.local) is not None)
 
     def _optimizer_problems(self) -> Iterator[str]:
         kind, stage = self.optimizer.kind, self.deepspeed.zero_stage

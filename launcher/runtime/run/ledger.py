@@ -37,6 +37,11 @@ class Ledger:
             self._seconds[self.bucket] += now - self._since
             self.bucket, self._since = bucket, now
 
+    def lose(self, seconds: float) -> None:
+        """Move time that was spent on steps to `lost`: they are made again."""
+        with self._lock:
+            self._seconds = moved(self._seconds, seconds, "lost", "steps")
+
     def spent(self, bucket: Bucket) -> float:
         """Return the seconds of one bucket until now."""
         with self._lock:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from plumbline.launcher.runtime.run.folder import RESULT
-from plumbline.launcher.runtime.run.ledger import Attempt, Bucket, Ledger
+from plumbline.launcher.runtime.run.ledger import Attempt, Bucket, Ledger, seconds_until
 from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
 from plumbline.launcher.runtime.run.status_file import (
     ATTEMPTS,
@@ -123,8 +123,19 @@ class RunStatus:
 
     def begin(self, step: int, tokens: int, total_steps: int, total_tokens: int) -> None:
         """Say after which step training goes on: later ones, which attempts before have made, are lost."""
-        self._totals, self._saves = (total_steps, total_tokens), [(step, 0.0)]
-        self._made, self._tokens = (step, 0.0), tokens
+        self._totals = total_steps, total_tokens
+        self._stand_at(step, tokens, [(step, 0.0)])
+
+    def went_back(self, step: int, tokens: int) -> None:
+        """Say that training goes on after an earlier step: later ones are lost. No step is being made."""
+        points = [*self._saves, *([self._made] if self._made else [])]
+        kept = seconds_until(points, step)
+        self.ledger.lose(self.ledger.spent("steps") - kept)
+        self._stand_at(step, tokens, [*(point for point in self._saves if point[0] < step), (step, kept)])
+
+    def _stand_at(self, step: int, tokens: int, saves: list[tuple[int, float]]) -> None:
+        """Stand at a step, known when by the last of `saves`; what attempts before made of later ones is lost."""
+        self._saves, self._made, self._tokens = saves, saves[-1], tokens
         settled = [attempt.without_steps_after(step) for attempt in self._ended]
         if settled != self._ended and self._folder is not None:
             self._ended = settled

@@ -4,7 +4,7 @@
 is due, and leaves if it was the last; then it makes the next step and saves it. What a step reports is read, logged and
 shown to the guards while the next one is under way, or before anything is done with its weights (`_settle`). The order
 of data, the schedule, dropout and evaluation are pure functions of the step, so a run that was killed and resumed
-writes the same numbers, to the last bit, as one that was never interrupted.
+writes the same numbers, to the last bit, as one that was never interrupted. A guard may send it back to a checkpoint.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,9 +42,10 @@ from plumbline.launcher.runtime.train import garbage
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
 from plumbline.launcher.runtime.train.evaluation import Evaluation, StoppedError
 from plumbline.launcher.runtime.train.guards import make_guards
-from plumbline.launcher.runtime.train.guards.guard import TrainingError
-from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
+from plumbline.launcher.runtime.train.guards.guard import RollBack
+from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
 from plumbline.launcher.runtime.train.profile import StepProfiler
+from plumbline.launcher.runtime.train.rollback import Rollbacks
 from plumbline.launcher.runtime.train.samples import write_samples
 from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.launcher.runtime.train.step_lines import MadeStep, StepLines
@@ -85,12 +86,13 @@ class Trainer:
         self.status = status or RunStatus()
         self.watchdog = watchdog or Watchdog(config.run.folder / "stacks", world, minutes=None)
         self.evaluation = Evaluation(self.engine, inputs, stop, self.watchdog.moved)
-        self.state = checkpoint.TrainState(step=0, samples=0, tokens=0, corpora=inputs.fingerprints)
+        self.rollbacks = Rollbacks(config, self.plan, inputs, world, local)
+        self.state = checkpoint.TrainState(0, 0, 0, inputs.fingerprints, self.rollbacks.skipped)
         self.saved_step: int | None = None
         self.failed_saves = 0
         self.local = local
         self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world, local)
-        self.guards = make_guards(self.plan)
+        self.guards = make_guards(config.guards, self.plan)
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
         self._meter = SpeedMeter(config, world, 0)
@@ -101,28 +103,47 @@ class Trainer:
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
         state = resume.load(self.engine, folder)
-        self.state = state
+        self.state = replace(state, skipped=state.skipped | self.rollbacks.skipped)
+        self.guards.restore(state.guards)
         if self.local is None or folder.parent != self.local.folder:
             self.saved_step = state.step
-        TRAINING.info(f"resuming after step {state.step} from {folder}")
-        resume.tell_changes(folder, self.config)
-        if layout := resume.other_layout(folder, self.config, self.world):
-            TRAINING.info(layout)
-        if self.engine.ema is not None and self.engine.ema.tokens == 0:
-            TRAINING.info("the moving average starts here: the checkpoint has none of this half-life")
+        resume.tell(self.engine, folder, state)
 
     def run(self) -> bool:
-        """Train step by step. Returns whether the last step was reached and evaluated."""
-        config, plan, total = self.config, self.plan, self.plan.total_steps
+        """Train step by step, and again where a guard asks for it. Returns whether the last step was evaluated."""
         from_main(self._open_log, self.world)
-        self.status.begin(self.state.step, self.state.tokens, total, plan.total_tokens)
+        self.status.begin(self.state.step, self.state.tokens, self.plan.total_steps, self.plan.total_tokens)
+        while True:
+            try:
+                return self._train()
+            except RollBack as request:
+                asked = request.with_traceback(None)  # whose frames hold batches
+            self._go_back(asked)
+
+    def _go_back(self, asked: RollBack) -> None:
+        """Stand at a checkpoint again, with the log and the account of time as they were then."""
+        self.status.enter("checkpoint")
+        self.watchdog.moved("going back to a checkpoint")
+        self._unread = self.saved_step = None
+        self._count(self.writer.finish(), must=False)
+        folder = self.rollbacks.go_back(asked, self.state.skipped)
+        if self.log is not None:
+            self.log.close()
+        self.resume(folder)
+        from_main(self._open_log, self.world)
+        self.status.went_back(self.state.step, self.state.tokens)
+
+    def _train(self) -> bool:
+        """Train to the end, or until asked to stop, from where training stands. Returns whether it is complete."""
+        config, plan, total = self.config, self.plan, self.plan.total_steps
         if self.state.step == total and self.saved_step is None:  # what is complete has a checkpoint in the run folder
             self._save()
         meter = self._meter
         meter.restart(self.state.step)
         profiler = StepProfiler(config, self.world)
         making: Bucket = "compile" if compiles(config, self.world.device) else "steps"
-        with garbage.left_alone(), profiler, closing(self.inputs.train.iterate(self.state.step, total)) as batches:
+        data = self.inputs.train.iterate(self.state.step, total, self.state.skipped)
+        with garbage.left_alone(), profiler, closing(data) as batches:
             while True:
                 if self._evaluation_due():
                     self._settle()
@@ -206,8 +227,7 @@ class Trainer:
         made, self._unread = self._unread, None
         result = made.reports.result
         self._stopping = self._stopping or result.flagged
-        for guard in self.guards:
-            guard.after_step(made.step, result)
+        self.guards.after_step(made.step, result)
         if made.step % self.config.train.log_interval == 0 or made.step == self.plan.total_steps:
             self._log_step(made, result)
 
@@ -221,8 +241,6 @@ class Trainer:
             self.log.write(record)
             self.log.progress(record)
         self.status.logged(record)
-        for guard in self.guards:
-            guard.after_logging(record)
 
     def _log_beside(self, found: dict[str, Any]) -> None:
         """Log what else was found out about the last step, behind its own line."""
@@ -254,8 +272,7 @@ class Trainer:
         record = {"step": step, "tokens": self.state.tokens, **scores}
         if self.log is not None:
             self.log.write(record)
-        for guard in self.guards:
-            guard.after_evaluation(record)
+        self.guards.after_evaluation(record)
         if step == self.plan.total_steps:
             from_main(lambda: self._finish(record), self.world)
         return True
@@ -275,12 +292,12 @@ class Trainer:
     def _checkpoint_due(self) -> bool:
         interval, step = self.config.checkpoint.interval, self.state.step
         on_interval = interval is not None and step % interval == 0
-        return step == self.plan.total_steps or (on_interval and all(guard.trusts_weights for guard in self.guards))
+        return step == self.plan.total_steps or (on_interval and self.guards.trusts_weights)
 
     def _local_checkpoint_due(self) -> bool:
         local = self.config.checkpoint.local
         due = local is not None and self.state.step % local.interval == 0
-        return due and all(guard.trusts_weights for guard in self.guards)
+        return due and self.guards.trusts_weights
 
     def _save_locally(self) -> None:
         """Save on the nodes, unless the checkpoint before is still being written, which training would wait for."""
@@ -293,7 +310,7 @@ class Trainer:
         """Save a checkpoint, behind training; with `must` it is written when this returns.
 
         Raises:
-            TrainingError: a weight is not finite.
+            RollBack: a weight is not finite.
             CheckpointError: one that `must` be could not be written, or too many in a row.
         """
         self.status.enter("checkpoint")
@@ -301,14 +318,13 @@ class Trainer:
         self._count(self.writer.finish(), must=False)
 
         def take() -> Snapshot:
-            return take_snapshot(self.engine, self.config, self.state, self.world, locally)
+            state = replace(self.state, guards=self.guards.state)
+            return take_snapshot(self.engine, self.config, state, self.world, locally)
 
         try:
             ended = self.writer.save(take, must, locally)
         except checkpoint.BrokenWeightsError as error:
-            raise TrainingError(
-                f"step {self.state.step}: {error}; the last checkpoint is from before. {REMEDY}"
-            ) from error
+            raise RollBack(NonFinite.name, self.state.step, self.state.step, str(error)) from error
         self._count(ended, must)
 
     def _count(self, saved: Saved | None, must: bool) -> None:

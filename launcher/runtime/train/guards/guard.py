@@ -1,4 +1,4 @@
-"""Define what a guard is asked, and how it ends a run."""
+"""Define what a guard is asked, and how it sends a run back or ends it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,22 +10,53 @@ class TrainingError(RuntimeError):
     """Say why training cannot go on, for a reason in the run rather than in the code."""
 
 
+class RollBack(Exception):  # noqa: N818 - it asks for something, and is an error only where that cannot be had
+    """Ask to go back to a checkpoint before some steps, and to leave out the data that they took.
+
+    Args:
+        guard: who asks.
+        first: the first step that is not trusted.
+        last: the last one.
+        message: what was seen.
+    """
+
+    def __init__(self, guard: str, first: int, last: int, message: str) -> None:
+        super().__init__(message)
+        self.guard, self.first, self.last, self.message = guard, first, last, message
+
+
 class Guard:
     """Watch a run. What a guard is shown is the same on all ranks, so all come to the same end.
 
-    Every method may raise TrainingError.
+    What it remembers is saved with each checkpoint and comes back with it, so what it does is a function of the step.
     """
 
-    def after_step(self, step: int, result: StepResult) -> None:
-        """Look at the update that made `step`, before anything is logged or saved."""
+    name: str
+    """Key of its section in `guards`."""
 
-    def after_logging(self, record: Mapping[str, Any]) -> None:
-        """Look at what is logged of a step, at every `train.log_interval`."""
+    def after_step(self, step: int, result: StepResult) -> None:
+        """Look at the update that made `step`, before anything is logged or saved.
+
+        Raises:
+            RollBack: the run is to go back to before some step.
+        """
 
     def after_evaluation(self, record: Mapping[str, Any]) -> None:
-        """Look at what is logged of an evaluation."""
+        """Look at what is logged of an evaluation.
+
+        Raises:
+            TrainingError: there is nothing to go on with.
+        """
 
     @property
     def trusts_weights(self) -> bool:
         """Return whether the weights are worth a checkpoint at `checkpoint.interval`."""
         return True
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return what it remembers, as JSON has it; `restore` takes it back."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Remember what `state` said when a checkpoint was written; an empty one is of a guard that is new."""

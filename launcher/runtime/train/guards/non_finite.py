@@ -1,14 +1,14 @@
-"""End a run whose gradient, loss or weights are not finite; single updates that were skipped are a warning."""
+"""Send a run back whose gradient, loss or weights are not finite; single updates that were skipped are a warning."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
+from plumbline.launcher.runtime.config.guards import NonFiniteConfig
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.train.guards.guard import Guard, TrainingError
+from plumbline.launcher.runtime.train.guards.guard import Guard, RollBack, TrainingError
 
-MAX_SKIPPED = 10  # consecutive updates with a non-finite gradient before the run is called broken
 REMEDY = "Lower optimizer.lr, lengthen schedule.warmup, or look at the data of this step"
 
 
@@ -16,32 +16,32 @@ class NonFinite(Guard):
     """Watch for nan and inf.
 
     Args:
+        settings: how many skipped updates are too many.
         total_steps: of the run, whose end may not be amid skipped updates.
     """
 
-    def __init__(self, total_steps: int) -> None:
-        self.total_steps = total_steps
+    name = "non_finite"
+
+    def __init__(self, settings: NonFiniteConfig, total_steps: int) -> None:
+        self.max_skipped, self.total_steps = settings.max_skipped, total_steps
         self.skipped = 0  # consecutive updates that were not applied
 
     def after_step(self, step: int, result: StepResult) -> None:
-        """Count skipped updates, and look at the gradient of an applied one."""
+        """Count skipped updates, and look at gradient and loss of an applied one."""
         self.skipped = 0 if result.applied else self.skipped + 1
-        broken_weights = result.applied and not math.isfinite(result.grad_norm)
+        loss = result.loss.item()
+        broken = result.applied and not (math.isfinite(result.grad_norm) and math.isfinite(loss))
         ends_skipping = self.skipped > 0 and step == self.total_steps
-        if broken_weights or ends_skipping or self.skipped >= MAX_SKIPPED:
-            raise TrainingError(
-                f"step {step}: the gradient norm is {result.grad_norm} (loss {result.loss.item():.4f}), "
-                f"{self.skipped} update(s) in a row were skipped; the last checkpoint is from before. {REMEDY}"
+        if broken or ends_skipping or self.skipped >= self.max_skipped:
+            raise RollBack(
+                self.name,
+                first=step - max(self.skipped, 1) + 1,
+                last=step,
+                message=f"the gradient norm is {result.grad_norm} (loss {loss:.4f}), {self.skipped} update(s) in a row "
+                "were skipped",
             )
         if not result.applied:
             LOG.warning(f"step {step}: gradient norm {result.grad_norm}, update skipped")
-
-    def after_logging(self, record: Mapping[str, Any]) -> None:
-        """Look at the loss of an update that was applied."""
-        if not self.skipped and not math.isfinite(record["loss"]):
-            raise TrainingError(
-                f"step {record['step']}: the loss is {record['loss']}; the last checkpoint is from before. {REMEDY}"
-            )
 
     def after_evaluation(self, record: Mapping[str, Any]) -> None:
         """Look at the held-out losses of the final model; before the end, the next gradient tells as well."""
@@ -57,3 +57,12 @@ class NonFinite(Guard):
     def trusts_weights(self) -> bool:
         """Return whether the last update was applied: if this is the end, the last checkpoint is from before."""
         return self.skipped == 0
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return the skipped updates in a row: a run that is asked to stop amid them saves."""
+        return {"skipped": self.skipped}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting."""
+        self.skipped = state.get("skipped", 0)

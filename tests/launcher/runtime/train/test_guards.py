@@ -1,65 +1,228 @@
-"""Guards see every update and end a run that has nothing left to train; tests/distributed/test_endings.py has runs."""
+"""Guards see every update, and send back or end a run; tests/distributed/test_rollback.py has runs."""
 
 from __future__ import annotations
 
+import json
 import math
+import random
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.guards import (
+    GradientSpikeConfig,
+    GuardsConfig,
+    LossSpikeConfig,
+    NonFiniteConfig,
+)
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.engine.step_result import StepResult
-from plumbline.launcher.runtime.train.guards.guard import TrainingError
-from plumbline.launcher.runtime.train.guards.non_finite import MAX_SKIPPED, NonFinite
+from plumbline.launcher.runtime.train.guards import make_guards
+from plumbline.launcher.runtime.train.guards.guard import RollBack, TrainingError
+from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
+from plumbline.launcher.runtime.train.guards.spike import GradientSpike, LossSpike, Spike
 
-TOTAL = 30
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOTAL, MOST = 30, 4
 
 
-def result(norm: float = 1.0, applied: bool = True) -> StepResult:
-    return StepResult(torch.tensor(2.0), norm, applied, torch.zeros(0, 2), flagged=False, done=0.0)
+def result(norm: float = 1.0, applied: bool = True, loss: float = 2.0) -> StepResult:
+    return StepResult(torch.tensor(loss), norm, applied, torch.zeros(0, 2), flagged=False, done=0.0)
 
 
 @pytest.fixture
 def guard() -> NonFinite:
-    return NonFinite(TOTAL)
+    return NonFinite(NonFiniteConfig(max_skipped=MOST), TOTAL)
 
 
 def test_a_skipped_update_is_a_warning_and_no_time_for_a_checkpoint(
     guard: NonFinite, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trusted = []
-    for step, update in enumerate((result(), result(math.inf, applied=False), result()), start=1):
+    for step, update in enumerate((result(), result(math.inf, applied=False, loss=math.nan), result()), start=1):
         guard.after_step(step, update)
-        guard.after_logging({"step": step, "loss": 2.0 if update.applied else math.nan})
         trusted.append(guard.trusts_weights)
     assert trusted == [True, False, True]
     assert capsys.readouterr().err == "warning: step 2: gradient norm inf, update skipped\n"
 
 
-def test_too_many_in_a_row_end_the_run(guard: NonFinite) -> None:
-    for step in range(1, MAX_SKIPPED):
+def test_too_many_in_a_row_send_the_run_back(guard: NonFinite) -> None:
+    for step in range(1, MOST):
         guard.after_step(step, result(math.nan, applied=False))
-    guard.after_step(MAX_SKIPPED, result())
-    for step in range(1, MAX_SKIPPED):
-        guard.after_step(MAX_SKIPPED + step, result(math.nan, applied=False))
-    with pytest.raises(TrainingError, match=rf"step 20: .* {MAX_SKIPPED} update\(s\) in a row were skipped"):
-        guard.after_step(2 * MAX_SKIPPED, result(math.nan, applied=False))
+    guard.after_step(MOST, result())
+    for step in range(1, MOST):
+        guard.after_step(MOST + step, result(math.nan, applied=False))
+    with pytest.raises(RollBack, match=rf"{MOST} update\(s\) in a row were skipped") as asked:
+        guard.after_step(2 * MOST, result(math.nan, applied=False))
+    assert (asked.value.guard, asked.value.first, asked.value.last) == ("non_finite", MOST + 1, 2 * MOST)
+
+
+def test_it_goes_on_counting_where_a_run_was_stopped_amid_skipped_updates(guard: NonFinite) -> None:
+    for step in range(1, MOST):
+        guard.after_step(step, result(math.nan, applied=False))
+    resumed = NonFinite(NonFiniteConfig(max_skipped=MOST), TOTAL)
+    resumed.restore(json.loads(json.dumps(guard.state)))
+    assert not resumed.trusts_weights
+    with pytest.raises(RollBack) as asked:
+        resumed.after_step(MOST, result(math.nan, applied=False))
+    assert asked.value.first == 1
 
 
 def test_the_last_update_may_not_be_skipped(guard: NonFinite) -> None:
-    with pytest.raises(TrainingError, match=rf"step {TOTAL}: .* 1 update\(s\)"):
+    with pytest.raises(RollBack, match=r"1 update\(s\)") as asked:
         guard.after_step(TOTAL, result(math.inf, applied=False))
+    assert (asked.value.first, asked.value.last) == (TOTAL, TOTAL)
 
 
-def test_an_update_by_a_gradient_that_is_not_finite_ends_the_run(guard: NonFinite) -> None:
-    with pytest.raises(TrainingError, match="step 3: the gradient norm is nan"):
-        guard.after_step(3, result(math.nan))
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [(result(math.nan), "the gradient norm is nan"), (result(loss=math.inf), r"\(loss inf\), 0 update")],
+)
+def test_an_applied_update_that_is_not_finite_sends_the_run_back(
+    guard: NonFinite, update: StepResult, words: str
+) -> None:
+    with pytest.raises(RollBack, match=words) as asked:
+        guard.after_step(3, update)
+    assert (asked.value.first, asked.value.last) == (3, 3)
 
 
-def test_losses_are_looked_at_where_they_are_logged(guard: NonFinite) -> None:
-    guard.after_logging({"step": 4, "loss": 2.0})
-    with pytest.raises(TrainingError, match="step 5: the loss is inf"):
-        guard.after_logging({"step": 5, "loss": math.inf})
+def test_the_final_scores_are_looked_at(guard: NonFinite) -> None:
     guard.after_evaluation({"step": 5, "eval/email/loss": math.nan})
     guard.after_evaluation({"step": TOTAL, "eval/email/loss": 2.0, "eval/email/perplexity": math.inf})
     with pytest.raises(TrainingError, match=rf"step {TOTAL}: eval/email/ema_loss is nan: .* remove it"):
         guard.after_evaluation({"step": TOTAL, "eval/email/loss": 2.0, "eval/email/ema_loss": math.nan})
+
+
+# -- spikes ------------------------------------------------------------------------------------------------------------
+
+WINDOW, WARMUP, LENGTH = 32, 20, 3000
+
+
+def series(seed: int) -> list[StepResult]:
+    """Return updates as of a run: a loss that falls by a power law, gradients with a heavy tail to the right."""
+    draw = random.Random(seed)
+    return [
+        result(
+            loss=2.5 + 8.0 * (step + 1) ** -0.4 + draw.gauss(0, 0.06),
+            norm=(0.3 + 5.0 * (step + 1) ** -0.7) * math.exp(draw.gauss(0, 0.2) + 0.1 * draw.expovariate(1)),
+        )
+        for step in range(LENGTH)
+    ]
+
+
+def spikes(action: str = "roll_back", quiet_steps: int = WARMUP, **changes: Any) -> list[Spike]:
+    settings: dict[str, Any] = {"action": action, "window": WINDOW, **changes}
+    return [
+        LossSpike(LossSpikeConfig(**settings), quiet_steps),
+        GradientSpike(GradientSpikeConfig(**settings), quiet_steps),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_is_no_spike(seed: int) -> None:
+    for spike in spikes(window=GuardsConfig().loss_spike.window):
+        for step, update in enumerate(series(seed), start=1):
+            spike.after_step(step, update)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("number", "changed"), [(0, "loss"), (1, "norm")])
+def test_a_loss_that_jumps_and_a_gradient_ten_times_the_usual_are(seed: int, number: int, changed: str) -> None:
+    updates, step = series(seed), 400 + 100 * seed
+    usual = updates[step - 1]
+    spike, other = spikes()[number], spikes()[1 - number]
+    odd = {"loss": result(usual.grad_norm, loss=usual.loss.item() + 1.5), "norm": result(10 * usual.grad_norm)}[changed]
+    for before, update in enumerate(updates[: step - 1], start=1):
+        spike.after_step(before, update)
+        other.after_step(before, update)
+    with pytest.raises(RollBack, match=r"is \S+ after a median of") as asked:
+        spike.after_step(step, odd)
+    assert (asked.value.guard, asked.value.first, asked.value.last) == (spike.name, step - 2, step)
+    other.after_step(step, odd)
+
+
+@pytest.mark.parametrize(("quiet_steps", "first"), [(0, WINDOW + 1), (50, 51)])
+def test_there_is_no_alarm_before_the_window_is_full_or_in_the_warm_up(quiet_steps: int, first: int) -> None:
+    for spike in spikes(quiet_steps=quiet_steps):
+        for step in range(1, first):
+            spike.after_step(step, result(norm=1e6, loss=90.0) if step == first - 1 else result())
+        with pytest.raises(RollBack):
+            spike.after_step(first, result(norm=1e6, loss=90.0))
+
+
+def test_skipped_updates_say_nothing_of_what_is_usual() -> None:
+    for spike in spikes(quiet_steps=0):
+        for step in range(1, 2 * WINDOW):
+            spike.after_step(step, result(norm=math.nan, loss=math.nan, applied=False))
+            spike.after_step(step, result(norm=1e6, loss=90.0, applied=False))
+        assert not spike.window
+
+
+def test_a_spike_that_lasts_is_one_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    gradient = spikes("warn")[1]
+    for step in range(1, 200):
+        gradient.after_step(step, result(norm=12.0 if 100 <= step < 110 or step == 150 else 1.0))
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: step {step}: the gradient norm is 12 after a median of 1 (guards.gradient_spike)"
+        for step in (100, 150)
+    ]
+
+
+def test_a_level_that_stays_becomes_usual() -> None:
+    loss = spikes("warn")[0]
+    for step in range(1, 200):
+        loss.after_step(step, result(loss=2.0 if step < 100 else 4.0))
+    assert not loss.inside
+    assert 4.0 in loss.window
+
+
+def test_what_a_spike_guard_remembers_comes_back() -> None:
+    for before, after in zip(spikes("warn"), spikes("warn"), strict=True):
+        for step, update in enumerate(series(5)[:100], start=1):
+            before.after_step(step, update)
+        before.after_step(101, result(norm=100.0, loss=20.0))
+        after.restore(json.loads(json.dumps(before.state)))
+        assert after.window == before.window
+        assert after.inside
+
+
+def test_a_window_that_was_shortened_keeps_the_newest() -> None:
+    spike = spikes(window=8)[0]
+    spike.restore({"window": [float(number) for number in range(20)], "inside": False})
+    assert list(spike.window) == [float(number) for number in range(12, 20)]
+
+
+# -- what is asked for -------------------------------------------------------------------------------------------------
+
+
+def test_guards_that_are_to_ignore_are_not_made(tiny_config: Path) -> None:
+    config = load_config(tiny_config, ["guards.loss_spike.action=ignore"])
+    assert list(make_guards(config.guards, plan_run(config)).state) == ["non_finite", "gradient_spike"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["guards.loss_spike.action=roll_back", "checkpoint.interval=null"],
+            r"loss_spike.action = roll_back: .* set che",
+        ),
+        (
+            ["guards.gradient_spike.action=roll_back", "guards.max_rollbacks=0"],
+            r"gradient_spike.action = roll_back with",
+        ),
+        (["guards.loss_spike.action=stop"], r"guards.loss_spike.action = 'stop': .*'ignore', 'warn' or 'roll_back'"),
+        (["guards.loss_spike.window=4"], r"guards.loss_spike.window = 4: .* 8"),
+        (["guards.gradient_spike.factor=1.0"], r"guards.gradient_spike.factor = 1.0: .* 1"),
+        (["guards.gradient_spike.nats=1.0"], r"guards.gradient_spike.nats = 1.0: unknown key"),
+        (["guards.max_rollbacks=-1"], r"guards.max_rollbacks = -1: .* 0"),
+    ],
+)
+def test_guards_that_cannot_be_are_refused(tiny_config: Path, overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(tiny_config, overrides)

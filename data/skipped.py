@@ -1,0 +1,77 @@
+"""Leave windows of the data out: which data each step takes, once what broke a run has been stepped over."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+Window = tuple[int, int]
+"""[first, stop) of data steps."""
+
+
+@dataclass(frozen=True)
+class SkippedData:
+    """Say which data a run leaves out. Data step d (from 0) is what step d takes where nothing is left out.
+
+    A step takes the next data step that is not left out, so the order of data stays a pure function of the step.
+    """
+
+    windows: tuple[Window, ...] = ()
+    """What is left out, in order and apart from each other, as `of` makes them."""
+
+    @classmethod
+    def of(cls, windows: Iterable[Window]) -> "SkippedData":
+        """Return what leaves out some windows, in any order, which may overlap.
+
+        Raises:
+            ValueError: one is no window.
+        """
+        joined: list[Window] = []
+        for first, stop in sorted(windows):
+            if not 0 <= first < stop:
+                raise ValueError(f"skipped data [{first}, {stop}): expected 0 <= first < stop")
+            if joined and first <= joined[-1][1]:
+                joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+            else:
+                joined.append((first, stop))
+        return cls(tuple(joined))
+
+    @classmethod
+    def from_json(cls, windows: Any) -> "SkippedData":
+        """Return what a list of pairs of integers leaves out.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            pairs = [(first, stop) for first, stop in windows]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"skipped data {windows!r}: expected a list of pairs of data steps") from error
+        if not all(type(number) is int for pair in pairs for number in pair):
+            raise ValueError(f"skipped data {windows!r}: expected whole numbers")
+        return cls.of(pairs)
+
+    def __or__(self, other: "SkippedData") -> "SkippedData":
+        """Return what leaves out the windows of both."""
+        return self.of([*self.windows, *other.windows])
+
+    def data_step(self, step: int) -> int:
+        """Return the data step that step `step` (from 0) takes."""
+        for first, stop in self.windows:
+            if step < first:
+                break
+            step += stop - first
+        return step
+
+    def step_of(self, data_step: int) -> int | None:
+        """Return the step (from 0) that takes a data step; None: it is left out."""
+        before = 0
+        for first, stop in self.windows:
+            if data_step < first:
+                break
+            if data_step < stop:
+                return None
+            before += stop - first
+        return data_step - before
+
+
+NOTHING = SkippedData()

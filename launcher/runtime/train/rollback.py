@@ -1,0 +1,121 @@
+"""Carry out what a guard asks for: choose the checkpoint to go back to, and leave out the data that broke the run.
+
+Three things happen in an order in which a kill between any two loses nothing but time: checkpoints of steps that are
+not trusted are deleted, interventions.jsonl gets its line, and then the caller resumes from the checkpoint, as a new
+start would.
+"""
+
+from datetime import datetime
+from pathlib import Path
+
+from plumbline.data.skipped import SkippedData
+from plumbline.launcher.runtime.checkpoint import resume
+from plumbline.launcher.runtime.checkpoint.commit import remove_after
+from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
+from plumbline.launcher.runtime.checkpoint.store import step_of
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.plan import RunPlan
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.run.interventions import (
+    INTERVENTIONS,
+    Intervention,
+    read_interventions,
+    skipped_in,
+    write_interventions,
+)
+from plumbline.launcher.runtime.system.collectives import from_main
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.guards.guard import RollBack, TrainingError
+from plumbline.launcher.runtime.train.guards.non_finite import REMEDY
+
+
+class Rollbacks:
+    """Go back to checkpoints, and remember it in the run folder. All ranks make one together, and call its methods.
+
+    Args:
+        config: the run.
+        plan: what it will do.
+        inputs: its data.
+        world: this process among all; the process group must be up.
+        local: its checkpoints on the nodes.
+
+    Raises:
+        ConfigError: interventions.jsonl leaves out data that this run cannot do without.
+    """
+
+    def __init__(
+        self, config: Config, plan: RunPlan, inputs: Inputs, world: World, local: LocalCheckpoints | None
+    ) -> None:
+        self._plan, self._inputs, self._world, self._local = plan, inputs, world, local
+        self._folder, self._most = config.run.folder, config.guards.max_rollbacks
+        self.made = from_main(lambda: read_interventions(self._folder), world)
+        if self.skipped.windows and (problem := self._cannot_skip(self.skipped)):
+            raise ConfigError(f"{self._folder / INTERVENTIONS}: {problem}; remove the file to train on all data")
+
+    @property
+    def skipped(self) -> SkippedData:
+        """Return the data that the run leaves out."""
+        return skipped_in(self.made)
+
+    def go_back(self, asked: RollBack, skipped: SkippedData) -> Path:
+        """Return the checkpoint to resume from, now that nothing newer is there. Collective; nothing is being written.
+
+        Args:
+            asked: what a guard asks for.
+            skipped: the data that was left out so far.
+
+        Raises:
+            TrainingError: the run cannot go back; says why.
+            OSError: the run folder cannot be written.
+        """
+        window = skipped.data_step(asked.first - 1), skipped.data_step(asked.last - 1) + 1
+        problem, root = self._refusal(skipped | SkippedData((window,))), self._folder / "checkpoints"
+        found = None if problem else resume.find(root, self._world, self._local, before=asked.first)
+        if found is None:
+            problem = problem or f"there is no whole checkpoint of a step before {asked.first}"
+            raise TrainingError(
+                f"step {asked.last}: {asked.message}, and the run does not go back: {problem}. {REMEDY}"
+            )
+        step = step_of(found)
+        made = Intervention(
+            time=datetime.now().astimezone().isoformat(timespec="seconds"),
+            guard=asked.guard,
+            message=asked.message,
+            first_step=asked.first,
+            last_step=asked.last,
+            back_to=step,
+            skipped=window,
+        )
+        self.made.append(made)
+        if self._local is not None:
+            self._local.tidy(found)
+
+        def note() -> None:
+            remove_after(root, step)
+            write_interventions(self._folder, self.made)
+
+        from_main(note, self._world)
+        LOG.warning(f"{made} ({len(self.made)} of guards.max_rollbacks = {self._most})")
+        return found
+
+    def _refusal(self, skipped: SkippedData) -> str | None:
+        """Return why the run may not go back and leave out some data; None: it may."""
+        if len(self.made) >= self._most:
+            return f"guards.max_rollbacks = {self._most}, and it went back {len(self.made)} time(s)"
+        return self._cannot_skip(skipped)
+
+    def _cannot_skip(self, skipped: SkippedData) -> str | None:
+        """Return why the run cannot leave out some data; None: it can.
+
+        A step takes the data of a later one. In the warm-up of the batch size that would be of another size.
+        """
+        warmed_up = self._plan.batches.stages[-1].first_step
+        if skipped.windows[0][0] < warmed_up:
+            return f"no data is left out before step {warmed_up}, where the warm-up of the batch size ends"
+        try:
+            self._inputs.train.check_epochs(skipped.data_step(self._plan.total_steps - 1) + 1)
+        except ValueError as error:
+            return f"without data of {len(skipped.windows)} window(s) there is too little: {error}"
+        return None

@@ -1,0 +1,229 @@
+"""A run that goes back to a checkpoint and leaves out what broke it is, to the last bit, one that never read it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from plumbline.data.skipped import SkippedData
+from plumbline.launcher.runtime.checkpoint.resume import read_state
+from plumbline.launcher.runtime.checkpoint.tensors import shard_name
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, read_interventions
+from plumbline.launcher.runtime.run.ledger import total
+from plumbline.launcher.runtime.run.status_file import read_attempts
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.train.guards.guard import TrainingError
+from plumbline.launcher.runtime.train.train import train
+from plumbline.model.objectives.next_token import NextToken
+from tests.conftest import SPEED, Run
+from tests.distributed.poisoned import forward_with
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from plumbline.launcher.runtime.config.schema import Config
+    from plumbline.launcher.runtime.system.world import World
+    from tests.conftest import Job, Start
+    from tests.distributed.poisoned import Poison
+
+STEPS = 32
+OVERRIDES = [
+    f"train.steps={STEPS}",
+    "train.eval_interval=8",
+    "train.ema_half_life_tokens=2000",
+    "model.dropout=0.1",
+    "deepspeed.precision=bf16",
+    "checkpoint.interval=5",
+    "checkpoint.keep_last=9",
+    "metrics.diagnostics_interval=6",
+    "guards.non_finite.max_skipped=2",
+    "guards.gradient_spike={action: roll_back, window: 8, look_back: 4}",
+]
+# Steps are of 8 samples: the first makes updates 13 and 14 infinite, the second, of what is left, the gradient of 23
+INFINITE, STEEP = (96, 112, "inf"), (192, 200, 1000)
+
+
+@pytest.fixture(scope="module")
+def begin(start: Start, tiny_config: Path) -> Callable[..., Job]:
+    """Start a run on two ranks: (name, poison) -> Job."""
+
+    def run(name: str, *poison: Any, ranks: int = 2, changes: tuple[str, ...] = ()) -> Job:
+        root = tiny_config.parent / "runs"
+        arguments = ["--config", tiny_config, f"run.root={root}", f"run.name={name}", *OVERRIDES, *changes]
+        env = {"POISON": json.dumps(poison)}
+        return start("tests/distributed/poisoned.py", arguments, root / name, ranks=ranks, env=env)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(begin: Callable[..., Job]) -> Callable[[], Run]:
+    """Return the run that went back twice and was not disturbed otherwise."""
+
+    @functools.cache
+    def run() -> Run:
+        outcome = begin("whole", INFINITE, STEEP).wait()
+        assert outcome.code == 0, outcome.stderr
+        return outcome.run
+
+    return run
+
+
+def numbers(run: Run) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in SPEED} for line in run.records]
+
+
+def assert_same(found: Run, expected: Run) -> None:
+    assert numbers(found) == numbers(expected)
+    last = f"checkpoints/step_{STEPS:08d}"
+    for file in (*map(shard_name, range(2)), "state.json"):
+        assert (found.folder / last / file).read_bytes() == (expected.folder / last / file).read_bytes()
+
+
+def test_it_goes_back_and_leaves_out_what_broke_it(whole: Callable[[], Run]) -> None:
+    run = whole()
+    infinite, steep = read_interventions(run.folder)
+    assert (infinite.guard, infinite.first_step, infinite.last_step) == ("non_finite", 13, 14)
+    assert (infinite.back_to, infinite.skipped) == (10, (12, 14))
+    assert (steep.guard, steep.first_step, steep.last_step) == ("gradient_spike", 19, 23)
+    assert (steep.back_to, steep.skipped) == (15, (20, 25)), "the checkpoint of step 20 came behind the first of these"
+    assert list(run.column("loss")) == list(range(1, STEPS + 1))
+    assert list(run.column("eval/email/loss")) == [8, 16, 24, 32]
+    assert run.column("skipped") == {}
+    assert all(math.isfinite(loss) for loss in run.column("loss").values())
+    state = read_state(run.folder / "checkpoints" / f"step_{STEPS:08d}")
+    assert state.skipped == SkippedData.of([(12, 14), (20, 25)])
+    assert (state.samples, state.tokens) == (8 * STEPS, 256 * STEPS), "the schedule goes by what was trained on"
+    assert read_state(run.folder / "checkpoints" / "step_00000010").skipped.windows == ()
+    (attempt,) = read_attempts(run.folder)
+    assert attempt.exit_code == 0
+    assert total([attempt])["lost"] > 0
+
+
+def test_it_equals_a_run_that_never_read_that(whole: Callable[[], Run], begin: Callable[..., Job]) -> None:
+    """The other run finds the record in its folder, and no poison in its data."""
+    folder = whole().folder.with_name("never_read")
+    folder.mkdir()
+    shutil.copy(whole().folder / INTERVENTIONS, folder)
+    outcome = begin(folder.name).wait()
+    assert outcome.code == 0, outcome.stderr
+    assert "went back" not in outcome.stderr
+    assert_same(outcome.run, whole())
+
+
+def test_killed_after_it_went_back_it_goes_on_with_the_same_bits(
+    whole: Callable[[], Run], begin: Callable[..., Job]
+) -> None:
+    """What was infinite is so no more when the run resumes from before its first checkpoint without that data."""
+    job = begin("killed", INFINITE, STEEP)
+    job.wait_until((job.run.folder / INTERVENTIONS).exists)
+    job.kill()
+    assert len(read_interventions(job.run.folder)) == 1
+    elastic = Run(shutil.copytree(job.run.folder, job.run.folder.with_name("elastic")))
+    outcome = begin("killed", STEEP).wait()
+    assert outcome.code == 0, outcome.stderr
+    assert "resuming after step 10 from" in outcome.stdout
+    assert len(read_interventions(job.run.folder)) == 2
+    assert_same(outcome.run, whole())
+
+    outcome = begin("elastic", STEEP, ranks=1, changes=("deepspeed.zero_stage=3",)).wait()
+    assert outcome.code == 0, outcome.stderr
+    assert [each.skipped for each in read_interventions(elastic.folder)] == [(12, 14), (20, 25)]
+    assert list(elastic.column("loss")) == list(range(1, STEPS + 1))
+
+
+# -- in one process ----------------------------------------------------------------------------------------------------
+
+SHORT = [
+    "train.steps=12",
+    "train.eval_interval=null",
+    "checkpoint.interval=2",
+    "checkpoint.keep_last=9",
+    "metrics.diagnostics_interval=null",
+    "guards.non_finite.max_skipped=1",
+]
+
+
+@pytest.fixture
+def attempt(
+    tiny_config: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Run, Config]]:
+    """Train in this process: (poison, overrides) -> its run."""
+
+    def run(poison: Poison, *overrides: str) -> tuple[Run, Config]:
+        monkeypatch.setattr(NextToken, "forward", forward_with(poison))
+        config = load_config(tiny_config, [*SHORT, f"run.root={tmp_path}", *overrides])
+        assert train(config, open_inputs(config, world), world, StopRequest())
+        return Run(config.run.folder), config
+
+    return run
+
+
+def test_a_run_that_is_broken_everywhere_ends(attempt: Callable[..., Any], tmp_path: Path) -> None:
+    everywhere = [(48, 10**9, "inf")]
+    with pytest.raises(
+        TrainingError, match=r"step 7: .* norm is (inf|nan) .* guards.max_rollbacks = 2, and it went back 2"
+    ):
+        attempt(everywhere, "guards.max_rollbacks=2")
+    run = Run(tmp_path / "tiny")
+    assert [each.skipped for each in read_interventions(run.folder)] == [(6, 7), (7, 8)]
+    assert "step_00000006" in run.checkpoints
+    assert not (run.folder / "result.json").exists()
+    with pytest.raises(TrainingError, match=r"guards.max_rollbacks = 3, and it went back 3"):
+        attempt(everywhere, "guards.max_rollbacks=3")
+    assert len(read_interventions(run.folder)) == 3, "how often it went back is known to the next start"
+
+
+def test_without_a_checkpoint_before_it_ends(attempt: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"step 2: .* there is no whole checkpoint of a step before 2\. Lower"):
+        attempt([(8, 16, "inf")])
+    assert read_interventions(tmp_path / "tiny") == []
+
+
+def test_in_the_warm_up_of_the_batch_size_it_ends(attempt: Callable[..., Any], tmp_path: Path) -> None:
+    warmup = "data.batch_size_warmup=[{tokens: 1024, global_batch_size: 4}]"  # 8 steps of 4 sequences
+    with pytest.raises(TrainingError, match=r"step 5: .* no data is left out before step 8, where the warm-up"):
+        attempt([(16, 20, "inf")], warmup)
+    run, _ = attempt([(48, 56, "inf")], warmup, "run.name=after")
+    (made,) = read_interventions(run.folder)
+    assert (made.last_step, made.skipped, made.back_to) == (11, (10, 11), 10)
+
+
+def test_without_other_data_it_ends(attempt: Callable[..., Any], corpus: Path) -> None:
+    source = f"data.train=[{{path: {corpus}, max_epochs: 0.009}}]"  # 102 windows for 96 samples
+    with pytest.raises(TrainingError, match=r"step 7: .* too little: data.train: no source is left"):
+        attempt([(48, 49, "inf")], source)
+
+
+def test_broken_weights_and_the_last_update_send_it_back_as_well(attempt: Callable[..., Any]) -> None:
+    run, _ = attempt([(88, 96, "inf")], "guards.non_finite.max_skipped=10")
+    (made,) = read_interventions(run.folder)
+    assert (made.first_step, made.last_step, made.back_to) == (12, 12, 10)
+    assert (run.folder / "result.json").exists()
+
+
+def test_checkpoints_on_the_nodes_are_gone_back_to(attempt: Callable[..., Any], tmp_path: Path) -> None:
+    local = f"checkpoint.local={{path: {tmp_path / 'node'}, interval: 2}}"
+    run, _ = attempt([(64, 72, "inf")], local, "checkpoint.interval=5")
+    (made,) = read_interventions(run.folder)
+    assert (made.last_step, made.back_to) == (9, 8)
+    assert list(run.column("loss")) == list(range(1, 13))
+
+
+def test_a_record_that_cannot_be_obeyed_is_refused(attempt: Callable[..., Any]) -> None:
+    run, _ = attempt([(64, 72, "inf")])
+    target = run.folder.with_name("other")
+    target.mkdir()
+    shutil.copy(run.folder / INTERVENTIONS, target)
+    warmup = "data.batch_size_warmup=[{tokens: 4096, global_batch_size: 4}]"
+    with pytest.raises(ConfigError, match=r"interventions.jsonl: no data is left out before step 32"):
+        attempt([], "run.name=other", "train.steps=40", warmup)
