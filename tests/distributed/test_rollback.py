@@ -15,6 +15,7 @@ from plumbline.launcher.runtime.checkpoint.resume import read_state
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.inspection.seen import SeenRun
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, read_interventions
 from plumbline.launcher.runtime.run.ledger import total
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from plumbline.launcher.runtime.config.schema import Config
     from plumbline.launcher.runtime.system.world import World
-    from tests.conftest import Job, Start
+    from tests.conftest import Command, Job, Start
     from tests.distributed.poisoned import Poison
 
 STEPS = 32
@@ -118,6 +119,21 @@ def test_it_equals_a_run_that_never_read_that(whole: Callable[[], Run], begin: C
     assert outcome.code == 0, outcome.stderr
     assert "went back" not in outcome.stderr
     assert_same(outcome.run, whole())
+
+
+def test_who_looks_is_told(whole: Callable[[], Run], command: Command) -> None:
+    run = whole()
+    seen = SeenRun(run.folder)
+    first = {step: seen.step(step).samples[0].number for step in (12, 13, 18, 19, STEPS)}
+    assert first == {12: 88, 13: 112, 18: 152, 19: 200, STEPS: 8 * (STEPS + 6)}
+    kept = [sample for sample in range(8 * (STEPS + 7)) if not 96 <= sample < 112 and not 160 <= sample < 200]
+    name, windows = seen.batches.order.sources[0].name, seen.batches.order.sources[0].num_windows
+    reads = seen._reads(name, range(windows), holds_text=True)
+    assert sorted((read.step, read.sample) for read in reads) == [(1 + i // 8, kept[i]) for i in range(8 * STEPS)]
+    lines = command("status", run.folder).stdout.splitlines()
+    assert [line.partition(": ")[2].partition(":")[0] for line in lines[-2:]] == ["non_finite", "gradient_spike"]
+    told = json.loads(command("status", run.folder, "--json").stdout)["runs"][0]["interventions"]
+    assert [made["back_to"] for made in told] == [10, 15]
 
 
 def test_killed_after_it_went_back_it_goes_on_with_the_same_bits(
@@ -213,7 +229,7 @@ def test_broken_weights_and_the_last_update_send_it_back_as_well(attempt: Callab
 
 def test_checkpoints_on_the_nodes_are_gone_back_to(attempt: Callable[..., Any], tmp_path: Path) -> None:
     local = f"checkpoint.local={{path: {tmp_path / 'node'}, interval: 2}}"
-    run, _ = attempt([(64, 72, "inf")], local, "checkpoint.interval=5")
+    run, _ = attempt([(64, 72, "inf")], local, "checkpoint.interval=5", "checkpoint.background=false")
     (made,) = read_interventions(run.folder)
     assert (made.last_step, made.back_to) == (9, 8)
     assert list(run.column("loss")) == list(range(1, 13))

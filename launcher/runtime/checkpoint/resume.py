@@ -5,6 +5,7 @@ from pathlib import Path
 
 from plumbline.data.damage import reading
 from plumbline.data.loader import same_past
+from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import (
@@ -23,6 +24,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.run.interventions import read_interventions, skipped_in
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import TRAINING
@@ -97,6 +99,17 @@ def read_state(folder: Path) -> TrainState:
         if value != manifest.get(name):
             raise CheckpointError(f"{folder / STATE}: {name} = {value!r}, and in {MANIFEST} {manifest.get(name)!r}")
     return state
+
+
+def skipped_data(run: Path, found: Path | None) -> SkippedData:
+    """Return the data that a run leaves out from a checkpoint on: by the checkpoint, and by the run's own record.
+
+    Args:
+        run: its folder.
+        found: the checkpoint, which may be another run's; None: there is none.
+    """
+    saved = NOTHING if found is None else read_state(found).skipped
+    return saved | skipped_in(read_interventions(run))
 
 
 def tell(engine: Engine, folder: Path, state: TrainState) -> None:

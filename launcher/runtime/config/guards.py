@@ -39,7 +39,7 @@ class LossSpikeConfig(SpikeConfig, extra="forbid", frozen=True, strict=True, use
 class GradientSpikeConfig(SpikeConfig, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say what is a spike of the gradient's norm before clipping; its deviations are those of its logarithm."""
 
-    factor: float = Field(default=4.0, gt=1.0)
+    factor: float = Field(default=8.0, gt=1.0)
     """And at least so many times the median."""
 
 

@@ -15,10 +15,12 @@ from typing import Any
 from plumbline.data.finding import Found, find
 from plumbline.data.loader import TrainBatches, training_stream
 from plumbline.data.packed import PackedSplit
+from plumbline.data.skipped import SkippedData
 from plumbline.data.streams import SampleSource
 from plumbline.data.tokenizers import Decoder
 from plumbline.data.windows import Batch
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint.resume import skipped_data
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -67,6 +69,7 @@ class SeenRun:
         config: its configuration.
         plan: what it does.
         batches: its training batches, as a single rank takes them, one sample in each.
+        skipped: the data that it leaves out.
         last_step: the last one that was logged; 0 where none was.
         losses: step -> the training loss that was logged.
     """
@@ -83,15 +86,17 @@ class SeenRun:
         # One sample is a micro-batch, which fits every batch size of a warm-up, whatever the ranks were
         data = self.config.data.model_copy(update={"micro_batch_size": 1})
         self.batches = TrainBatches(data, self.config.run.seed)
-        self._check_corpora()
+        newest = checkpoint.newest_whole(checkpoint.checkpoints(folder / "checkpoints"), checkpoint.problems)
+        self._check_corpora(newest)
+        branch = self.config.schedule.branch
+        self.skipped: SkippedData = skipped_data(folder, newest or (Path(branch.checkpoint) if branch else None))
         file = folder / "metrics.jsonl"
         records = [record for _, record in read_json_lines(file)] if file.is_file() else []
         self.last_step: int = max((record["step"] for record in records), default=0)
         self.losses: dict[int, float] = {record["step"]: record["loss"] for record in records if "loss" in record}
 
-    def _check_corpora(self) -> None:
-        """Refuse corpora that were replaced: what they hold now is not what the run saw."""
-        newest = checkpoint.newest_whole(checkpoint.checkpoints(self.folder / "checkpoints"), checkpoint.problems)
+    def _check_corpora(self, newest: Path | None) -> None:
+        """Refuse corpora that were replaced: what they hold now is not what the run saw by its newest checkpoint."""
         seen = {} if newest is None else checkpoint.read_manifest(newest)["corpora"]
         for name, corpus in self.batches.corpora.items():
             if seen.get(name, corpus.fingerprint) != corpus.fingerprint:
@@ -126,7 +131,7 @@ class SeenRun:
                     f"--rank {rank}: there were {size} rank(s), from 0 on; --world-size tells of another start"
                 )
             batches = TrainBatches(self.config.data, self.config.run.seed, rank, size)
-        read = batches.micro_batches(step - 1)
+        read = batches.micro_batches(self.skipped.data_step(step - 1))
         samples = [sample for batch in read for sample in of_batch(batch, places(batches, batch))]
         return Step(read, samples)
 
@@ -177,10 +182,12 @@ class SeenRun:
     def _reads(self, source: str, windows: Sequence[int], holds_text: bool) -> Iterator[Read]:
         order, plan = self.batches.order, self.plan.batches
         place = [its.name for its in order.sources].index(source)
-        stop = plan.samples_before(self.plan.total_steps)
+        stop = plan.samples_before(self.skipped.data_step(self.plan.total_steps - 1) + 1)
         for window in windows:
             for epoch, sample in enumerate(order.samples_of(place, window, stop)):
-                yield Read(plan.step_of(sample) + 1, sample, epoch, window, holds_text)
+                step = self.skipped.step_of(plan.step_of(sample))
+                if step is not None:
+                    yield Read(step + 1, sample, epoch, window, holds_text)
 
     def overview(self) -> dict[str, Any]:
         """Return what the run reads: its steps, and of each source its share."""

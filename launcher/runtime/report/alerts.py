@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from plumbline.launcher.runtime.report.history import Floats, History, Series
+from plumbline.launcher.runtime.system.outliers import usual_range
 
 TREND = ("stream/kurt", "gemm_in/kurt_qkv", "gemm_in/kurt_mlp2", "gemm_in/kurt_block")
 MIN_OBSERVATIONS = 10  # of a quantity, before its trend is judged; the first half of them sets the trend
@@ -27,7 +28,7 @@ class Alert:
     """Describe something in a run that deserves a look."""
 
     kind: str
-    """non_finite, skipped, loss_spike or trend."""
+    """non_finite, skipped, loss_spike, trend or went_back."""
     key: str
     """Name of the number in metrics.jsonl."""
     step: int
@@ -78,6 +79,12 @@ ADVICE = {
         "and what int8 would cost. If it goes on: lower optimizer.lr, or train with blocks that have no "
         "outliers (docs/blocks.md); keep the checkpoints from before.",
     ),
+    "went_back": Advice(
+        "Returns to a checkpoint",
+        "A guard did not trust some steps, so the run went on from before them, without their data. Curves are those "
+        "of the run as it is now; interventions.jsonl has what was left out. Several in a short time are hardly the fault "
+        "of data: lower optimizer.lr (docs/guards.md).",
+    ),
 }
 """Kind of alert -> what to do about it."""
 
@@ -87,6 +94,7 @@ def find_alerts(history: History) -> list[Alert]:
     alerts = [*_non_finite(history), *_skipped(history)]
     if "loss" in history.series:
         alerts += loss_spikes(history.series["loss"])
+        alerts += [Alert("went_back", "loss", made.back_to, str(made)) for made in history.interventions]
     for quantity in TREND:
         for place, series in history.layers(quantity).items():
             alerts += trend_alerts(f"{quantity}/{place}", series)
@@ -130,9 +138,8 @@ def loss_spikes(series: Series) -> list[Alert]:
         before = values[index - SPIKE_WINDOW : index]
         if not np.isfinite([*before, values[index]]).all():
             continue
-        usual = float(np.median(before))
-        deviation = 1.4826 * float(np.median(np.abs(before - usual)))  # of a normal distribution, from its median
-        spike = bool(values[index] > usual + max(SPIKE_DEVIATIONS * deviation, SPIKE_NATS))
+        usual, limit = usual_range(before.tolist(), SPIKE_DEVIATIONS, SPIKE_NATS)
+        spike = bool(values[index] > limit)
         if spike and not inside:
             step = int(series.steps[index])
             alerts.append(Alert("loss_spike", "loss", step, f"{values[index]:.4f} after a median of {usual:.4f}"))

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.run.interventions import Intervention, read_interventions
 from plumbline.launcher.runtime.system.files import read_json_lines, read_object
 
 Floats = NDArray[np.float64]
@@ -40,6 +41,8 @@ class History:
     """Key of metrics.jsonl -> its values, in the order of steps."""
     skipped: list[int]
     """Steps whose update was not applied."""
+    interventions: tuple[Intervention, ...] = ()
+    """Returns to a checkpoint."""
 
     @property
     def complete(self) -> bool:
@@ -68,9 +71,9 @@ class History:
         return sorted(name for name in names if name.startswith(f"{kind}/" if kind else ""))
 
     def tokens_at(self, key: str, step: int) -> float:
-        """Return the tokens of training when a number was written at a step."""
+        """Return the tokens of training when a number was written at a step, or next; at last, where none was yet."""
         series = self.series[key]
-        return float(series.tokens[np.searchsorted(series.steps, step)])
+        return float(series.tokens[min(np.searchsorted(series.steps, step), len(series.steps) - 1)])
 
     @property
     def has_speed(self) -> bool:
@@ -123,7 +126,7 @@ def read_history(folder: Path) -> History:
     """Read a run folder; the run may still be going on.
 
     Raises:
-        ValueError: it is not a run folder, or metrics.jsonl in it cannot be read or is empty.
+        ValueError: it is not a run folder, or a file in it cannot be read, or metrics.jsonl is empty.
     """
     file = folder / "metrics.jsonl"
     if not file.is_file():
@@ -143,7 +146,7 @@ def read_history(folder: Path) -> History:
     if not columns:
         raise ValueError(f"{file}: holds no numbers yet; the first come with the first logged step")
     series = {key: Series(*np.array(column, dtype=np.float64).T) for key, column in columns.items()}
-    return History(folder, _read_result(folder / RESULT), series, skipped)
+    return History(folder, _read_result(folder / RESULT), series, skipped, tuple(read_interventions(folder)))
 
 
 def _read_result(file: Path) -> dict[str, float] | None:

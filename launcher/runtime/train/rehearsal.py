@@ -4,6 +4,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from plumbline.data.skipped import SkippedData
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint.store import step_of
 from plumbline.launcher.runtime.config.load import load_config
@@ -41,7 +42,7 @@ def rehearse(config: Config, inputs: Inputs, world: World) -> None:
         found = branch.start(config, world)
     step = 0 if found is None else step_of(found)
     if step < last_step(config):
-        _show_batch(inputs, step)
+        _show_batch(inputs, step, resume.skipped_data(config.run.folder, found))
     from_main(lambda: None, world)  # every rank has read its share
     TRAINING.info("dry run: nothing was trained and nothing written")
 
@@ -55,9 +56,9 @@ def _refuse_if_held(folder: Path) -> None:
             )
 
 
-def _show_batch(inputs: Inputs, step: int) -> None:
+def _show_batch(inputs: Inputs, step: int, skipped: SkippedData) -> None:
     """Read the batch of the step after `step`, and show the first samples that rank 0 takes of it."""
-    batches = inputs.train.micro_batches(step)
+    batches = inputs.train.micro_batches(skipped.data_step(step))
     decoder_of = decoders(inputs.train.corpora)
     samples = (sample for batch in batches for sample in of_batch(batch, places(inputs.train, batch)))
     mine = sum(len(batch["sample_index"]) for batch in batches)

@@ -17,6 +17,7 @@ from plumbline.launcher.runtime.report.alerts import ADVICE, Alert, find_alerts,
 from plumbline.launcher.runtime.report.facts import read_facts
 from plumbline.launcher.runtime.report.history import Floats, Series, read_history
 from plumbline.launcher.runtime.report.page import page, summary
+from plumbline.launcher.runtime.run.interventions import Intervention, write_interventions
 from plumbline.launcher.runtime.system.cli import duration
 from tests.launcher.runtime.report.pages import Page
 
@@ -217,7 +218,10 @@ def test_every_kind_of_alert_says_what_to_do(tmp_path: Path) -> None:
         {"step": i, "tokens": 1000 * i, "loss": losses[i - 1], "stream/kurt/00": bad[i - 1]} for i in range(1, 41)
     ]
     records[30] |= {"skipped": True, "grad_norm": float("inf")}
-    history = read_history(write_run(tmp_path / "a run", *records))
+    folder = write_run(tmp_path / "a run", *records)
+    made = Intervention("2026-01-01T00:00:00+00:00", "non_finite", "nan", 22, 23, back_to=20, skipped=(21, 23))
+    write_interventions(folder, [made])
+    history = read_history(folder)
     alerts = find_alerts(history)
     text = page(history, read_facts(history.folder), alerts)
     assert {alert.kind for alert in alerts} == set(ADVICE)
@@ -228,6 +232,7 @@ def test_every_kind_of_alert_says_what_to_do(tmp_path: Path) -> None:
         if advice.command:
             assert escape(f"show.py '{history.folder}' --step {step} --loss") in last
     assert '<td class="number">37</td><td class="number">37,000</td>' in last, "of the spike, step and tokens"
+    assert "went back to step 20, without the data of steps 22 to 23" in last
 
 
 @pytest.mark.parametrize(
