@@ -199,6 +199,29 @@ def test_a_run_that_is_broken_everywhere_ends(attempt: Callable[..., Any], tmp_p
     assert len(read_interventions(run.folder)) == 3, "how often it went back is known to the next start"
 
 
+def test_checkpoints_behind_the_first_bad_step_are_gone(attempt: Callable[..., Any], tmp_path: Path) -> None:
+    """Or a kill before the next save would have the run go on from one of them."""
+    poison = [(80, 88, 1000), (88, 10**9, "inf")]
+    spike = "guards.gradient_spike={action: roll_back, window: 8, look_back: 4}"
+    with pytest.raises(TrainingError, match=r"step 7: .* guards.max_rollbacks = 1"):
+        attempt(poison, spike, "guards.max_rollbacks=1")
+    run = Run(tmp_path / "tiny")
+    (made,) = read_interventions(run.folder)
+    assert (made.first_step, made.last_step, made.back_to, made.skipped) == (7, 11, 6, (6, 11))
+    assert run.checkpoints == ["latest", "step_00000002", "step_00000004", "step_00000006"]
+    assert (run.folder / "checkpoints" / "latest").read_text() == "step_00000006\n"
+
+
+def test_a_checkpoint_alone_knows_what_is_left_out(attempt: Callable[..., Any]) -> None:
+    """As for a branch, which has a run folder of its own."""
+    run, _ = attempt([(64, 72, "inf")])
+    (run.folder / INTERVENTIONS).unlink()
+    assert SeenRun(run.folder).skipped.windows == ((8, 9),)
+    longer, _ = attempt([(64, 72, "inf")], "train.steps=14")
+    assert read_interventions(longer.folder) == []
+    assert read_state(longer.folder / "checkpoints" / "step_00000014").skipped.windows == ((8, 9),)
+
+
 def test_without_a_checkpoint_before_it_ends(attempt: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"step 2: .* there is no whole checkpoint of a step before 2\. Lower"):
         attempt([(8, 16, "inf")])

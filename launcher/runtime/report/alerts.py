@@ -82,8 +82,8 @@ ADVICE = {
     "went_back": Advice(
         "Returns to a checkpoint",
         "A guard did not trust some steps, so the run went on from before them, without their data. Curves are those "
-        "of the run as it is now; interventions.jsonl has what was left out. Several in a short time are hardly the fault "
-        "of data: lower optimizer.lr (docs/guards.md).",
+        "of the run as it is now; interventions.jsonl has what was left out. Several in a short time are hardly the "
+        "fault of data: lower optimizer.lr (docs/guards.md).",
     ),
 }
 """Kind of alert -> what to do about it."""

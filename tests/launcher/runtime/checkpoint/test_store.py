@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.checkpoint import store
-from plumbline.launcher.runtime.checkpoint.resume import read_state
+from plumbline.launcher.runtime.checkpoint.resume import _data_steps_drawn, read_state
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, FormatError, read_manifest
 
 STATE = {"step": 3, "samples": 24, "tokens": 768, "corpora": {"text": "0" * 16}}
@@ -65,4 +66,17 @@ def test_a_state_that_contradicts_the_manifest_is_refused(tmp_path: Path, change
     assert read_state(tmp_path).facts == STATE
     (tmp_path / store.STATE).write_text(json.dumps({**STATE, **changes}))
     with pytest.raises(CheckpointError, match=f"state.json: {next(iter(changes))} = "):
+        read_state(tmp_path)
+
+
+@pytest.mark.parametrize(("skipped", "drawn"), [([], 3), ([[1, 4]], 6), ([[3, 4]], 3), ([[0, 2], [7, 9]], 5)])
+def test_how_far_the_data_was_drawn_counts_what_was_left_out(tmp_path: Path, skipped: Any, drawn: int) -> None:
+    (sealed(tmp_path) / store.STATE).write_text(json.dumps({**STATE, "skipped": skipped, "guards": {}}))
+    assert _data_steps_drawn(tmp_path) == drawn
+
+
+@pytest.mark.parametrize("changes", [{"skipped": [[4, 1]]}, {"skipped": 3}, {"guard": {}}])
+def test_a_state_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (sealed(tmp_path) / store.STATE).write_text(json.dumps({**STATE, **changes}))
+    with pytest.raises(DamagedFileError, match=r"state.json: cannot be read"):
         read_state(tmp_path)
