@@ -161,8 +161,8 @@ def test_waiting_for_data_is_not_training(
     """Batches that come late, and a first step that compiles."""
     iterate, late = TrainBatches.iterate, 0.2
 
-    def slowly(batches: TrainBatches, first: int, last: int) -> Iterator[Any]:
-        for batch in iterate(batches, first, last):
+    def slowly(*arguments: Any) -> Iterator[Any]:
+        for batch in iterate(*arguments):
             time.sleep(late)
             yield batch
 
