@@ -73,7 +73,7 @@ class History:
     def tokens_at(self, key: str, step: int) -> float:
         """Return the tokens of training when a number was written at a step, or next; at last, where none was yet."""
         series = self.series[key]
-        return float(series.tokens[min(np.searchsorted(series.steps, step), len(series.steps) - 1)])
+        return float(series.tokens[min(int(np.searchsorted(series.steps, step)), len(series.steps) - 1)])
 
     @property
     def has_speed(self) -> bool:

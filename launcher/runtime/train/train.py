@@ -41,7 +41,7 @@ def train(
     Raises:
         ValueError: the run folder or its checkpoints cannot be used with this configuration, or a checkpoint that the
             run cannot do without, of the last step or of a request to stop, was not written.
-        TrainingError: the gradient, the loss or the weights are not finite.
+        TrainingError: the gradient, the loss or the weights are not finite, and the run cannot go back.
     """
     status, watchdog = status or RunStatus(), watchdog or watch(config, world)
     watchdog.tell = status.end
