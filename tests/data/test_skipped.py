@@ -39,6 +39,11 @@ def test_a_step_takes_the_next_that_is_left(windows: list[tuple[int, int]]) -> N
     assert SkippedData.from_json(json.loads(json.dumps(skipped.windows))) == skipped
 
 
+def test_there_is_one_way_to_say_what_is_left_out() -> None:
+    """Or checkpoints of runs that left out the same, in another order, would differ."""
+    assert SkippedData.of([(5, 6), (3, 5), (8, 9)]).windows == ((3, 6), (8, 9))
+
+
 @pytest.mark.parametrize("windows", [[[3, 3]], [[-1, 2]], [[5, 2]], [3], [[1, 2, 3]], None, [["1", "2"]], [[0.0, 2.0]]])
 def test_what_is_no_window_is_refused(windows: Any) -> None:
     with pytest.raises(ValueError, match="skipped data"):
