@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, REQUEUE, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, CORRUPT, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.starting import announce, slurm_ranks
@@ -92,12 +92,14 @@ from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError
 from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_refusal
 from plumbline.launcher.runtime.system import determinism, startup
+from plumbline.launcher.runtime.system.attempts import accuse
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
+from plumbline.launcher.runtime.system.nodes import own_job
 from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.trackers import check_trackers
-from plumbline.launcher.runtime.train.guards.guard import TrainingError
+from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
 from plumbline.launcher.runtime.train.rehearsal import rehearse
 from plumbline.launcher.runtime.train.train import train
 from plumbline.launcher.runtime.train.watchdog import Watchdog, watch
@@ -152,14 +154,18 @@ def main() -> int:
 
 def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, watchdog: Watchdog | None) -> int:
     """Train; tell the run's status how that ended, and return the exit code."""
+    folder = config.run.folder
     try:
         complete = train(config, inputs, world, STOP, status, watchdog)
     except (ConfigError, CheckpointError, DamagedFileError, OSError) as error:
         return fail(error, status.end(UNUSABLE, str(error)))
+    except WrongNodeError as error:
+        if world.is_main and own_job() is not None:
+            accuse(folder / "slurm", error.nodes)
+        return fail(error, status.end(CORRUPT, str(error)))
     except TrainingError as error:
         return fail(error, status.end(BROKEN, str(error)))
     startup.stop()
-    folder = config.run.folder
     TRAINING.info(f"{folder} is complete" if complete else f"stopped {STOP.reason}; the same command resumes {folder}")
     return status.end(COMPLETE, "complete") if complete else status.end(REQUEUE, f"stopped {STOP.reason}")
 

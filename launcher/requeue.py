@@ -15,8 +15,8 @@ from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.run.status_file import note_end_of_job
 from plumbline.launcher.runtime.sweep.advance import newest_step, one_of_several, read_share
 from plumbline.launcher.runtime.system import cli, nodes
-from plumbline.launcher.runtime.system.attempts import FINAL, TALLY, Attempt, Progress, decide, read_limit
-from plumbline.launcher.runtime.system.exit_codes import REQUEUE
+from plumbline.launcher.runtime.system.attempts import FINAL, TALLY, Attempt, Progress, accused, decide, read_limit
+from plumbline.launcher.runtime.system.exit_codes import CORRUPT, REQUEUE
 
 NOT_REQUEUED = 1  # exit code
 
@@ -70,8 +70,9 @@ def main() -> int:
         return NOT_REQUEUED
     # After a requested stop no node is to blame, and time may be running out; a job at its limit starts no step
     lost = nodes.lost_nodes(job) if code != REQUEUE and job.state == "RUNNING" else []
-    spared = lost if nodes.can_spare(job, lost) else []
-    say(f"{decision.reason}: back into the queue{without(lost, spared)}")
+    wrong = [node for node in accused(tally.parent) if node in job.nodes] if code == CORRUPT else []
+    spared = [*lost, *wrong] if nodes.can_spare(job, [*lost, *wrong]) else []
+    say(f"{decision.reason}: back into the queue{without(lost, wrong, spared)}")
     note_end(run, code)
     nodes.requeue(job, spared)
     return 0
@@ -97,12 +98,13 @@ def say(decision: str) -> None:
     print(f"requeue.py: {decision}", flush=True)
 
 
-def without(lost: list[str], spared: list[str]) -> str:
-    """Say which nodes do not answer, and whether the next attempt does without them."""
-    if not lost:
-        return ""
-    names = ", ".join(lost)
-    return f", without {names}" if spared else f"; {names} does not answer, but without it there are too few nodes"
+def without(lost: list[str], wrong: list[str], spared: list[str]) -> str:
+    """Say which nodes do not answer or compute wrong numbers, and whether the next attempt does without them."""
+    if spared:
+        return f", without {', '.join(spared)}"
+    faults = {"does not answer": lost, "computes wrong numbers": wrong}
+    said = [f"{', '.join(names)} {fault}" for fault, names in faults.items() if names]
+    return f"; {' and '.join(said)}, but without it there are too few nodes" if said else ""
 
 
 if __name__ == "__main__":

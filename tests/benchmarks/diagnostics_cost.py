@@ -62,9 +62,9 @@ def step(
     engine: Engine, micro_batches: Sequence[Batch], number: int, config: Config, log: MetricsLog | None, observed: bool
 ) -> None:
     """Take one training step, as the loop makes it."""
-    observer = StepObserver(engine, micro_batches[0], config.metrics.diagnostics_tokens) if observed else None
-    engine.train_step(micro_batches, number, 1e-3, observer).result.loss.item()
-    if observer is not None:
+    observers = [StepObserver(engine, micro_batches[0], config.metrics.diagnostics_tokens)] if observed else []
+    engine.train_step(micro_batches, number, 1e-3, observers).result.loss.item()
+    for observer in observers:
         record = {"step": number, "tokens": number, **observer.record()}
         if log is not None:
             log.write(record)

@@ -70,7 +70,7 @@ def test_the_norm_is_that_of_the_base_and_the_gradient_keeps_its_direction(
 
     engine = PlainEngine(config, world)
     batches = TrainBatches(config.data, config.run.seed).micro_batches(0)
-    norm = engine.train_step(batches, 0, 1e-3, Look()).result.grad_norm
+    norm = engine.train_step(batches, 0, 1e-3, [Look()]).result.grad_norm
     assert norm == pytest.approx(found["expected"], rel=1e-6)
     assert norm > config.optimizer.grad_clip, "the limit binds"
     plain = PlainEngine(load_config(tiny_config, []), world).train_step(batches, 0, 1e-3).result.grad_norm

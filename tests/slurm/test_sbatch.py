@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import datetime
 from pathlib import Path
@@ -158,3 +159,19 @@ def test_mistakes_of_the_submitter_are_said_in_the_log(probe: Probe, tmp_path: P
         facts, log = probe.end(job_id)
         assert facts[:2] == ("FAILED", "2:0"), log
         assert words in log
+
+
+def test_the_next_attempt_does_without_a_node_that_computed_wrong_numbers(probe: Probe) -> None:
+    """Both nodes are accused, of which the job has one: the other is not its own."""
+    word = probe.folder / "runs" / "accused" / "slurm" / "accused.json"
+    word.parent.mkdir(parents=True)
+    word.write_text(json.dumps({"nodes": ["n1", "n2"]}))
+    job_id = probe.submit("--nodes=1", endings="87/0", extra=("run.name=accused",))
+    facts, log = probe.end(job_id)
+    assert facts == ("COMPLETED", "0:0", "1"), log
+    first, second = (
+        json.loads((probe.folder / f"job-{job_id}-attempt-{attempt}-rank-0.json").read_text())["environment"]
+        for attempt in (0, 1)
+    )
+    assert {first["SLURMD_NODENAME"], second["SLURMD_NODENAME"]} == {"n1", "n2"}
+    assert decisions(log)[0].endswith(f"back into the queue, without {first['SLURMD_NODENAME']}")

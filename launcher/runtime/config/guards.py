@@ -56,6 +56,14 @@ class GuardsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     gradient_spike: GradientSpikeConfig = GradientSpikeConfig()
     """A gradient norm far above those of the steps before."""
 
+    replica_interval: PositiveInt | None = Field(default=100, json_schema_extra={"shapes": "nothing"})
+    """Steps from one comparison of what all ranks keep whole to the next: weights that differ end the run
+    (docs/replicas.md). None: only before each checkpoint."""
+    replay_interval: PositiveInt | None = Field(default=None, json_schema_extra={"shapes": "nothing"})
+    """Steps from one micro-batch of each rank that another rank computes as well to the next: other bits end the run
+    before its update, and name the node (docs/replicas.md). It needs run.deterministic and ZeRO stage 0, 1 or 2. None:
+    never."""
+
     @property
     def spikes(self) -> dict[str, SpikeConfig]:
         """Return what is looked at for spikes, by the name of its section."""

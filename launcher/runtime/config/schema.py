@@ -89,6 +89,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             *self._optimizer_problems(),
             *self._reproducible_problems(),
             *self._guard_problems(),
+            *self._replay_problems(),
         ]
         if problems:
             raise ValueError("\n".join(problems))
@@ -180,4 +181,16 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             yield (
                 f"{asked}: a step has {data.batch_plan.tokens_per_step} tokens, and their labels are counted exactly "
                 f"below {EXACT_COUNTS}: lower data.global_batch_size"
+            )
+
+    def _replay_problems(self) -> Iterator[str]:
+        if self.guards.replay_interval is None:
+            return
+        asked = f"guards.replay_interval = {self.guards.replay_interval}"
+        if not self.run.deterministic:
+            yield f"{asked} compares bits, which kernels need not repeat by themselves: set run.deterministic=true"
+        if self.deepspeed.zero_stage == 3:
+            yield (
+                f"{asked} needs all weights on every rank, and deepspeed.zero_stage = 3 divides them: set "
+                "deepspeed.zero_stage=2, or leave guards.replay_interval out"
             )

@@ -1,7 +1,5 @@
 """Say what a check is: every rank measures facts, and a pure function judges the facts of all ranks."""
 
-import os
-import socket
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -131,11 +129,6 @@ class Check:
         if not failed:
             found = self.judge(reports)
         return [Finding(one.level, one.node, one.text, one.remedy, self.name) for one in found]
-
-
-def node_name() -> str:
-    """Return the name of this node, as Slurm or else the system has it."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def common(values: Sequence[Hashable]) -> Any:

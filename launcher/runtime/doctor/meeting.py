@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed has them without telling mypy
 
-from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, node_name
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding
 from plumbline.launcher.runtime.system import nodes
 from plumbline.launcher.runtime.system.world import World
 
@@ -33,8 +33,8 @@ def open_store(world: World, seconds: float) -> Store:
                 f"give the launcher another --master_port. {reason}"
             ) from error
         raise ValueError(
-            f"{address}:{port} (MASTER_ADDR:MASTER_PORT): no answer to {node_name()} within {seconds:g} s; rank 0 did "
-            f"not start, or this node does not reach that address. {reason}"
+            f"{address}:{port} (MASTER_ADDR:MASTER_PORT): no answer to {nodes.node_name()} within {seconds:g} s; rank "
+            f"0 did not start, or this node does not reach that address. {reason}"
         ) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"doctor/{attempt}", store)
@@ -42,7 +42,7 @@ def open_store(world: World, seconds: float) -> Store:
 
 def arrive(store: Store, world: World) -> None:
     """Tell the others that this rank is here, and on which node."""
-    store.set(f"arrived/{world.rank}", node_name())
+    store.set(f"arrived/{world.rank}", nodes.node_name())
 
 
 def absent(store: Store, keys: Sequence[str], seconds: float) -> list[int]:

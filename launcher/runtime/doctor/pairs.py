@@ -11,7 +11,8 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Level, Place, Report, node_name
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Level, Place, Report
+from plumbline.launcher.runtime.system.nodes import node_name
 
 FEW = 8
 """Ranks of which all pairs are measured; of more, those of one rank for each node."""

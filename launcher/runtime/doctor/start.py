@@ -6,10 +6,11 @@ from plumbline.launcher.runtime.checkpoint.store import checkpoints
 from plumbline.launcher.runtime.config.budget import checkpoint_bytes
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, LocalNeed, Need, Place, Report, node_name
+from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, LocalNeed, Need, Place, Report
 from plumbline.launcher.runtime.doctor.table import AT_START
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.nodes import node_name
 from plumbline.launcher.runtime.system.world import World
 
 

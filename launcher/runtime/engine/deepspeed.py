@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from plumbline.launcher.runtime.config.plan import plan_run
@@ -250,6 +250,9 @@ class DeepSpeedEngine(Engine):
             zero_shards.locate(self._engine, name, parameter, self.groups, self.world)
             for name, parameter in self.model.named_parameters()
         ]
+
+    def _is_whole(self, parameter: nn.Parameter) -> bool:
+        return zero_shards.is_whole(parameter)
 
     @property
     def optimizer_state(self) -> MutableMapping[Tensor, dict[str, Any]]:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from plumbline.launcher.runtime.config.errors import ConfigError
@@ -67,19 +67,19 @@ class Engine(ABC):
         micro_batches: Sequence[Batch],
         step: int,
         lr: float,
-        observer: UpdateObserver | None = None,
+        observers: Sequence[UpdateObserver] = (),
         flag: Callable[[], bool] = lambda: False,
     ) -> StepUnderWay:
         """Take one optimizer step: forward and backward over this rank's micro-batches, then the update. Collective.
 
-        Nothing here waits for the device, unless an observer looks or the run keeps a moving average of the weights,
+        Nothing here waits for the device, unless observers look or the run keeps a moving average of the weights,
         which has to know whether the update was applied. docs/performance.md counts what a step costs.
 
         Args:
             micro_batches: all of this rank's in this step.
             step: completed steps so far; keys the random numbers of dropout, so nothing random needs saving.
             lr: base learning rate of this step, which each parameter group multiplies.
-            observer: is called right before and right after the update.
+            observers: are called right before and right after the update.
             flag: is asked once the step is made; its result says whether that of any rank was up.
 
         Raises:
@@ -97,11 +97,11 @@ class Engine(ABC):
         if step == 0:
             self._check_targets(targets)
         total, reports = self._make_gradient(batches, step, targets.clamp_min(1))
-        if observer is not None:
+        for observer in observers:
             observer.before_update()
         with record_function("step: update"):
             grad_norm, applied = self._update()
-        if observer is not None:
+        for observer in observers:
             observer.after_update()
         if self.ema is not None and applied:
             self.ema.update(self.world.size * sum(batch["input_ids"].numel() for batch in batches))
@@ -248,6 +248,36 @@ class Engine(ABC):
             if piece.trained:
                 mine = piece.share(self.world)
                 yield mine.name, mine.of(mine.shard)
+
+    def replicas(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and value of all that every rank has whole, and that must be equal on all of them, bit for bit.
+
+        That is what the next forward pass reads, as far as it is gathered already (ZeRO-3 keeps only small tensors
+        whole), and what an optimizer or a moving average keeps of it undivided. They are no copies.
+        """
+        for name, parameter in self.model.named_parameters():
+            if self._is_whole(parameter):
+                yield name, parameter
+        yield from self.model.named_buffers()
+        undivided = {id(piece.shard) for piece in self.pieces() if piece.is_replicated}
+        for number, shard in enumerate(self.master_weights()):
+            everywhere = id(shard) in undivided
+            for key, value in self.optimizer_state.get(shard, {}).items():
+                if isinstance(value, Tensor) and (everywhere or value.shape != shard.shape):
+                    yield f"{key} of master weight {number}", value
+            if everywhere and self.ema is not None:
+                yield f"average of master weight {number}", self.ema.of(shard)
+
+    def counts(self) -> list[Any]:
+        """Return the plain numbers that steer updates, which must be equal on all ranks: rates, counts of steps."""
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in self.groups]
+        states = (self.optimizer_state.get(shard, {}) for shard in self.master_weights())
+        numbers = [{key: value for key, value in state.items() if not isinstance(value, Tensor)} for state in states]
+        return [groups, numbers, None if self.ema is None else self.ema.tokens]
+
+    @abstractmethod
+    def _is_whole(self, parameter: nn.Parameter) -> bool:
+        """Return whether this rank keeps all of a parameter of the model between steps."""
 
     @property
     @abstractmethod

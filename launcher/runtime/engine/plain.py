@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -80,6 +80,9 @@ class PlainEngine(Engine):
     def pieces(self) -> list[Piece]:
         """Return every tensor, whole."""
         return [replicated(name, parameter) for name, parameter in self.model.named_parameters()]
+
+    def _is_whole(self, _parameter: nn.Parameter) -> bool:
+        return True
 
     @property
     def optimizer_state(self) -> MutableMapping[Tensor, dict[str, Any]]:

@@ -82,6 +82,11 @@ def _located_at_stage_3(zero: Any, name: str, parameter: Any, world: World) -> P
     return Piece(name, shape, shard, offset, start, length, parameter.requires_grad)
 
 
+def is_whole(parameter: Any) -> bool:
+    """Return whether every rank keeps a parameter whole between steps; at stage 3 only small ones that persist."""
+    return not hasattr(parameter, "ds_numel") or (parameter.ds_persist and parameter.numel() == parameter.ds_numel)
+
+
 def whole_gradient(parameter: nn.Parameter) -> Tensor:
     """Return the whole reduced gradient of a tensor, between backward and update; all ranks must call."""
     from deepspeed.utils import safe_get_full_grad

@@ -9,6 +9,7 @@ that the count begins anew.
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from plumbline.launcher.runtime.system.files import write_json
 VARIABLE = "PLUMBLINE_FRUITLESS_ATTEMPTS"
 TALLY = "attempts"
 """What names of tallies begin with."""
+ACCUSED = "accused.json"
 FINAL = {
     COMPLETE: "complete",
     UNUSABLE: "configuration, data or run folder cannot be used",
@@ -105,6 +107,18 @@ def _fruitless_before(attempt: Attempt, tally: Path) -> int:
         return 0
     kept = json.loads(tally.read_text(encoding="utf-8"))
     return int(kept["fruitless"]) if tuple(kept["saved"]) == attempt.before else 0
+
+
+def accuse(folder: Path, nodes: Sequence[str]) -> None:
+    """Leave word for requeue.py, in a folder of a run, which nodes computed wrong numbers in the attempt that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / ACCUSED, {"nodes": list(nodes)})
+
+
+def accused(folder: Path) -> list[str]:
+    """Return the nodes that were accused last; after exit code CORRUPT, those of the attempt that has just ended."""
+    file = folder / ACCUSED
+    return json.loads(file.read_text(encoding="utf-8"))["nodes"] if file.exists() else []
 
 
 def forget(folder: Path) -> None:

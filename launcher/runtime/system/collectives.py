@@ -77,6 +77,29 @@ def gather_objects(value: Any, world: World, group: dist.ProcessGroup | None = N
     return gathered
 
 
+def gather_rows(values: torch.Tensor, world: World) -> torch.Tensor:
+    """Return what all ranks hold in a tensor of one shape, [ranks, ...], in the order of ranks. Collective."""
+    rows = [torch.empty_like(values) for _ in range(world.size)]
+    dist.all_gather(rows, values.contiguous())
+    return torch.stack(rows)
+
+
+def shift(values: torch.Tensor, distance: int, world: World) -> torch.Tensor:
+    """Return what the rank holds that stands `distance` before this one, in a tensor of the same shape. Collective.
+
+    Before rank 0 stands the last one; at a distance of all ranks it is this one.
+    """
+    if distance % world.size == 0:
+        return values
+    values = values.contiguous()
+    came = torch.empty_like(values)
+    sent = dist.P2POp(dist.isend, values, (world.rank + distance) % world.size)
+    expected = dist.P2POp(dist.irecv, came, (world.rank - distance) % world.size)
+    for work in dist.batch_isend_irecv([sent, expected]):
+        work.wait()
+    return came
+
+
 def from_main(action: Callable[[], Result], world: World) -> Result:
     """Return on all ranks what `action` returns on rank 0, where alone it is called. Collective.
 

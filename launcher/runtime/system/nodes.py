@@ -6,6 +6,7 @@ within `srun --wait` of the loss of a rank. So the nodes are asked, by a job ste
 
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ def first_address(nodes: str) -> str:
         OSError, ValueError: likewise, or the controller does not answer.
     """
     return _fields(_scontrol("--oneliner", "show", "node", names_in(nodes)[0]))["NodeAddr"]
+
+
+def node_name() -> str:
+    """Return the name of this node, as Slurm or else the system has it."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def own_job() -> str | None:

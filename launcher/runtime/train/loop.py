@@ -24,7 +24,7 @@ from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import compiles
-from plumbline.launcher.runtime.engine.interface import Batch, Engine
+from plumbline.launcher.runtime.engine.interface import Batch, Engine, UpdateObserver
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderWay
 from plumbline.launcher.runtime.run.folder import RESULT
@@ -41,7 +41,7 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import garbage
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
 from plumbline.launcher.runtime.train.evaluation import Evaluation, StoppedError
-from plumbline.launcher.runtime.train.guards import make_guards
+from plumbline.launcher.runtime.train.guards import make_guards, rank_guards
 from plumbline.launcher.runtime.train.guards.guard import RollBack
 from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
 from plumbline.launcher.runtime.train.profile import StepProfiler
@@ -92,7 +92,7 @@ class Trainer:
         self.failed_saves = 0
         self.local = local
         self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world, local)
-        self.guards = make_guards(config.guards, self.plan)
+        self.guards = make_guards(config.guards, self.plan, *rank_guards(config.guards, self.engine))
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
         self._meter = SpeedMeter(config, world, 0)
@@ -162,7 +162,9 @@ class Trainer:
                 self.status.enter(making)
                 making = "steps"
                 observer = self._observer(micro_batches[0])
-                made = self.engine.train_step(micro_batches, self.state.step, lr, observer, self._is_asked_to_stop)
+                self.guards.before_step(self.state.step + 1, len(micro_batches))
+                observers: list[UpdateObserver] = [self.guards, *([] if observer is None else [observer])]
+                made = self.engine.train_step(micro_batches, self.state.step, lr, observers, self._is_asked_to_stop)
                 with record_function("step: read the one before"):
                     self._settle()  # while the device makes this one
                 self._advance(made, lr)
@@ -311,9 +313,11 @@ class Trainer:
 
         Raises:
             RollBack: a weight is not finite.
+            TrainingError: ranks differ in what is to be saved.
             CheckpointError: one that `must` be could not be written, or too many in a row.
         """
         self.status.enter("checkpoint")
+        self.guards.before_save(self.state.step)
         garbage.collect()
         self._count(self.writer.finish(), must=False)
 

@@ -236,7 +236,7 @@ def compare(case: Case, world: World, mutant: Mutant | None = None, any_ranks: b
             batches = models.micro_batches(case, step, world.size)
             comparison.step = step
             loss = comparison.plain.backward(batches, step)
-            result = engine.train_step(batches[world.rank], step, models.learning_rate(step), comparison).result
+            result = engine.train_step(batches[world.rank], step, models.learning_rate(step), [comparison]).result
             where = f"step {step + 1}"
             comparison.found.add("loss", abs(float(result.loss) - loss) / abs(loss), where)
             comparison.found.add("norm", abs(result.grad_norm - comparison.norm) / comparison.norm, where)

@@ -5,9 +5,12 @@ from typing import Any
 
 from plumbline.launcher.runtime.config.guards import GuardsConfig
 from plumbline.launcher.runtime.config.plan import RunPlan
+from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.train.guards.guard import Guard
 from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
+from plumbline.launcher.runtime.train.guards.replay import Replay
+from plumbline.launcher.runtime.train.guards.replicas import Replicas
 from plumbline.launcher.runtime.train.guards.spike import GradientSpike, LossSpike
 
 
@@ -21,6 +24,21 @@ class Guards:
     def __init__(self, *guards: Guard) -> None:
         self._guards = guards
 
+    def before_step(self, step: int, micro_batches: int) -> None:
+        """Tell all which step comes."""
+        for guard in self._guards:
+            guard.before_step(step, micro_batches)
+
+    def before_update(self) -> None:
+        """Let all look at the gradients."""
+        for guard in self._guards:
+            guard.before_update()
+
+    def after_update(self) -> None:
+        """Let all look at the weights."""
+        for guard in self._guards:
+            guard.after_update()
+
     def after_step(self, step: int, result: StepResult) -> None:
         """Show an update to all."""
         for guard in self._guards:
@@ -30,6 +48,11 @@ class Guards:
         """Show an evaluation to all."""
         for guard in self._guards:
             guard.after_evaluation(record)
+
+    def before_save(self, step: int) -> None:
+        """Let all look at what is about to be saved."""
+        for guard in self._guards:
+            guard.before_save(step)
 
     @property
     def trusts_weights(self) -> bool:
@@ -47,12 +70,22 @@ class Guards:
             guard.restore(state.get(guard.name, {}))
 
 
-def make_guards(settings: GuardsConfig, plan: RunPlan) -> Guards:
-    """Return the guards that a run asks for."""
+def make_guards(settings: GuardsConfig, plan: RunPlan, *others: Guard) -> Guards:
+    """Return the guards that a run asks for, with those that compare ranks first."""
     quiet_steps = plan.batches.steps_for(plan.schedule.warmup_end)
-    guards: list[Guard] = [NonFinite(settings.non_finite, plan.total_steps)]
+    guards: list[Guard] = [*others, NonFinite(settings.non_finite, plan.total_steps)]
     if settings.gradient_spike.action != "ignore":
         guards.append(GradientSpike(settings.gradient_spike, quiet_steps))
     if settings.loss_spike.action != "ignore":
         guards.append(LossSpike(settings.loss_spike, quiet_steps))
     return Guards(*guards)
+
+
+def rank_guards(settings: GuardsConfig, engine: Engine) -> list[Guard]:
+    """Return the guards that compare ranks, as a run asks for them."""
+    guards: list[Guard] = []
+    if engine.world.size > 1:
+        guards.append(Replicas(engine, settings.replica_interval))
+    if settings.replay_interval is not None:
+        guards.append(Replay(engine, settings.replay_interval))
+    return guards

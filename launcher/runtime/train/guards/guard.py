@@ -1,6 +1,6 @@
 """Define what a guard is asked, and how it sends a run back or ends it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plumbline.launcher.runtime.engine.step_result import StepResult
@@ -25,8 +25,21 @@ class RollBack(Exception):  # noqa: N818 - it asks for something, and is an erro
         self.guard, self.first, self.last, self.message = guard, first, last, message
 
 
+class WrongNodeError(TrainingError):
+    """Say that nodes compute wrong numbers, without which the same command can go on.
+
+    Args:
+        message: what was found.
+        nodes: to leave out, by the names that Slurm has for them.
+    """
+
+    def __init__(self, message: str, nodes: Sequence[str]) -> None:
+        super().__init__(message)
+        self.nodes = nodes
+
+
 class Guard:
-    """Watch a run. What a guard is shown is the same on all ranks, so all come to the same end.
+    """Watch a run. A guard is shown the same on all ranks, or asks the others, so that all come to the same end.
 
     What it remembers is saved with each checkpoint and comes back with it, so what it does is a function of the step.
     """
@@ -34,12 +47,24 @@ class Guard:
     name: str
     """Key of its section in `guards`."""
 
+    def before_step(self, step: int, micro_batches: int) -> None:
+        """Prepare for the update that will make `step`, from so many micro-batches of this rank."""
+
+    def before_update(self) -> None:
+        """Look at the gradients of the step that `before_step` named, not clipped yet; ranks may exchange something."""
+
+    def after_update(self) -> None:
+        """Look at the weights that came of it, before anything is read of the step; ranks may exchange something."""
+
     def after_step(self, step: int, result: StepResult) -> None:
         """Look at the update that made `step`, before anything is logged or saved.
 
         Raises:
             RollBack: the run is to go back to before some step.
         """
+
+    def before_save(self, step: int) -> None:
+        """Look at the weights of `step` before they are saved; ranks may exchange something."""
 
     def after_evaluation(self, record: Mapping[str, Any]) -> None:
         """Look at what is logged of an evaluation.
