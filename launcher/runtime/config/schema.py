@@ -187,7 +187,7 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
         if self.guards.replay_interval is None:
             return
         asked = f"guards.replay_interval = {self.guards.replay_interval}"
-        if not self.run.deterministic:
+        if not self.run.repeats:
             yield f"{asked} compares bits, which kernels need not repeat by themselves: set run.deterministic=true"
         if self.deepspeed.zero_stage == 3:
             yield (
