@@ -39,6 +39,7 @@ from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import garbage
+from plumbline.launcher.runtime.train.chain import ChainWriter
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
 from plumbline.launcher.runtime.train.evaluation import Evaluation, StoppedError
 from plumbline.launcher.runtime.train.guards import make_guards
@@ -93,6 +94,7 @@ class Trainer:
         self.guards = make_guards(self.plan)
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
+        self.chain = ChainWriter(config.run.folder, world)
         self._meter = SpeedMeter(config, world, 0)
         self._lines = StepLines(self.engine.model.objective.reports, self._meter)
         self._unread: MadeStep | None = None
@@ -115,6 +117,7 @@ class Trainer:
         """Train step by step. Returns whether the last step was reached and evaluated."""
         config, plan, total = self.config, self.plan, self.plan.total_steps
         from_main(self._open_log, self.world)
+        self.chain.open(self.state.step)
         self.status.begin(self.state.step, self.state.tokens, total, plan.total_tokens)
         if self.state.step == total and self.saved_step is None:  # what is complete has a checkpoint in the run folder
             self._save()
@@ -142,6 +145,7 @@ class Trainer:
                 making = "steps"
                 observer = self._observer(micro_batches[0])
                 made = self.engine.train_step(micro_batches, self.state.step, lr, observer, self._is_asked_to_stop)
+                self.chain.feed(micro_batches)
                 with record_function("step: read the one before"):
                     self._settle()  # while the device makes this one
                 self._advance(made, lr)
@@ -181,6 +185,7 @@ class Trainer:
         """Flush the logs and end the watch."""
         self.status.enter("shutdown")
         self.watchdog.stop()
+        self.chain.close()
         if self.log is not None:
             self.log.close()
 
@@ -206,6 +211,7 @@ class Trainer:
         made, self._unread = self._unread, None
         result = made.reports.result
         self._stopping = self._stopping or result.flagged
+        self.chain.after_step(made.step, result)
         for guard in self.guards:
             guard.after_step(made.step, result)
         if made.step % self.config.train.log_interval == 0 or made.step == self.plan.total_steps:
@@ -299,6 +305,7 @@ class Trainer:
         self.status.enter("checkpoint")
         garbage.collect()
         self._count(self.writer.finish(), must=False)
+        self.chain.catch_up(with_checkpoint=not locally)
 
         def take() -> Snapshot:
             return take_snapshot(self.engine, self.config, self.state, self.world, locally)
