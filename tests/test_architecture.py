@@ -24,7 +24,7 @@ ALLOWED = {
 # Inside launcher/runtime a room may import those that stand before it, never one that stands behind it
 RUNTIME = (
     "system", "optim", "trackers", "config", "run", "engine", "checkpoint", "doctor", "models",
-    "inspection", "laws", "train", "export", "harness", "quantize", "report", "sweep",
+    "inspection", "laws", "train", "replay", "export", "harness", "quantize", "report", "sweep",
 )  # fmt: skip
 
 # First words of docstrings that do not begin with a verb

@@ -1,93 +1,251 @@
-"""Three real ranks compute each other's micro-batches: clean ones agree, and of a bit that turns the rank is named."""
+"""replay.py says of an honest run that it is what it wrote, to the last bit, and finds what was tampered with."""
 
 from __future__ import annotations
 
 import json
-import socket
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.checkpoint.store import MANIFEST
+from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.engine.plain import PlainEngine
-from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system.attempts import accused
-from plumbline.launcher.runtime.system.exit_codes import CORRUPT
-from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.train.guards.guard import WrongNodeError
-from plumbline.launcher.runtime.train.guards.replay import Replay
-from tests.distributed.flip import MOMENTS, SETTINGS, Fault
+from plumbline.launcher.runtime.replay.record import contradictions, read_record
+from plumbline.launcher.runtime.run.chain import BEGIN, CHAIN, linked, manifest_hash
+from tests.conftest import written
+from tests.damage import reseal
 
 if TYPE_CHECKING:
-    from tests.conftest import Outcome, Start
+    from tests.conftest import Pretrain, Run, Start
 
-HOST = socket.gethostname()
+STEPS, INTERVAL, RANKS = 12, 4, 2
+SETTINGS = [
+    f"train.steps={STEPS}",
+    f"checkpoint.interval={INTERVAL}",
+    "checkpoint.keep_last=3",
+    "train.eval_interval=null",
+    "train.ema_half_life_tokens=2000",
+    "model.dropout=0.1",
+    "deepspeed.zero_stage=2",
+]
 
 
 @pytest.fixture(scope="module")
-def outcome(start: Start, tiny_config: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    folder = tmp_path_factory.mktemp("flip")
-    return start(
-        Path(__file__).with_name("flip.py"), [tiny_config, folder], folder / "runs" / "flipped", ranks=3
-    ).wait()
+def run(run_pretrain: Pretrain, tiny_config: Path) -> Run:
+    outcome = run_pretrain(tiny_config, "honest", SETTINGS, ranks=RANKS)
+    assert outcome.code == 0, outcome.stderr
+    return outcome.run
 
 
-@pytest.fixture(scope="module")
-def found(outcome: Outcome) -> dict[str, dict[str, Any]]:
-    file = outcome.run.folder.parent.parent / "trials.json"
-    assert file.exists(), outcome.stderr
-    struck: dict[str, dict[str, Any]] = json.loads(file.read_text())
-    return struck
+@pytest.fixture
+def copy(run: Run, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run.folder, tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_clean_replays_raise_no_alarm(found: dict[str, dict[str, Any]], setting: str) -> None:
-    assert found[setting]["alarms"] == []
-    assert found[setting]["compared"] == 60
+Verify = Callable[..., dict[str, Any]]
 
 
-def test_every_bit_that_turns_is_caught_before_the_update_and_its_rank_named(found: dict[str, dict[str, Any]]) -> None:
-    trials = [trial for case in found.values() for trial in case["trials"]]
-    assert len(trials) == 100
-    assert {trial["moment"] for trial in trials} == set(MOMENTS)
-    assert {trial["rank"] for trial in trials} == {0, 1, 2}
-    for trial in trials:
-        assert trial["error"] is not None, trial
-        who = f": rank {trial['rank']} on {HOST} got other bits than two ranks agree on, for a micro-batch of rank "
-        assert who in trial["error"], trial
-        owner = (trial["rank"] - (trial["moment"] == "while it replays")) % 3
-        assert trial["moment"] == "always" or f"micro-batch of rank {owner}: " in trial["error"], trial
-    for case in found.values():
-        assert case["updates"] == case["compared"] // 3 + len(case["trials"]), "the guard comes before the update"
+@pytest.fixture
+def verify(start: Start) -> Verify:
+    """Run replay.py --verify on all windows; returns its JSON document, with its exit code."""
+
+    def run(folder: Path, *options: str, ranks: int = RANKS) -> dict[str, Any]:
+        words = [folder, "--verify", "--json", "--windows", "9", *options]
+        outcome = start("launcher/replay.py", words, folder, ranks=ranks).wait()
+        document: dict[str, Any] = json.loads(outcome.stdout)
+        return {**document, "code": outcome.code}
+
+    return run
 
 
-def test_the_run_ends_and_accuses_the_node(outcome: Outcome) -> None:
-    assert outcome.code == CORRUPT, outcome.stderr
-    assert (
-        "error: step 8: rank 1 on n1 got other bits than two ranks agree on, for a micro-batch of rank 1: model."
-        in (outcome.stderr)
-    )
-    assert "The update was not made; the last checkpoint is from before" in outcome.stderr
-    assert accused(outcome.run.folder / "slurm") == ["n1"]
-    assert outcome.run.checkpoints[-1] == "step_00000006"
-    assert json.loads((outcome.run.folder / "status.json").read_text())["attempt"]["exit_code"] == CORRUPT
+def checkpoint(folder: Path, step: int) -> Path:
+    return folder / "checkpoints" / f"step_{step:08d}"
 
 
-def test_one_rank_computes_again_by_itself(tiny_config: Path, world: World) -> None:
-    config = load_config(tiny_config, ["data.global_batch_size=6"])
-    inputs, engine = open_inputs(config, world), PlainEngine(config, world)
-    guard, fault = Replay(engine, interval=2), Fault(engine)
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
-    def make(step: int) -> None:
-        micro_batches = inputs.train.micro_batches(step - 1)
-        guard.before_step(step, len(micro_batches))
-        engine.train_step(micro_batches, step - 1, 1e-3, [guard])
 
-    for step in range(1, 7):  # each of the three micro-batches once
-        make(step)
-    fault.place, fault.moments = (0, 0, 3), {0, 1, 2}
-    make(7)  # nobody looks
-    fault.place, fault.moments, fault.computed = (0, 0, 3), {1}, 0  # in the micro-batch that step 8 looks at
-    with pytest.raises(WrongNodeError, match=rf"step 8: rank 0 on {HOST} got different bits, and no two agree"):
-        make(8)
+def put(file: Path, lines: list[dict[str, Any]]) -> None:
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+
+def alter(file: Path, place: tuple[str, int], **values: Any) -> None:
+    """Write other values into the line of a step, or of a checkpoint."""
+    lines = lines_of(file)
+    line = next(line for line in lines if line.get(place[0]) == place[1] and values.keys() <= line.keys())
+    line.update(values)
+    put(file, lines)
+
+
+def link_anew(folder: Path) -> None:
+    """Give all lines of a chain hashes that fit, as somebody does who wants to deceive."""
+    head, lines = BEGIN, []
+    for line in lines_of(folder / CHAIN):
+        del line["hash"]
+        lines.append(linked(head, line))
+        head = lines[-1]["hash"]
+    put(folder / CHAIN, lines)
+
+
+def test_an_honest_run_is_verified_to_the_last_bit(run: Run, verify: Verify) -> None:
+    before = written(run.folder)
+    found = verify(run.folder)
+    assert (found["code"], found["verdict"], found["contradictions"]) == (0, "verified", [])
+    assert [(its["first"], its["last"], its["steps"]) for its in found["windows"]] == [(0, 4, 4), (4, 8, 4), (8, 12, 4)]
+    assert all(its["tolerance"] is None and its["end"] for its in found["windows"])
+    assert found["head"] == lines_of(run.folder / CHAIN)[-1]["hash"]
+    assert found["checkpoints"] == [4, 8, 12]
+    assert written(run.folder) == before
+
+
+def test_on_another_number_of_ranks_samples_are_exact_and_numbers_near(
+    run_pretrain: Pretrain, tiny_config: Path, verify: Verify
+) -> None:
+    trained = run_pretrain(tiny_config, "near", [*SETTINGS, "model.dropout=0.0", "train.steps=6"])
+    found = verify(trained.run.folder, "--most-steps", "3")
+    assert (found["code"], found["verdict"]) == (0, "verified")
+    assert [(its["steps"], its["end"] is None) for its in found["windows"]] == [(3, True), (2, False)]
+    assert all(its["tolerance"] == 1e-3 for its in found["windows"])
+    alter(trained.run.folder / CHAIN, ("step", 2), loss=5.4)
+    found = verify(trained.run.folder, "--most-steps", "3")
+    assert [its["difference"] and its["difference"]["quantity"] for its in found["windows"]] == ["loss", None]
+
+
+def test_a_run_that_draws_by_rank_is_computed_again_on_as_many(run: Run, start: Start) -> None:
+    outcome = start("launcher/replay.py", [run.folder, "--verify"], run.folder).wait()
+    assert outcome.code == 2
+    assert "can be computed again on 2 alone" in outcome.stderr
+
+
+def put_a_loss_into_the_chain(folder: Path) -> None:
+    alter(folder / CHAIN, ("step", 7), loss=2.5)
+    link_anew(folder)
+
+
+def lose_the_end(folder: Path) -> None:
+    lines = lines_of(folder / CHAIN)
+    put(folder / CHAIN, [line for line in lines if line.get("step", 0) <= 10])
+    link_anew(folder)
+
+
+def flip_last_byte(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def forget_a_checkpoint(folder: Path) -> None:
+    put(folder / CHAIN, [line for line in lines_of(folder / CHAIN) if line.get("checkpoint") != 8])
+    link_anew(folder)
+
+
+def replace_a_checkpoint(folder: Path) -> None:
+    """Put weights of another step into a checkpoint, with a manifest that fits them."""
+    place = checkpoint(folder, 8)
+    for rank in range(RANKS):
+        shutil.copy(checkpoint(folder, 4) / shard_name(rank), place / shard_name(rank))
+        reseal(place / shard_name(rank))
+
+
+RECORDS: dict[str, tuple[Callable[[Path], object], tuple[int, str]]] = {
+    "logged_loss": (lambda folder: alter(folder / "metrics.jsonl", ("step", 6), loss=2.5), (6, "loss")),
+    "logged_norm": (
+        lambda folder: alter(folder / "metrics.jsonl", ("step", 6), grad_norm=0.5),
+        (6, "grad_norm"),
+    ),
+    "loss_in_the_chain": (lambda folder: alter(folder / CHAIN, ("step", 7), loss=2.5), (7, "chain")),
+    "loss_in_a_chain_that_fits": (put_a_loss_into_the_chain, (7, "loss")),
+    "end_of_the_chain": (lose_the_end, (12, "chain")),
+    "checkpoint_in_the_chain": (forget_a_checkpoint, (8, "checkpoint")),
+    "weights": (lambda folder: flip_last_byte(checkpoint(folder, 8) / shard_name(1)), (8, "checkpoint")),
+    "weights_and_manifest": (replace_a_checkpoint, (8, "checkpoint")),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_that_contradict_each_other_are_found(copy: Path, name: str) -> None:
+    tamper, (step, quantity) = RECORDS[name]
+    assert contradictions(read_record(copy, contents=True)) == []
+    tamper(copy)
+    first = contradictions(read_record(copy, contents=True))[0]
+    assert (first.step, first.quantity) == (step, quantity)
+
+
+@pytest.fixture
+def token_altered(run: Run) -> Iterator[tuple[int, str]]:
+    """Alter the last token of a sample of step 6 in the corpus, and put it back afterwards."""
+    config = load_config(run.folder / "config.yaml", [])
+    batches = TrainBatches(config.data, config.run.seed)
+    row = batches.micro_batches(5)[0]["input_ids"][0].numpy().astype("uint16").tobytes()
+    corpus = Path(config.data.train[0].paths[0])
+    (shard,) = [file for file in corpus.rglob("*.bin") if row in file.read_bytes()]
+    before = shard.read_bytes()
+    assert before.count(row) == 1
+    place = before.index(row) + len(row) - 2
+    shard.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
+    yield 6, "samples"
+    shard.write_bytes(before)
+
+
+def test_a_token_of_the_corpus_is_found(run: Run, verify: Verify, token_altered: tuple[int, str]) -> None:
+    found = verify(run.folder)
+    assert (found["code"], found["contradictions"]) == (1, [])
+    assert (found["first"]["step"], found["first"]["quantity"]) == token_altered
+    assert [its["steps"] for its in found["windows"]] == [4, 1, 4]
+
+
+def test_a_loss_that_is_wrong_everywhere_is_found(copy: Path, verify: Verify) -> None:
+    """By one bit, in metrics.jsonl and in a chain whose hashes fit."""
+    loss = next(line["loss"] for line in lines_of(copy / CHAIN) if line.get("step") == 10)
+    for file in ("metrics.jsonl", CHAIN):
+        alter(copy / file, ("step", 10), loss=loss * (1 + 2**-52))
+    link_anew(copy)
+    found = verify(copy)
+    assert (found["code"], found["contradictions"]) == (1, [])
+    assert (found["first"]["step"], found["first"]["quantity"]) == (10, "loss")
+
+
+def test_a_state_that_is_wrong_everywhere_is_found(copy: Path, verify: Verify) -> None:
+    """Of one element, with a manifest and a chain that fit."""
+    place, name = checkpoint(copy, 8), shard_name(1)
+    tensors = load_file(place / name)
+    key = next(key for key in tensors if key.startswith("exp_avg_sq/"))
+    tensors[key].view(-1)[0] *= 1 + 2**-20
+    with safe_open(place / name, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, place / name, metadata)
+    reseal(place / name)
+    alter(copy / CHAIN, ("checkpoint", 8), manifest=manifest_hash(place / MANIFEST))
+    link_anew(copy)
+    found = verify(copy)
+    assert (found["code"], found["contradictions"]) == (1, [])
+    assert (found["first"]["step"], found["first"]["quantity"]) == (8, "weights")
+    assert found["first"]["text"].startswith(key)
+
+
+def test_a_folder_without_a_chain_is_refused(copy: Path) -> None:
+    (copy / CHAIN).unlink()
+    with pytest.raises(ValueError, match=r"chain.jsonl: not there"):
+        read_record(copy)
+
+
+def test_killed_and_resumed_writes_the_same_chain(
+    run: Run, start_pretrain: Start, run_pretrain: Pretrain, tiny_config: Path, tmp_path: Path
+) -> None:
+    """Under the same name, which is in every manifest; so the other run makes room."""
+    whole = Path(shutil.move(run.folder, tmp_path / "whole"))
+    job = start_pretrain(tiny_config, "honest", SETTINGS, ranks=RANKS)
+    job.wait_until(lambda: "step_00000004" in job.run.checkpoints and max(job.run.column("loss"), default=0) >= 6)
+    job.kill()
+    assert not (job.run.folder / "result.json").exists()
+    outcome = run_pretrain(tiny_config, "honest", SETTINGS, ranks=RANKS)
+    assert outcome.code == 0, outcome.stderr
+    assert "resuming after step" in outcome.stdout
+    assert (outcome.run.folder / CHAIN).read_bytes() == (whole / CHAIN).read_bytes()
+    assert contradictions(read_record(outcome.run.folder, contents=True)) == []

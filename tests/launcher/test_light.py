@@ -32,6 +32,7 @@ MISSING = {
     "generate": ["--model", "no/run"],
     "plan": ["--config", "no/file.yaml"],
     "quantize": ["--model", "no/run", "--data", "no/corpus", "--recipes", "weights", "--output", "rows"],
+    "replay": ["no/run", "--verify"],
     "report": ["no/run"],
     "show": ["no/corpus"],
     "status": ["no/run"],

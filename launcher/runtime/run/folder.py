@@ -5,7 +5,7 @@ environment.json   versions, code, hardware         tensorboard/    the same num
 tokenizer/         of the training corpora          checkpoints/    see launcher/runtime/checkpoint/store.py
 samples.txt        continuations by the final model result.json     final scores; there when the run is complete
 logs/              what each rank said, with times  trackers/       what wandb and others have got of the numbers
-                                                   starts.jsonl    of each start: command, versions, what changed
+chain.jsonl        what binds all this together     starts.jsonl    of each start: command, versions, what changed
 """
 
 import shutil

@@ -39,6 +39,7 @@ from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import garbage
+from plumbline.launcher.runtime.train.chain import ChainWriter
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
 from plumbline.launcher.runtime.train.evaluation import Evaluation, StoppedError
 from plumbline.launcher.runtime.train.guards import make_guards, rank_guards
@@ -95,6 +96,7 @@ class Trainer:
         self.guards = make_guards(config.guards, self.plan, *rank_guards(config.guards, self.engine))
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
+        self.chain = ChainWriter(config.run.folder, world)
         self._meter = SpeedMeter(config, world, 0)
         self._lines = StepLines(self.engine.model.objective.reports, self._meter)
         self._unread: MadeStep | None = None
@@ -112,6 +114,7 @@ class Trainer:
     def run(self) -> bool:
         """Train step by step, and again where a guard asks for it. Returns whether the last step was evaluated."""
         from_main(self._open_log, self.world)
+        self.chain.open(self.state.step)
         self.status.begin(self.state.step, self.state.tokens, self.plan.total_steps, self.plan.total_tokens)
         while True:
             try:
@@ -131,6 +134,7 @@ class Trainer:
             self.log.close()
         self.resume(folder)
         from_main(self._open_log, self.world)
+        self.chain.open(self.state.step)
         self.status.went_back(self.state.step, self.state.tokens)
 
     def _train(self) -> bool:
@@ -165,6 +169,7 @@ class Trainer:
                 self.guards.before_step(self.state.step + 1, len(micro_batches))
                 observers: list[UpdateObserver] = [self.guards, *([] if observer is None else [observer])]
                 made = self.engine.train_step(micro_batches, self.state.step, lr, observers, self._is_asked_to_stop)
+                self.chain.feed(micro_batches)
                 with record_function("step: read the one before"):
                     self._settle()  # while the device makes this one
                 self._advance(made, lr)
@@ -204,6 +209,7 @@ class Trainer:
         """Flush the logs and end the watch."""
         self.status.enter("shutdown")
         self.watchdog.stop()
+        self.chain.close()
         if self.log is not None:
             self.log.close()
 
@@ -229,6 +235,7 @@ class Trainer:
         made, self._unread = self._unread, None
         result = made.reports.result
         self._stopping = self._stopping or result.flagged
+        self.chain.after_step(made.step, result)
         self.guards.after_step(made.step, result)
         if made.step % self.config.train.log_interval == 0 or made.step == self.plan.total_steps:
             self._log_step(made, result)
@@ -320,6 +327,7 @@ class Trainer:
         self.guards.before_save(self.state.step)
         garbage.collect()
         self._count(self.writer.finish(), must=False)
+        self.chain.catch_up(with_checkpoint=not locally)
 
         def take() -> Snapshot:
             state = replace(self.state, guards=self.guards.state)

@@ -55,6 +55,7 @@ def train(
         except TrainingError:  # of all ranks: what was saved before is worth having
             trainer.status.enter("checkpoint")
             trainer.writer.finish()
+            trainer.chain.catch_up()
             raise
         finally:
             trainer.close()

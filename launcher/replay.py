@@ -1,0 +1,122 @@
+# PYTHON_ARGCOMPLETE_OK
+"""Check that a run is what it wrote, by making parts of it again; find the samples that made a spike.
+
+python launcher/replay.py runs/quickstart --verify                  # its records, and one window computed again
+python launcher/replay.py runs/quickstart --verify --windows 5      # five, chosen by chance; 0: its records alone
+python launcher/replay.py runs/quickstart --verify --most-steps 50  # of each window its first 50 steps
+python launcher/replay.py runs/quickstart --step 123                # which samples made the spike of step 123
+deepspeed --quiet --num_accelerators 2 launcher/replay.py runs/quickstart --verify    # a run of two ranks, to the bit
+
+On as many ranks as the run had, on the same kind of machine and versions, steps are the same to the last bit; on
+another number they are the same samples, and numbers within a tolerance that is printed. Nothing is written to the run.
+Exit codes: 0 verified, or the samples found; 1 it differs, or no sample is to blame; 2 it cannot be replayed.
+"""
+
+import argparse
+import os
+import sys
+from functools import partial
+
+from plumbline.launcher.runtime.system import cli
+
+DIFFERS = 1  # exit code
+OF_VERIFY = ("windows", "most_steps")
+"""Options that go with --verify only."""
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line; the DeepSpeed launcher adds `--local_rank`, which the environment says as well."""
+    parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=cli.existing, metavar="RUN", help="run folder")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--verify", action="store_true", help="is the run what it wrote?")
+    what.add_argument("--step", type=cli.positive, metavar="N", help="find the samples that made the spike of step N")
+    parser.add_argument("--windows", type=cli.natural, metavar="N", help="of --verify: computed again (default: 1)")
+    parser.add_argument("--most-steps", type=cli.positive, metavar="N", help="of --verify: cut longer windows")
+    parser.add_argument("--full", action="store_true", help="cut no text")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    for name in OF_VERIFY:
+        if getattr(arguments, name) is not None and not arguments.verify:
+            parser.error(f"--{name.replace('_', '-')} goes with --verify: give it, or leave this out")
+    return arguments
+
+
+if __name__ == "__main__":
+    cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
+
+
+from plumbline.launcher.runtime.inspection.seen import SeenRun
+from plumbline.launcher.runtime.replay.record import RunRecord, contradictions, read_record
+from plumbline.launcher.runtime.replay.spike import explain, standings
+from plumbline.launcher.runtime.replay.text import spike_facts, spike_lines, standing_lines, verify_facts, verify_lines
+from plumbline.launcher.runtime.replay.windows import Verdict, Verification, choose, recompute, windows
+from plumbline.launcher.runtime.system import determinism, startup
+from plumbline.launcher.runtime.system.collectives import from_main
+from plumbline.launcher.runtime.system.world import World, read_world
+
+
+def main() -> int:
+    """Read what the run wrote on rank 0, and make steps again on all ranks."""
+    arguments = parse_arguments()
+    world = read_world()
+    record = read_record(arguments.run, contents=arguments.verify and world.is_main)
+    return verify(arguments, record, world) if arguments.verify else find(arguments, record, world)
+
+
+def begin(record: RunRecord, world: World) -> None:
+    """Meet the other ranks, with what the run asked of torch."""
+    config = record.config_at(None)
+    determinism.enforce(config.run.repeats, world.device)
+    startup.start(world, config.deepspeed.timeout_minutes)
+
+
+def verify(arguments: argparse.Namespace, record: RunRecord, world: World) -> int:
+    """Compare the records of a run with each other, and windows with what is computed again."""
+    wanted = 1 if arguments.windows is None else arguments.windows
+    verdicts: list[Verdict] = []
+    if wanted:
+        begin(record, world)
+        record = from_main(lambda: record, world)  # rank 0 alone has read every byte of the checkpoints
+        chosen = from_main(partial(choose, windows(record, arguments.most_steps), wanted), world)
+        verdicts = recompute(record, chosen, world)
+        startup.stop()
+    found = Verification(record, contradictions(record), verdicts)
+    if world.is_main and arguments.json:
+        cli.print_json(verify_facts(found))
+    elif world.is_main:
+        print("\n".join(verify_lines(found, wanted)))
+    return 0 if found.first is None else DIFFERS
+
+
+def find(arguments: argparse.Namespace, record: RunRecord, world: World) -> int:
+    """Find the samples that made the spike of a step, and show them."""
+    step = arguments.step
+    standing = standings(record, step)
+    spike = next((its for its in standing if its.is_spike), None)
+    if spike is None:
+        if world.is_main and arguments.json:
+            cli.print_json({"run": str(record.folder), "step": step, "spike": None, "causes": []})
+        elif world.is_main:
+            print("\n".join([*standing_lines(step, standing), "no spike: both are within the usual range"]))
+        return DIFFERS
+    begin(record, world)
+    explanation = explain(record, spike, step, world)
+    startup.stop()
+    found = explanation.found
+    if world.is_main:
+        seen = SeenRun(record.folder)
+        causes = [(each, seen.decoders[each.source]) for each in seen.step(step).samples if each.number in found.causes]
+        if arguments.json:
+            cli.print_json(spike_facts(record, step, spike, explanation, causes))
+        else:
+            print("\n".join(spike_lines(record, step, standing, explanation, causes, arguments.full)))
+    return 0 if found.causes and found.explained else DIFFERS
+
+
+if __name__ == "__main__":
+    exit_code = cli.code_of(main)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # gloo's threads outlive the process group and can abort the interpreter on its way out

@@ -1,0 +1,116 @@
+"""Say what came of a replay, for people and for programs."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from plumbline.data.tokenizers import Decoder
+from plumbline.launcher.runtime.inspection.samples import Sample
+from plumbline.launcher.runtime.inspection.text import sample_lines
+from plumbline.launcher.runtime.replay.record import RunRecord
+from plumbline.launcher.runtime.replay.spike import Explanation, Standing
+from plumbline.launcher.runtime.replay.windows import Verification
+
+Decoded = Sequence[tuple[Sample, Decoder | None]]
+"""Samples, each with what turns its tokens into text."""
+
+
+def promise_of(tolerance: float | None) -> str:
+    """Return what is promised of numbers that these ranks compute again."""
+    if tolerance is None:
+        return "to the last bit"
+    return f"up to the order of summation: on another number of ranks samples are exact, numbers within {tolerance:.1%}"
+
+
+def verify_lines(found: Verification, wanted: int) -> Iterator[str]:
+    """Yield what was compared, and what came of it; `wanted` windows were asked for."""
+    chain, kept = found.record.chain, len(found.record.checkpoints)
+    steps = f"steps {min(chain.steps)} to {max(chain.steps)}" if chain.steps else "no steps"
+    yield f"chain    {steps}, {len(chain.checkpoints)} checkpoints; last hash {chain.head}"
+    count = f"{len(found.contradictions) or 'no'} contradictions"
+    yield f"records  {len(found.record.logged)} lines of metrics.jsonl, {kept} checkpoints on disk: {count}"
+    for difference in found.contradictions:
+        yield f"         step {difference}"
+    for its in found.verdicts:
+        end = "" if its.window.end is None else ", weights and optimizer state at the end"
+        yield f"window   {its.window}: samples, losses, norms{end}; {promise_of(its.tolerance)}"
+        if its.difference is not None:
+            yield f"         {its.steps} steps are as written; step {its.difference}"
+    if len(found.verdicts) < wanted:
+        kept_by = "checkpoint.keep_last and keep_every say which checkpoints stay"
+        yield f"         no more than {len(found.verdicts)} can be computed again: {kept_by}"
+    first = found.first
+    yield "verified" if first is None else f"DIFFERS  from step {first.step} on, in {first.quantity}"
+
+
+def verify_facts(found: Verification) -> dict[str, Any]:
+    """Return the same for a program."""
+    first, chain = found.first, found.record.chain
+    return {
+        "run": str(found.record.folder),
+        "verdict": "verified" if first is None else "differs",
+        "first": None if first is None else asdict(first),
+        "head": chain.head,
+        "steps": len(chain.steps),
+        "checkpoints": sorted(chain.checkpoints),
+        "contradictions": [asdict(each) for each in found.contradictions],
+        "windows": [
+            {
+                "first": its.window.first,
+                "last": its.window.last,
+                "begin": None if its.window.begin is None else str(its.window.begin),
+                "end": None if its.window.end is None else str(its.window.end),
+                "tolerance": its.tolerance,
+                "steps": its.steps,
+                "difference": None if its.difference is None else asdict(its.difference),
+            }
+            for its in found.verdicts
+        ],
+    }
+
+
+def standing_lines(step: int, found: Sequence[Standing]) -> Iterator[str]:
+    """Yield how the numbers of a step stand among those around."""
+    for its in found:
+        usual = f"usual {its.usual.median:.4g}, a spike above {its.usual.limit:.4g}"
+        yield f"step {step}: {its.quantity} {its.value:.4g}; {usual}"
+
+
+def spike_lines(
+    record: RunRecord, step: int, standing: Sequence[Standing], its: Explanation, causes: Decoded, full: bool
+) -> Iterator[str]:
+    """Yield which samples made a spike, what they say, and the steps without them; `full` cuts no text."""
+    yield from standing_lines(step, standing)
+    ahead = f"{its.window}, then step {step}" if its.window.last > its.window.first else f"step {step}"
+    yield f"made again: {ahead}; {promise_of(its.tolerance)}"
+    if its.difference is not None:
+        yield f"  but not what the run wrote is step {its.difference}"
+    yield f"{len(its.found.causes)} samples found in {its.found.tests} replays of the step"
+    for sample, decoder in causes:
+        yield from sample_lines(sample, decoder, full)
+    yield "without them, beside what the run wrote:"
+    for made in its.proof:
+        written = record.written(made.step)
+        assert written is not None, "only steps that were written are made"
+        yield (
+            f"  step {made.step}: loss {made.loss:.4f} ({written.loss:.4f})  "
+            f"grad_norm {made.grad_norm:.4g} ({written.grad_norm:.4g})"
+        )
+    if not its.found.explained:
+        yield f"that is a spike still: no single sample of step {step} is to blame; look at the steps before"
+
+
+def spike_facts(record: RunRecord, step: int, spike: Standing, its: Explanation, causes: Decoded) -> dict[str, Any]:
+    """Return the same for a program."""
+    return {
+        "run": str(record.folder),
+        "step": step,
+        "spike": asdict(spike),
+        "tolerance": its.tolerance,
+        "difference": None if its.difference is None else asdict(its.difference),
+        "causes": its.found.causes,
+        "explained": its.found.explained,
+        "tests": its.found.tests,
+        "without": [asdict(made) for made in its.proof],
+        "samples": [sample.facts(decoder) for sample, decoder in causes],
+    }

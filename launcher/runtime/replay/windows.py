@@ -1,0 +1,174 @@
+"""Compute windows of a run again, from checkpoints that it kept, and compare with what it wrote."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from plumbline.launcher.runtime.checkpoint.store import step_of
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.replay.record import REPORTED, Difference, RunRecord, same
+from plumbline.launcher.runtime.replay.steps import Replay
+from plumbline.launcher.runtime.run.chain import Step
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.world import World
+
+TOLERANCES = {"fp32": 1e-3, "bf16": 5e-2}
+"""On another number of ranks, by precision: how far loss, norm and weights may be off, as a share."""
+NEAR = 16
+"""Steps of a window on another number of ranks: what differs in the last bit at first grows with each."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """Name the steps from one checkpoint, or from the start, to the next one, or to the last step."""
+
+    first: int
+    """Step that it begins after."""
+    last: int
+    begin: Path | None
+    """The checkpoint of `first`; None: the start of the run."""
+    end: Path | None
+    """The checkpoint of `last`; None where there is none."""
+
+    def cut(self, steps: int) -> "Window":
+        """Return its first steps, if it has more."""
+        if self.last - self.first <= steps:
+            return self
+        return replace(self, last=self.first + steps, end=None)
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        begun = "the start" if self.begin is None else self.begin.name
+        return f"steps {self.first + 1} to {self.last} from {begun}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Say what came of a window."""
+
+    window: Window
+    tolerance: float | None
+    """None: what was compared had to be the same to the last bit."""
+    steps: int
+    """Steps that are as written."""
+    difference: Difference | None
+    """The first."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Hold all that came of looking at a run."""
+
+    record: RunRecord
+    contradictions: list[Difference]
+    """Of its records with each other."""
+    verdicts: list[Verdict]
+
+    @property
+    def first(self) -> Difference | None:
+        """Return the first difference of all, by step; None: the run is verified."""
+        found = (verdict.difference for verdict in self.verdicts)
+        return min([*self.contradictions, *(each for each in found if each is not None)], default=None)
+
+
+def windows(record: RunRecord, most_steps: int | None = None) -> list[Window]:
+    """Return all windows that can be computed again, in their order.
+
+    Args:
+        record: the run.
+        most_steps: cut those that are longer.
+    """
+    whole = [folder for folder in record.checkpoints if step_of(folder) not in record.damaged]
+    begins: list[tuple[int, Path | None]] = [(step_of(folder), folder) for folder in whole]
+    if min(record.chain.steps, default=0) == 1:
+        begins.insert(0, (0, None))
+    ends: list[tuple[int, Path | None]] = [(step_of(folder), folder) for folder in whole]
+    last = max(record.chain.steps, default=0)
+    found = []
+    for first, begin in begins:
+        stop, end = next(((step, folder) for step, folder in ends if step > first), (last, None))
+        stop, end = (stop, end) if stop <= last else (last, None)
+        if stop > first and first + 1 in record.chain.steps:
+            window = Window(first, stop, begin, end)
+            found.append(window if most_steps is None else window.cut(most_steps))
+    return found
+
+
+def choose(found: Sequence[Window], count: int) -> list[Window]:
+    """Return so many windows by chance, or all there are, in their order."""
+    return sorted(random.sample(found, min(count, len(found))), key=lambda window: window.first)
+
+
+def recompute(record: RunRecord, chosen: Sequence[Window], world: World) -> list[Verdict]:
+    """Make the steps of some windows again, each up to the first that is not as written. Collective.
+
+    Raises:
+        ValueError: these ranks cannot compute a window again; a corpus or checkpoint cannot be used.
+    """
+    verdicts: list[Verdict] = []
+    replay: Replay | None = None
+    for number, window in enumerate(chosen, start=1):
+        config = record.config_at(window.last if window.end else None)
+        if replay is None or replay.config != config:
+            replay = Replay(config, record.skipped, world)
+        tolerance = tolerance_of(record, window, config, world)
+        if tolerance is not None:
+            _check_draws(record, window, config, world)
+            window = window.cut(NEAR)
+        LOG.info(f"window {number}/{len(chosen)}: {window}")
+        verdicts.append(_recompute(record, window, replay, tolerance))
+    return verdicts
+
+
+def tolerance_of(record: RunRecord, window: Window, config: Config, world: World) -> float | None:
+    """Return by how much a window may differ on these ranks; None: not by a bit, for as many made it or any may."""
+    if config.run.reproducible is not None:
+        return None
+    made = {record.ranks_at(step) for step in range(window.first + 1, window.last + 1)}
+    return None if made <= {world.size, None} else TOLERANCES[config.deepspeed.precision]
+
+
+def _check_draws(record: RunRecord, window: Window, config: Config, world: World) -> None:
+    """Refuse to compare numbers with those of ranks that drew other random numbers.
+
+    Raises:
+        ValueError: the window has to be computed on as many ranks as made it.
+    """
+    if config.model.dropout or not config.objective.is_plain:
+        raise ValueError(
+            f"{world.size} rank(s): {record.folder} draws random numbers on each rank (model.dropout, objective), so "
+            f"{window} can be computed again on {record.ranks_at(window.first + 1)} alone, or with "
+            "run.reproducible = any_ranks on any: start as many, or ask for --windows 0"
+        )
+
+
+def _recompute(record: RunRecord, window: Window, replay: Replay, tolerance: float | None) -> Verdict:
+    replay.go_to(window.begin)
+    while replay.step < window.last:
+        batches = replay.batches()
+        step, samples = replay.step + 1, replay.digest(batches)
+        written = record.chain.steps.get(step)
+        if written is None:
+            missing = Difference(step, "chain", "has no line of this step")
+            return Verdict(window, tolerance, step - 1 - window.first, missing)
+        if samples != written.samples:
+            text = f"the samples have the digest {samples[:16]}..., in the chain {written.samples[:16]}..."
+            return Verdict(window, tolerance, step - 1 - window.first, Difference(step, "samples", text))
+        difference = compare(replay.make(batches, samples), written, tolerance)
+        if difference is not None:
+            return Verdict(window, tolerance, step - 1 - window.first, difference)
+    difference = None
+    if window.end is not None and (key := replay.weights_unlike(window.end, tolerance)) is not None:
+        difference = Difference(window.last, "weights", f"{key} is not what {window.end} holds")
+    return Verdict(window, tolerance, window.last - window.first, difference)
+
+
+def compare(made: Step, written: Step, tolerance: float | None) -> Difference | None:
+    """Return in which number a step that was made again differs from what the chain says of it."""
+    for key in REPORTED:
+        one, other = getattr(made, key), getattr(written, key)
+        is_near = tolerance is not None and abs(one - other) <= tolerance * abs(other)
+        if not same(one, other) and not is_near:
+            return Difference(made.step, key, f"{other!r} in the chain, {one!r} computed again")
+    return None

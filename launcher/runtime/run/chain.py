@@ -1,0 +1,184 @@
+"""Keep chain.jsonl, by which anyone can check a run: each line is bound to all lines before it.
+
+    {"step": 7, "samples": HEX, "loss": 3.25, "grad_norm": 0.5, "hash": HEX}     for every step, logged or not
+    {"checkpoint": 5, "manifest": HEX, "hash": HEX}                              once training saves again, or ends
+
+`hash` is the SHA-256 of the hash of the line before, 64 zeros before the first, and of the line without it: no line can
+be altered, left out or moved unless all behind it are written anew, and whoever has noted the last hash sees that as
+well. `samples` is the sum modulo 2^256 of the SHA-256 of each sample of the global batch: its number, and all that the
+model is fed of it. It does not depend on how the samples lie over ranks and micro-batches. `manifest` is the SHA-256 of
+the checkpoint's manifest.json, which has the checksum of each of its files.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from plumbline.launcher.runtime.run.lines import Lines
+from plumbline.launcher.runtime.system.files import read_json_lines, write_whole
+from plumbline.launcher.runtime.system.log import LOG
+
+CHAIN = "chain.jsonl"
+BEGIN = "0" * 64
+"""What stands for the hash of the line before the first."""
+FED = ("sample_index", "input_ids", "labels", "document_ids", "positions")
+"""Tensors of a batch that are hashed, a row of each for a sample."""
+LIMBS, BITS = 8, 32
+"""A digest goes over ranks as so many numbers of so many bits, of which int64 can add up 2^31."""
+MODULUS: int = 1 << (LIMBS * BITS)
+
+
+# -- digests -----------------------------------------------------------------------------------------------------------
+
+
+def digest_of(batches: Iterable[Mapping[str, Any]]) -> int:
+    """Return the sum of the digests of the samples of some micro-batches, whose tensors are on the host."""
+    total = 0
+    for batch in batches:
+        for sample in zip(*(batch[name].numpy() for name in FED), strict=True):
+            digest = hashlib.sha256()
+            for row in sample:
+                digest.update(row)
+            total += int.from_bytes(digest.digest(), "big")
+    return total % MODULUS
+
+
+def to_limbs(digest: int) -> list[int]:
+    """Return a digest as numbers that ranks can add up, the lowest bits first."""
+    return [digest >> (place * BITS) & (2**BITS - 1) for place in range(LIMBS)]
+
+
+def from_limbs(sums: Sequence[float]) -> int:
+    """Return the digest that is the sum of those whose limbs were added up."""
+    return sum(int(limb) << (place * BITS) for place, limb in enumerate(sums)) % MODULUS
+
+
+def in_hex(digest: int) -> str:
+    """Return a digest as a line of the chain has it."""
+    return f"{digest:0{LIMBS * BITS // 4}x}"
+
+
+def manifest_hash(path: Path) -> str:
+    """Return what a line of the chain says of a manifest."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """Hold what a step trained on and reported."""
+
+    step: int
+    samples: str
+    loss: float
+    grad_norm: float
+
+
+@dataclass(frozen=True)
+class Read:
+    """Hold a chain that was read."""
+
+    steps: dict[int, Step]
+    checkpoints: dict[int, str]
+    """Step -> hash of the manifest."""
+    head: str
+    """Hash of the last line."""
+    problems: list[tuple[int, str]]
+    """Step and text of what is wrong with its lines and links; what stands behind is read all the same."""
+
+
+def linked(before: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry with its hash, behind a line of which `before` is the hash."""
+    text = json.dumps(entry)
+    return {**entry, "hash": hashlib.sha256(f"{before}{text}".encode()).hexdigest()}
+
+
+def read_chain(path: Path) -> Read:
+    """Read a chain and check its links.
+
+    Raises:
+        DamagedFileError: a line is no JSON object.
+        OSError: it cannot be read.
+    """
+    found = Read({}, {}, BEGIN, [])
+    head, last = BEGIN, 0
+    for number, entry in read_json_lines(path):
+        told = entry.pop("hash", None)
+        if told != linked(head, entry)["hash"]:
+            step = entry.get("step", entry.get("checkpoint", last))
+            found.problems.append((step, f"line {number}: its hash is not that of this line behind the one before"))
+        head = str(told)
+        try:
+            if "checkpoint" in entry:
+                found.checkpoints[int(entry["checkpoint"])] = str(entry["manifest"])
+                continue
+            its = Step(int(entry["step"]), str(entry["samples"]), float(entry["loss"]), float(entry["grad_norm"]))
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"line {number}: neither a step nor a checkpoint ({type(error).__name__} {error})"
+            found.problems.append((last, text))
+            continue
+        if found.steps and its.step != last + 1:
+            found.problems.append((last + 1, f"line {number}: step {its.step} stands behind step {last}"))
+        found.steps[its.step], last = its, its.step
+    return replace(found, head=head)
+
+
+class ChainFile:
+    """Write the chain of a run that goes on from `step`; what an earlier process wrote of later steps is dropped.
+
+    Args:
+        folder: of the run.
+        step: that training (re)starts from.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.path = folder / CHAIN
+        kept = self._keep(step) if self.path.exists() else []
+        self._head: str = kept[-1]["hash"] if kept else BEGIN
+        self._noted = max((entry["checkpoint"] for entry in kept if "checkpoint" in entry), default=0)
+        self._lines = Lines(self.path)
+
+    def _keep(self, step: int) -> list[dict[str, Any]]:
+        """Keep what belongs to a run that stands at `step`, and return it.
+
+        The line of a checkpoint stands behind that of the step at which training saved the next one, so those of
+        earlier checkpoints stay and that of the checkpoint of `step` itself comes again.
+        """
+        if problems := read_chain(self.path).problems:
+            LOG.warning(f"{self.path}: this chain was damaged or tampered with: {problems[0][1]}; training goes on")
+        kept = [entry for _, entry in read_json_lines(self.path) if _is_before(entry, step)]
+        last = max((entry["step"] for entry in kept if "step" in entry), default=0)
+        if last < step:
+            LOG.warning(f"{self.path} has no line of steps {last + 1} to {step}: they were lost with their process")
+        write_whole(self.path, "".join(f"{json.dumps(entry)}\n" for entry in kept))
+        return kept
+
+    def add_step(self, step: Step) -> None:
+        """Write the line of a step."""
+        self._add(vars(step))
+
+    def add_checkpoint(self, step: int, manifest: Path) -> None:
+        """Write the line of a checkpoint, unless it is there already."""
+        if step > self._noted:
+            self._add({"checkpoint": step, "manifest": manifest_hash(manifest)})
+            self._noted = step
+
+    def _add(self, entry: Mapping[str, Any]) -> None:
+        line = linked(self._head, entry)
+        self._head = line["hash"]
+        self._lines.add(json.dumps(line))
+
+    def close(self) -> None:
+        """Write what waits for room on the disk, and close the file."""
+        self._lines.close()
+
+
+def _is_before(entry: Mapping[str, Any], step: int) -> bool:
+    """Return whether a line belongs to a run that stands at `step`."""
+    number = entry.get("step", entry.get("checkpoint"))
+    return "hash" in entry and isinstance(number, int) and number < step + ("step" in entry)

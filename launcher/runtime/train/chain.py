@@ -1,0 +1,130 @@
+"""Write down in chain.jsonl what each step trained on and reported, and which checkpoints were saved.
+
+Each rank hashes its own samples on the host, while the device makes the step. What the ranks found is added up once in
+so many steps, in a message that nobody waits for, and before a checkpoint, where training waits anyway.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, step_of
+from plumbline.launcher.runtime.engine.interface import Batch
+from plumbline.launcher.runtime.engine.step_result import StepResult
+from plumbline.launcher.runtime.run.chain import ChainFile, Step, digest_of, from_limbs, in_hex, to_limbs
+from plumbline.launcher.runtime.system.collectives import LateSum, from_main
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.world import World
+
+TOGETHER = 100
+"""Steps whose digests are added up over ranks in one message: 64 bytes for each."""
+
+
+class Reported(NamedTuple):
+    """Hold what a step reported, and the digest of what this rank fed to it."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    digest: int
+
+
+class SummedDigests:
+    """Add up the digests of some steps over ranks. Collective; `read` is not."""
+
+    def __init__(self, digests: Sequence[int], world: World) -> None:
+        limbs = torch.tensor([to_limbs(digest) for digest in digests], dtype=torch.int64).flatten()
+        self._count = len(digests)
+        self._sum = LateSum(limbs.to(world.device, non_blocking=True), limbs.new_empty(0, device=world.device))
+
+    def read(self) -> list[str]:
+        """Return the digest of each step over all ranks, as the chain has it."""
+        sums = self._sum.read()
+        size = len(sums) // self._count
+        return [in_hex(from_limbs(sums[first : first + size])) for first in range(0, len(sums), size)]
+
+
+class ChainWriter:
+    """Keep the chain of a run. All ranks make one together; the main one writes.
+
+    Args:
+        folder: of the run.
+        world: this process among all; the process group must be up.
+    """
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self._folder, self._world = folder, world
+        self._file: ChainFile | None = None
+        self._fed: deque[int] = deque()
+        """Digests of steps whose results nobody has read."""
+        self._reported: list[Reported] = []
+        self._sent: tuple[list[Reported], SummedDigests] | None = None
+
+    def open(self, step: int) -> None:
+        """Begin to write where training (re)starts from `step`. Collective."""
+        self._fed.clear()
+        self._reported, self._sent = [], None
+
+        def on_main() -> None:
+            if self._file is not None:
+                self._file.close()
+            self._file = ChainFile(self._folder, step)
+
+        from_main(on_main, self._world)
+
+    def feed(self, batches: Sequence[Batch]) -> None:
+        """Hash what this rank feeds to the step that is under way."""
+        self._fed.append(digest_of(batches))
+
+    def after_step(self, step: int, result: StepResult) -> None:
+        """Take what the oldest step reports of which nobody has read it. Collective at every so many steps."""
+        self._write()
+        self._reported.append(Reported(step, result.loss.item(), result.grad_norm, self._fed.popleft()))
+        if step % TOGETHER == 0:
+            self._send()
+
+    def catch_up(self, with_checkpoint: bool = True) -> None:
+        """Write all steps that reported, then the newest checkpoint. Collective; no checkpoint is being written.
+
+        Args:
+            with_checkpoint: not where chance decides whether this is called, as it does for checkpoints on the nodes:
+                the same run writes the same chain.
+        """
+        self._write()
+        if self._reported:
+            self._send()
+            self._write()
+        if with_checkpoint:
+            self._note_checkpoint()
+
+    def close(self) -> None:
+        """Write the newest checkpoint, and close the file."""
+        self._note_checkpoint()
+        if self._file is not None:
+            self._file.close()
+
+    def _send(self) -> None:
+        self._sent = self._reported, SummedDigests([its.digest for its in self._reported], self._world)
+        self._reported = []
+
+    def _write(self) -> None:
+        """Write the steps whose digests are on their way."""
+        if self._sent is None:
+            return
+        (reported, digests), self._sent = self._sent, None
+        samples = digests.read()
+        if self._file is not None:
+            for its, summed in zip(reported, samples, strict=True):
+                self._file.add_step(Step(its.step, summed, its.loss, its.grad_norm))
+
+    def _note_checkpoint(self) -> None:
+        if self._file is None:
+            return
+        for folder in checkpoints(self._folder / "checkpoints")[:1]:
+            try:
+                self._file.add_checkpoint(step_of(folder), folder / MANIFEST)
+            except OSError as error:
+                LOG.warning(f"{folder}: not noted in {self._file.path} ({error}); training goes on")
