@@ -210,8 +210,8 @@ class TrainBatches:
             if source.task is None and source.max_epochs is None and epochs > MAX_EPOCHS:
                 raise ValueError(
                     f"data.train: {steps:,} steps read {name} {epochs:.1f} times; beyond {MAX_EPOCHS} repetitions text "
-                    "teaches nothing new (arXiv 2305.16264): train for less, lower its weight, or set max_epochs of "
-                    "this source, after which the others take over"
+                    f"teaches nothing new (arXiv 2305.16264): train for less (about {steps * MAX_EPOCHS / epochs:,.0f} "
+                    "steps), lower its weight, or set max_epochs of this source, after which the others take over"
                 )
         end = self.order.mixture.end
         if self.plan.samples_before(steps) > end:

@@ -117,11 +117,12 @@ def main() -> None:
     arguments = parse_arguments()
     config = branch.resolve(load_config(arguments.config, arguments.overrides))
     plan = plan_run(config)
+    if arguments.parameters and not arguments.json:
+        print_parameters(config, plan)  # without the estimate of memory, which takes seconds
+        return
     facts = collect_facts(config, plan, arguments)
     if arguments.json:
         cli.print_json(facts.to_json())
-    elif arguments.parameters:
-        print_parameters(facts)
     else:
         print_plan(config, plan, facts, arguments)
 
@@ -173,9 +174,9 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
     )
 
 
-def print_parameters(facts: PlanFacts) -> None:
+def print_parameters(config: Config, plan: RunPlan) -> None:
     """Print the table of the parameterization, peak values, then the forward multipliers."""
-    rows = list(over_layers(facts.parameters))
+    rows = list(over_layers(plan.rows))
     width = max(len(row.name) for row in rows)
     header = f"{'role':<13}  {'shape':>14}  {'init std':>9}  {'lr':>9}  {'lr x':>7}  {'wd':>7}  {'eps':>8}"
     print(f"{'name':<{width}}  {header}")
@@ -186,7 +187,7 @@ def print_parameters(facts: PlanFacts) -> None:
             f"{row.name:<{width}}  {row.role:<13}  {shape:>14}  {row.init_std:>9.3g}  {lr:>9}  "
             f"{row.lr_multiplier:>7.4g}  {row.weight_decay:>7.3g}  {row.eps:>8.2g}"
         )
-    forward = asdict(facts.multipliers).items()
+    forward = asdict(multipliers(config.model, config.parameterization)).items()
     print("\nforward multipliers: " + ", ".join(f"{name} {value:.6g}" for name, value in forward))
 
 

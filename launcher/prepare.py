@@ -127,6 +127,7 @@ from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Result
 from plumbline.data.sources import Sources, unescaped
+from plumbline.launcher.runtime.system.starting import has_gpus
 
 
 def main() -> int:
@@ -185,6 +186,8 @@ def _summary(result: Result) -> dict[str, Any]:
     source_bytes = sum(counts.source_bytes for counts in manifest.splits.values())
     name = str(result.output).rpartition("/")[2]
     overrides = f"run.name={name} 'data.train=[{{path: {result.output}}}]'"
+    # On CPUs the launcher would start one rank for each NUMA node, and warn that it looked for a GPU
+    start = "deepspeed --quiet" if has_gpus() else "DS_ACCELERATOR=cpu deepspeed --quiet --num_accelerators 2"
     trains = "train" in manifest.splits
     return {
         "status": "already prepared" if result.seconds is None else "prepared",
@@ -197,7 +200,7 @@ def _summary(result: Result) -> dict[str, Any]:
         "bad_records": manifest.bad_records,
         "seconds": result.seconds,
         "tokens_per_second": tokens / result.seconds if result.seconds else None,
-        "next": f"deepspeed --quiet launcher/pretrain.py --config configs/quickstart.yaml {overrides}"
+        "next": f"{start} launcher/pretrain.py --config configs/quickstart.yaml {overrides}"
         if trains
         else f"python launcher/eval.py --model RUN --data {result.output}",
     }

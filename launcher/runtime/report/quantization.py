@@ -119,7 +119,7 @@ def _lines(lines: Lines, scale: Scale, floor: float, dots: bool = False) -> byte
             )
         figures.around_zero(axes, "y", max(floor, LEAST))
         axes.axhline(floor, color="#888", linewidth=0.8, linestyle=":")
-        if 1 < len(lines) <= figures.NAMED:
+        if all(lines) and len(lines) <= figures.NAMED:
             axes.legend(fontsize=figures.FONT - 1, frameon=False)
 
     return figures.one(draw, scale)

@@ -98,7 +98,7 @@ def environment(world: World) -> dict[str, Any]:
     packages = ("torch", "deepspeed", "transformers", "tokenizers", "numpy")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "command": sys.argv,
+        "command": [word for word in sys.argv if not word.startswith("--local_rank=")],  # of the DeepSpeed launcher
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in packages},
         "git_commit": _git("rev-parse", "HEAD"),

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from tqdm import tqdm
 
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
 from plumbline.launcher.runtime.config.load import load_config
@@ -53,6 +55,7 @@ class Place:
 
 def work(pipe: Connection, place: Place, run: Run, keep_checkpoints: bool) -> None:
     """Train each configuration that arrives and send back how it ended, until the other end closes or it must stop."""
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore too, which a killed worker leaves behind
     stop = StopRequest()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     with contextlib.suppress(KeyboardInterrupt), _output_to(place.log):

@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.threads import NAME, host_threads
 
+GPU_FILES = ("nvidia0", "kfd", "dxg")
+"""Files in /dev where there is a GPU of NVIDIA, of AMD, or of the Windows that hosts this Linux."""
 OF_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID")
 
 
@@ -15,6 +18,15 @@ def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     size = environment.get("SLURM_STEP_NUM_TASKS") or environment["SLURM_NTASKS"]
     return {"RANK": environment["SLURM_PROCID"], "LOCAL_RANK": environment["SLURM_LOCALID"], "WORLD_SIZE": size}
+
+
+def has_gpus(devices: Path = Path("/dev")) -> bool:
+    """Return whether this host shows GPUs, as its device files say, which takes no import of torch.
+
+    Args:
+        devices: the folder of device files.
+    """
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any((devices / name).exists() for name in GPU_FILES)
 
 
 def announce() -> None:

@@ -249,8 +249,10 @@ def test_a_measured_peak_is_plausible(tiny_config: Path) -> None:
     assert 1e9 < SpeedMeter(config, WORLD, 0).peak < 1e15
 
 
-def test_environment_says_what_a_result_may_depend_on() -> None:
+def test_environment_says_what_a_result_may_depend_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["launcher/pretrain.py", "--local_rank=0", "--config", "x.yaml"])
     facts = environment(WORLD)
+    assert facts["command"] == ["launcher/pretrain.py", "--config", "x.yaml"], "as it was typed"
     json.dumps(facts)
     assert facts["packages"]["torch"] == torch.__version__
     assert facts["packages"]["deepspeed"]
