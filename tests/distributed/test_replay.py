@@ -105,6 +105,16 @@ def test_an_honest_run_is_verified_to_the_last_bit(run: Run, verify: Verify) -> 
     assert written(run.folder) == before
 
 
+def test_what_any_ranks_write_is_verified_to_the_last_bit_on_others(
+    run_pretrain: Pretrain, tiny_config: Path, verify: Verify
+) -> None:
+    trained = run_pretrain(tiny_config, "any", [*SETTINGS, "run.reproducible=any_ranks"], ranks=2)
+    for ranks in (1, 4):
+        found = verify(trained.run.folder, ranks=ranks)
+        assert (found["code"], found["verdict"]) == (0, "verified"), found
+        assert all(its["tolerance"] is None and its["steps"] == 4 for its in found["windows"])
+
+
 def test_on_another_number_of_ranks_samples_are_exact_and_numbers_near(
     run_pretrain: Pretrain, tiny_config: Path, verify: Verify
 ) -> None:

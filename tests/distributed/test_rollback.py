@@ -16,6 +16,7 @@ from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.inspection.seen import SeenRun
+from plumbline.launcher.runtime.run.chain import CHAIN
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, read_interventions
 from plumbline.launcher.runtime.run.ledger import total
@@ -83,6 +84,11 @@ def numbers(run: Run) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in SPEED} for line in run.records]
 
 
+def steps_of_chain(run: Run) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run.folder / CHAIN).read_text().splitlines()]
+    return [{key: line[key] for key in ("step", "samples", "loss", "grad_norm")} for line in lines if "step" in line]
+
+
 def assert_same(found: Run, expected: Run) -> None:
     assert numbers(found) == numbers(expected)
     last = f"checkpoints/step_{STEPS:08d}"
@@ -119,6 +125,17 @@ def test_it_equals_a_run_that_never_read_that(whole: Callable[[], Run], begin: C
     assert outcome.code == 0, outcome.stderr
     assert "went back" not in outcome.stderr
     assert_same(outcome.run, whole())
+    chains = [steps_of_chain(run) for run in (outcome.run, whole())]
+    assert chains[0] == chains[1]
+
+
+def test_it_can_be_made_again(whole: Callable[[], Run], start: Start) -> None:
+    folder = whole().folder
+    words = [folder, "--verify", "--json", "--windows", "9"]
+    outcome = start("launcher/replay.py", words, folder, ranks=2).wait()
+    found = json.loads(outcome.stdout)
+    assert (outcome.code, found["verdict"], found["contradictions"]) == (0, "verified", []), outcome.stdout
+    assert sum(window["steps"] for window in found["windows"]) == STEPS
 
 
 def test_who_looks_is_told(whole: Callable[[], Run], command: Command) -> None:
