@@ -71,7 +71,7 @@ def test_the_run_folder_is_complete(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
     assert names == {
         "config.yaml", "environment.json", "metrics.jsonl", "tensorboard", "tokenizer", "checkpoints", "samples.txt",
-        "result.json", "lock", "logs", "status.json", "attempts.jsonl", "trackers", "starts.jsonl",
+        "result.json", "lock", "logs", "status.json", "attempts.jsonl", "chain.jsonl", "trackers", "starts.jsonl",
     }  # fmt: skip
     assert load_config(trained / "config.yaml", []).run.name == "chain"
     assert (trained / "samples.txt").read_text().startswith("=== 'def '\ndef ")

@@ -73,10 +73,12 @@ class AnyRanksEngine(DeepSpeedEngine):
         norm = self._norm()
         limit = self.config.optimizer.grad_clip
         factor = (limit / (norm + 1e-6)).clamp(max=1.0) if limit else torch.ones_like(norm)
+        for shard in self.master_weights():
+            if shard.grad is None:
+                shard.grad = torch.zeros_like(shard)  # also of one that is nothing but padding: each rank counts steps
         for piece in self.pieces():
             if piece.trained and piece.length:
-                if piece.shard.grad is None:
-                    piece.shard.grad = torch.zeros_like(piece.shard)
+                assert piece.shard.grad is not None, "every shard has one"
                 part = self._gradient[piece.name].view(-1)[piece.start : piece.start + piece.length]
                 torch.mul(part, factor, out=piece.of(piece.shard.grad))
         skipped = not_finite(norm)
