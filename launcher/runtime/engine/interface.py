@@ -253,25 +253,29 @@ class Engine(ABC):
         """Yield name and value of all that every rank has whole, and that must be equal on all of them, bit for bit.
 
         That is what the next forward pass reads, as far as it is gathered already (ZeRO-3 keeps only small tensors
-        whole), and what an optimizer or a moving average keeps of it undivided. They are no copies.
+        whole), and what an optimizer or a moving average keeps of it undivided. They are no copies. Counts of steps of
+        divided shards are left out: after a resume, one that is nothing but padding counts from where it likes.
         """
         for name, parameter in self.model.named_parameters():
             if self._is_whole(parameter):
                 yield name, parameter
         yield from self.model.named_buffers()
-        undivided = {id(piece.shard) for piece in self.pieces() if piece.is_replicated}
-        for number, shard in enumerate(self.master_weights()):
-            everywhere = id(shard) in undivided
+        for number, shard in enumerate(self._undivided()):
             for key, value in self.optimizer_state.get(shard, {}).items():
-                if isinstance(value, Tensor) and (everywhere or value.shape != shard.shape):
+                if isinstance(value, Tensor):
                     yield f"{key} of master weight {number}", value
-            if everywhere and self.ema is not None:
+            if self.ema is not None:
                 yield f"average of master weight {number}", self.ema.of(shard)
+
+    def _undivided(self) -> list[Tensor]:
+        """Return the master weights that every rank keeps whole."""
+        whole = {id(piece.shard) for piece in self.pieces() if piece.is_replicated}
+        return [shard for shard in self.master_weights() if id(shard) in whole]
 
     def counts(self) -> list[Any]:
         """Return the plain numbers that steer updates, which must be equal on all ranks: rates, counts of steps."""
         groups = [{key: value for key, value in group.items() if key != "params"} for group in self.groups]
-        states = (self.optimizer_state.get(shard, {}) for shard in self.master_weights())
+        states = (self.optimizer_state.get(shard, {}) for shard in self._undivided())
         numbers = [{key: value for key, value in state.items() if not isinstance(value, Tensor)} for state in states]
         return [groups, numbers, None if self.ema is None else self.ema.tokens]
 
