@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from plumbline.launcher.runtime.system.outliers import usual_range
+
 AROUND = 32
 """Steps before a step, and behind it, of which it is compared with the usual."""
 DEVIATIONS = 6.0
@@ -31,17 +33,13 @@ class Usual:
 def usual(values: Sequence[float]) -> Usual:
     """Return what is usual among some values: their median, and above it six robust standard deviations.
 
-    The robust standard deviation is 1.4826 times the median absolute deviation, which single spikes do not move.
-
     Raises:
         ValueError: there are fewer than four that are finite.
     """
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 4:
         raise ValueError(f"{len(finite)} steps around are known: too few to say what is usual")
-    middle = median(finite)
-    deviation = 1.4826 * median(abs(value - middle) for value in finite)
-    return Usual(middle, middle + max(DEVIATIONS * deviation, AT_LEAST * abs(middle)))
+    return Usual(*usual_range(finite, DEVIATIONS, AT_LEAST * abs(median(finite))))
 
 
 @dataclass(frozen=True)
