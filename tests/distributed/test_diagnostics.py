@@ -86,6 +86,20 @@ def test_zero_stages_agree(runs: Callable[[str], Run], name: str) -> None:
     assert_close(diagnostics(runs(name)), diagnostics(runs("fp32_0")), 5e-4)
 
 
+@pytest.mark.parametrize("name", [name for name in STAGES if not name.startswith("still")])
+def test_updates_have_the_size_that_adam_asks_for(runs: Callable[[str], Run], name: str) -> None:
+    """At every stage, from the first update on; the guard of the table logs it."""
+    sizes = {
+        record["step"]: {key: value for key, value in record.items() if key not in ("step", "tokens")}
+        for record in runs(name).records
+        if "step_size/embedding" in record
+    }
+    assert list(sizes) == [1, 2, 4]
+    for found in sizes.values():
+        assert {"step_size/hidden_matrix", "step_size/qk_norm", "step_size/unembedding"} <= found.keys()
+        assert found == {key: pytest.approx(1.0, rel=0.01) for key in found}
+
+
 def test_padding_is_no_gain(runs: Callable[[str], Run]) -> None:
     found = diagnostics(runs("gains_3"))
     assert any(key.startswith("gain/min_attn_residual") for key in found[2])

@@ -43,6 +43,16 @@ class GradientSpikeConfig(SpikeConfig, extra="forbid", frozen=True, strict=True,
     """And at least so many times the median."""
 
 
+class TransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
+    """Say with which run the sizes of updates are compared."""
+
+    base: str | None = Field(default=None, min_length=1)
+    """Run folder of the base model, whose sizes are expected here as well. None: sizes are logged, so that this run can
+    be a base."""
+    factor: float = Field(default=1.25, gt=1.0)
+    """Times larger or smaller than in the base run that a size may be."""
+
+
 class GuardsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say what watches a run, and how often it may go back (docs/guards.md)."""
 
@@ -63,6 +73,9 @@ class GuardsConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     """Steps from one micro-batch of each rank that another rank computes as well to the next: other bits end the run
     before its update, and name the node (docs/replicas.md). It needs run.deterministic and ZeRO stage 0, 1 or 2. None:
     never."""
+    transfer: TransferConfig = Field(default=TransferConfig(), json_schema_extra={"shapes": "nothing"})
+    """Sizes of updates by role, over what the optimizer asks for: a warning where the table of the parameterization is
+    not in force (docs/guards.md)."""
 
     @property
     def spikes(self) -> dict[str, SpikeConfig]:

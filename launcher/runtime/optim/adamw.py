@@ -1,6 +1,10 @@
 """Choose AdamW, torch's fused one, for every tensor that no other optimizer takes over."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from plumbline.launcher.runtime.optim.kind import Groups, OptimizerKind
 
@@ -9,4 +13,20 @@ def _make(groups: Groups, _sharded: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, fused=True)
 
 
-ADAMW = OptimizerKind("adamw", _make, all_tensors=True, keeps_sde=True, skips_on_device=True, on_deepspeeds_list=True)
+def _asked(state: Mapping[str, Tensor], group: Mapping[str, Any], updates: int) -> Tensor:
+    """Return m / sqrt(v), each with its bias correction; 0 where no gradient came yet."""
+    beta1, beta2 = group["betas"]
+    mean = state["exp_avg"] / (1 - beta1**updates)
+    root = (state["exp_avg_sq"] / (1 - beta2**updates)).sqrt()
+    return torch.where(root > 0, mean / root, 0.0)
+
+
+ADAMW = OptimizerKind(
+    "adamw",
+    _make,
+    all_tensors=True,
+    keeps_sde=True,
+    skips_on_device=True,
+    asked=_asked,
+    on_deepspeeds_list=True,
+)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from plumbline.model.parameterization.config import MatrixUpdate
 
@@ -45,6 +46,10 @@ class OptimizerKind:
     """Why its state cannot be in the host's memory; None: it can."""
     skips_on_device: bool = False
     """Whether a step changes nothing where `found_inf` of the optimizer, a number on the device, is 1."""
+    asked: Callable[[Mapping[str, Tensor], Mapping[str, Any], int], Tensor] | None = None
+    """Returns what the state after an update asks for at a learning rate of 1, but for eps and decay: (state of a part
+    of a tensor, its group, updates so far). None: a part does not tell, or the size of an update depends on more, as
+    that of an orthogonal one on the rank of the gradient; the guard of the table leaves its tensors out."""
     on_deepspeeds_list: bool = False
     """Whether DeepSpeed has it on its list of optimizers that work with ZeRO."""
     cautions: Callable[[Any, int | None], Iterator[str]] = _no_cautions

@@ -21,6 +21,7 @@ IN_A_ROW = 2  # observations
 SPIKE_WINDOW = 32  # logged steps before a step, which say what its loss should be
 SPIKE_DEVIATIONS = 8.0  # robust standard deviations
 SPIKE_NATS = 0.1  # and at least so much
+SIZE_FACTOR = 1.25  # of an update to one of the base run, either way
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Alert:
     """Describe something in a run that deserves a look."""
 
     kind: str
-    """non_finite, skipped, loss_spike, trend or went_back."""
+    """non_finite, skipped, loss_spike, trend, size or went_back."""
     key: str
     """Name of the number in metrics.jsonl."""
     step: int
@@ -79,6 +80,12 @@ ADVICE = {
         "and what int8 would cost. If it goes on: lower optimizer.lr, or train with blocks that have no "
         "outliers (docs/blocks.md); keep the checkpoints from before.",
     ),
+    "size": Advice(
+        "Updates of another size than at the base",
+        "The table of the parameterization is not in force: a learning rate, an eps or a count of Adam's steps is not "
+        "the table's, so what was tuned at the base does not carry over. See under Updates which roles, and since "
+        "when; plan.py --parameters prints the table (docs/guards.md).",
+    ),
     "went_back": Advice(
         "Returns to a checkpoint",
         "A guard did not trust some steps, so the run went on from before them, without their data. Curves are those "
@@ -98,6 +105,9 @@ def find_alerts(history: History) -> list[Alert]:
     for quantity in TREND:
         for place, series in history.layers(quantity).items():
             alerts += trend_alerts(f"{quantity}/{place}", series)
+    for key, series in history.series.items():
+        if key.startswith("transfer/"):
+            alerts += _size_alerts(key, series)
     return sorted(alerts, key=lambda alert: (alert.step, alert.key))
 
 
@@ -163,3 +173,12 @@ def _skipped(history: History) -> list[Alert]:
         return []
     message = f"{len(history.skipped)} logged update(s) skipped: the gradient was not finite"
     return [Alert("skipped", "grad_norm", history.skipped[0], message)]
+
+
+def _size_alerts(key: str, series: Series) -> list[Alert]:
+    """Return an alert for the first update whose size is not that of the base run."""
+    outside = np.abs(np.log(series.values)) > math.log(SIZE_FACTOR)
+    if not outside.any():
+        return []
+    first = int(outside.argmax())
+    return [Alert("size", key, int(series.steps[first]), f"{series.values[first]:.3g} times that of the base run")]

@@ -27,6 +27,18 @@ SCORES: tuple[Matched, ...] = (
 COSTS: tuple[Matched, ...] = (
     ("Cost of int8", "Nats that int8 weights and inputs of the blocks' matrices add to the held-out loss.", INT8),
 )
+SIZES: tuple[Matched, ...] = (
+    (
+        "Sizes by role",
+        "RMS of an update over its learning rate, and over what the optimizer asks for: 1 where Adam's eps is small.",
+        re.compile(r"step_size/.*"),
+    ),
+    (
+        "Sizes against the base run",
+        "1 where the table of the parameterization is in force.",
+        re.compile(r"transfer/.*"),
+    ),
+)
 GAINS = "Entries of each learned gain: a line for each block's mean, grey from the least to the largest of all blocks."
 UPDATES = "RMS of one update of each matrix over the RMS of the matrix; where it is 0, nothing is learned."
 OTHERS = "Numbers of metrics.jsonl that have no other place."
@@ -45,7 +57,7 @@ def groups_of(history: History, alerts: Sequence[Alert]) -> Iterator[Group]:
             for group in GROUPS
         ),
         Group("Gains", GAINS, [*_gains(history)]),
-        Group("Updates", UPDATES, [*panels(history, updates, alerts)]),
+        Group("Updates", UPDATES, [*panels(history, updates, alerts), *_matched(history, SIZES)]),
         Group("Others", OTHERS, [*panels(history, others, alerts)]),
     )
     yield from (group for group in found if group.figures)
@@ -132,5 +144,5 @@ def _unclaimed(history: History) -> list[str]:
     return [
         quantity
         for quantity in history.quantities()
-        if quantity not in claimed and not quantity.startswith(("eval/", "gain/", "update/"))
+        if quantity not in claimed and not quantity.startswith(("eval/", "gain/", "step_size/", "transfer/", "update/"))
     ]

@@ -42,7 +42,7 @@ from plumbline.launcher.runtime.train import garbage
 from plumbline.launcher.runtime.train.chain import ChainWriter
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
 from plumbline.launcher.runtime.train.evaluation import Evaluation, StoppedError
-from plumbline.launcher.runtime.train.guards import make_guards, rank_guards
+from plumbline.launcher.runtime.train.guards import engine_guards, make_guards
 from plumbline.launcher.runtime.train.guards.guard import RollBack
 from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
 from plumbline.launcher.runtime.train.profile import StepProfiler
@@ -93,7 +93,7 @@ class Trainer:
         self.failed_saves = 0
         self.local = local
         self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world, local)
-        self.guards = make_guards(config.guards, self.plan, *rank_guards(config.guards, self.engine))
+        self.guards = make_guards(config.guards, self.plan, *engine_guards(config.guards, self.engine))
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
         self.chain = ChainWriter(config.run.folder, world)
@@ -239,6 +239,7 @@ class Trainer:
         self.guards.after_step(made.step, result)
         if made.step % self.config.train.log_interval == 0 or made.step == self.plan.total_steps:
             self._log_step(made, result)
+        self._log_beside(self.guards.found(made.step))
 
     def _log_step(self, made: MadeStep, result: StepResult) -> None:
         record = self._lines.line(made, result)

@@ -12,6 +12,7 @@ from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
 from plumbline.launcher.runtime.train.guards.replay import Replay
 from plumbline.launcher.runtime.train.guards.replicas import Replicas
 from plumbline.launcher.runtime.train.guards.spike import GradientSpike, LossSpike
+from plumbline.launcher.runtime.train.guards.transfer import Transfer
 
 
 class Guards:
@@ -44,6 +45,10 @@ class Guards:
         for guard in self._guards:
             guard.after_step(step, result)
 
+    def found(self, step: int) -> dict[str, Any]:
+        """Return what all have to log of an update."""
+        return {key: value for guard in self._guards for key, value in guard.found(step).items()}
+
     def after_evaluation(self, record: Mapping[str, Any]) -> None:
         """Show an evaluation to all."""
         for guard in self._guards:
@@ -71,7 +76,7 @@ class Guards:
 
 
 def make_guards(settings: GuardsConfig, plan: RunPlan, *others: Guard) -> Guards:
-    """Return the guards that a run asks for, with those that compare ranks first."""
+    """Return the guards that a run asks for, with those that look into the engine first."""
     quiet_steps = plan.batches.steps_for(plan.schedule.warmup_end)
     guards: list[Guard] = [*others, NonFinite(settings.non_finite, plan.total_steps)]
     if settings.gradient_spike.action != "ignore":
@@ -81,11 +86,11 @@ def make_guards(settings: GuardsConfig, plan: RunPlan, *others: Guard) -> Guards
     return Guards(*guards)
 
 
-def rank_guards(settings: GuardsConfig, engine: Engine) -> list[Guard]:
-    """Return the guards that compare ranks, as a run asks for them."""
+def engine_guards(settings: GuardsConfig, engine: Engine) -> list[Guard]:
+    """Return the guards that look into the engine: those that compare ranks, and that of the table."""
     guards: list[Guard] = []
     if engine.world.size > 1:
         guards.append(Replicas(engine, settings.replica_interval))
     if settings.replay_interval is not None:
         guards.append(Replay(engine, settings.replay_interval))
-    return guards
+    return [*guards, Transfer(engine, settings.transfer)]

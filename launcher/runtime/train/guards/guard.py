@@ -63,6 +63,10 @@ class Guard:
             RollBack: the run is to go back to before some step.
         """
 
+    def found(self, _step: int) -> dict[str, Any]:
+        """Return what is to be logged of the update that made a step, which `after_step` has seen; mostly nothing."""
+        return {}
+
     def before_save(self, step: int) -> None:
         """Look at the weights of `step` before they are saved; ranks may exchange something."""
 

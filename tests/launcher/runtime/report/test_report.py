@@ -108,6 +108,14 @@ def test_every_kurtosis_of_every_block_is_watched(tmp_path: Path) -> None:
     assert {alert.step for alert in alerts} == {260}
 
 
+def test_the_first_update_of_another_size_than_at_the_base_is_reported(tmp_path: Path) -> None:
+    ratios = {1: 1.2, 2: 0.7, 4: 0.5}
+    records = [{"step": step, "transfer/embedding": ratio, "transfer/qk_norm": 1.0} for step, ratio in ratios.items()]
+    (alert,) = find_alerts(read_history(write_run(tmp_path, *records)))
+    assert (alert.kind, alert.key, alert.step) == ("size", "transfer/embedding", 2)
+    assert "0.7 times" in alert.message
+
+
 def test_a_place_is_never_shown_with_an_older_number(tmp_path: Path) -> None:
     records: list[Mapping[str, object]] = [
         {"step": 10, "stream/kurt/00": 3.0, "stream/kurt/01": 4.0, "gain/max_norm/00": 1.0, "eval/a/loss": 2.0},
@@ -217,7 +225,7 @@ def test_every_kind_of_alert_says_what_to_do(tmp_path: Path) -> None:
     records: list[dict[str, object]] = [
         {"step": i, "tokens": 1000 * i, "loss": losses[i - 1], "stream/kurt/00": bad[i - 1]} for i in range(1, 41)
     ]
-    records[30] |= {"skipped": True, "grad_norm": float("inf")}
+    records[30] |= {"skipped": True, "grad_norm": float("inf"), "transfer/embedding": 4.0}
     folder = write_run(tmp_path / "a run", *records)
     made = Intervention("2026-01-01T00:00:00+00:00", "non_finite", "nan", 22, 23, back_to=20, skipped=(21, 23))
     write_interventions(folder, [made])

@@ -1,0 +1,170 @@
+"""Record how far the table of the parameterization is in force, and warn where it is not as in the base run.
+
+Hyperparameters carry over from a small model as long as each role of tensor moves as its row of the table says. So the
+size of an update is taken over what the optimizer's state asks for (`OptimizerKind.asked`):
+
+    size(role) = rms((W' - W + lr decay W) / lr) / rms(asked)        lr, decay: of the row, at this step
+
+For AdamW, asked = m / sqrt(v) with the bias corrections of this step, so that the size is 1 where eps is small beside
+sqrt(v), at any width, depth, data and step; how far below 1 it is shows how much eps takes away, which is the same at
+all sizes where eps follows the table. A rate that never reached the optimizer, an eps that does not scale, and a count
+of Adam's steps that several groups share move it; how the gradients look does not.
+
+Updates 1, 2, 4, 8, ... are looked at: what is wrong from the start is seen there, and the rest costs nothing.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.config.guards import TransferConfig
+from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.pieces import Piece
+from plumbline.launcher.runtime.engine.step_result import StepResult
+from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
+from plumbline.launcher.runtime.system.collectives import sum_over_ranks
+from plumbline.launcher.runtime.system.files import read_json_lines
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.train.guards.guard import Guard
+
+SIZE = "step_size/"  # of a role, in metrics.jsonl
+RATIO = "transfer/"  # of its size to that in the base run
+DIGITS = 6  # significant ones in a record
+
+Sizes = Mapping[int, Mapping[str, float]]
+"""Step -> role -> size of its update."""
+
+
+class Transfer(Guard):
+    """Measure the sizes of updates by role, and compare them with those of the base run, if one is named.
+
+    From before an update that is looked at until after it, a copy of this rank's share of the weights is held.
+
+    Args:
+        engine: what trains.
+        settings: which run is the base, and how far a size may be from that of the base.
+
+    Raises:
+        ConfigError: the base run has no such sizes.
+    """
+
+    name = "transfer"
+
+    def __init__(self, engine: Engine, settings: TransferConfig) -> None:
+        self._engine, self._factor = engine, settings.factor
+        self._base = {} if settings.base is None else read_sizes(Path(settings.base))
+        groups = {name: group for group in engine.settings.values() for name in group["parameters"]}
+        self._rows = {
+            row.name: (row, groups[row.name], asked)
+            for row in engine.plan.rows
+            if row.trainable and (asked := OPTIMIZERS[groups[row.name]["algorithm"]].asked) is not None
+        }
+        self._roles = sorted({row.role for row, *_ in self._rows.values()})
+        self._step, self._lr, self._skipped = 0, 0.0, 0
+        self._before: dict[str, Tensor] = {}
+        self._sums: dict[int, Tensor] = {}  # of steps that were looked at and not read yet
+        self._outside: set[str] = set()
+
+    def before_step(self, step: int, _micro_batches: int) -> None:
+        """Remember which step comes, and the base learning rate that the schedule has for it."""
+        plan = self._engine.plan
+        self._step, self._lr = step, plan.lr_after(plan.batches.tokens_before(step - 1))
+
+    @torch.no_grad()
+    def before_update(self) -> None:
+        """Keep the weights, if this update is looked at."""
+        if self._lr and self._step & (self._step - 1) == 0:
+            self._before = {name: weight.clone() for name, weight in self._engine.master_pieces() if name in self._rows}
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Sum the squares of what moved and of what was asked for, by role. Collective, if this update is looked at."""
+        if not self._before:
+            return
+        sums = torch.zeros(len(self._roles), 2, dtype=torch.float64, device=self._engine.world.device)
+        for piece in self._engine.pieces():
+            if piece.name in self._before:
+                row, *_ = self._rows[piece.name]
+                sums[self._roles.index(row.role)] += self._squares(piece.share(self._engine.world)).to(sums.device)
+        self._before = {}
+        self._sums[self._step] = sum_over_ranks(sums)
+
+    def _squares(self, piece: Piece) -> Tensor:
+        """Return the sums of squares, [2], of how far this rank's part of a tensor moved and was asked to."""
+        row, group, asked = self._rows[piece.name]
+        lr, before, state = self._lr * row.lr_multiplier, self._before[piece.name], self._engine.optimizer_state
+        of_shard = {key: value for key, value in state.get(piece.shard, {}).items() if _is_like(value, piece.shard)}
+        if not (of_shard and lr):  # no update was applied yet, or none is meant to be
+            return before.new_zeros(2, dtype=torch.float64)
+        moved = (piece.of(piece.shard) - before * (1 - lr * row.weight_decay)) / lr
+        wanted = asked({key: piece.of(value) for key, value in of_shard.items()}, group, self._step - self._skipped)
+        return torch.stack([values.square().sum(dtype=torch.float64) for values in (moved, wanted)])
+
+    def after_step(self, _step: int, result: StepResult) -> None:
+        """Count what was skipped: Adam does not count it."""
+        self._skipped += not result.applied
+
+    def found(self, step: int) -> dict[str, float]:
+        """Return the sizes by role, and their ratios to those of the base run; warn of each that leaves its band."""
+        if step not in self._sums:
+            return {}
+        pairs = zip(self._roles, self._sums.pop(step).tolist(), strict=True)
+        sizes = {role: (moved / wanted) ** 0.5 for role, (moved, wanted) in pairs if moved and wanted}
+        latest = max((known for known in self._base if known <= step), default=None)
+        expected = {} if latest is None else self._base[latest]
+        ratios: dict[str, float] = {role: size / expected[role] for role, size in sizes.items() if role in expected}
+        self._warn(step, ratios)
+        named = {f"{SIZE}{role}": size for role, size in sizes.items()}
+        named |= {f"{RATIO}{role}": ratio for role, ratio in ratios.items()}
+        return {key: float(f"{value:.{DIGITS}g}") for key, value in named.items()}
+
+    def _warn(self, step: int, ratios: Mapping[str, float]) -> None:
+        """Warn of the roles that left their bands; of one that was outside already only once it was back."""
+        outside = {role for role, ratio in ratios.items() if not 1 / self._factor <= ratio <= self._factor}
+        new = ", ".join(f"{role} ({ratios[role]:.3g})" for role in sorted(outside - self._outside))
+        if new:
+            LOG.warning(
+                f"step {step}: sizes of updates are not those of the base run: {new} times as large, over what the "
+                "table of the parameterization asks for: a learning rate, an eps or a count of Adam's steps is not the "
+                "table's (guards.transfer, docs/guards.md)"
+            )
+        self._outside = outside
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return how many updates were skipped, and the roles that are outside of their bands."""
+        return {"skipped": self._skipped, "outside": sorted(self._outside)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on counting, and remember of which roles the log has been told."""
+        self._skipped, self._outside = state.get("skipped", 0), set(state.get("outside", ()))
+
+
+def _is_like(value: Any, shard: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == shard.shape
+
+
+def read_sizes(base: Path) -> Sizes:
+    """Return the sizes of updates that a run logged.
+
+    Raises:
+        ConfigError: it logged none, or is no run.
+    """
+    file = base / "metrics.jsonl"
+    if not file.is_file():
+        raise ConfigError(f"guards.transfer.base = {base}: no run folder: {file} is not there")
+    sizes = {
+        record["step"]: {key.removeprefix(SIZE): value for key, value in record.items() if key.startswith(SIZE)}
+        for _, record in read_json_lines(file)
+        if any(key.startswith(SIZE) for key in record)
+    }
+    if not sizes:
+        raise ConfigError(
+            f"guards.transfer.base = {base}: {file} has no {SIZE}ROLE, so it is of a version of Plumbline before this "
+            "guard: train the base again"
+        )
+    return sizes
