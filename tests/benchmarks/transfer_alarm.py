@@ -1,19 +1,23 @@
 """Try the guard of the table: larger models that are trained as the table says, and others in which one thing is wrong.
 
     python tests/benchmarks/transfer_alarm.py [--seeds 20 --steps 20]
+    python tests/benchmarks/transfer_alarm.py --cost
 
 The base has width 32 and 2 layers; the larger models have width 128 and 8 layers, and another seed each. Adam's eps is
 1e-5, or the missing rule of eps would change nothing. For each way to train, one line as JSON: in how many runs the
 alarm was heard, in which step at the latest, and the smallest and the largest ratio of a size to that of the base over
-all roles and steps. docs/guards.md has the results.
+all roles and steps. --cost times, in the larger model, steps in which the guard looks against those in which it does
+not, by processor time. docs/guards.md has the results.
 """
 
 import argparse
 import email
 import json
 import os
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -27,7 +31,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
 from plumbline.data.indexed import IndexedWriter, token_dtype
+from plumbline.launcher.runtime.config.guards import TransferConfig
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig, group_settings
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
@@ -36,7 +42,7 @@ from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.files import read_json_lines
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World, read_world
-from plumbline.launcher.runtime.train.guards.transfer import RATIO
+from plumbline.launcher.runtime.train.guards.transfer import RATIO, Transfer
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.parameterization.rows import ParameterRow
 
@@ -140,17 +146,38 @@ def prepare(folder: Path, steps: int) -> Path:
     return file
 
 
+def cost(config: Config, world: World) -> dict[str, float]:
+    """Return the processor time of a step, and what a look adds to it, in steps: medians of pairs."""
+    inputs, engine = open_inputs(config, world), DeepSpeedEngine(config, world)
+    guard, steps, more = Transfer(engine, TransferConfig()), [], []
+    for step in range(0, config.train.steps or 0, 2):
+        seconds = []
+        for number, looked_at in ((step + 1, 3), (step + 2, 1)):  # to a guard that is told of step 1, and of step 3
+            guard.before_step(looked_at, 1)
+            batches, began = inputs.train.micro_batches(number - 1), time.process_time()
+            engine.train_step(batches, number - 1, 1e-3, [guard])
+            guard.found(looked_at)
+            seconds.append(time.process_time() - began)
+        steps.append(seconds[0])
+        more.append(seconds[1] / seconds[0] - 1)
+    return {"step, seconds": statistics.median(steps), "a look, steps": statistics.median(more)}
+
+
 def main() -> None:
     """Train all ways with all seeds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--cost", action="store_true", help="time a look instead")
     arguments = parser.parse_args()
     world = read_world()
     startup.start(world, timeout_minutes=5.0)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         file = prepare(folder, arguments.steps)
+        if arguments.cost:
+            print(json.dumps(cost(load_config(file, [*LARGER, "train.steps=64"]), world)), flush=True)
+            os._exit(0)
         train(file, [], world)
         for number, (way, fault) in enumerate(WAYS.items()):
             heard = [

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.guards import TransferConfig
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.plain import PlainEngine
-from plumbline.launcher.runtime.train.guards.transfer import Transfer, read_sizes
+from plumbline.launcher.runtime.train.guards.transfer import Transfer, read_base
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -122,13 +123,19 @@ def test_a_role_that_leaves_its_band_is_told_once(
 
 @pytest.mark.parametrize(
     ("lines", "words"),
-    [(None, "no run folder: .*metrics.jsonl is not there"), ('{"step": 1}\n', "has no step_size/ROLE")],
+    [
+        (None, "metrics.jsonl is not there: name the folder of a run"),
+        ('{"step": 1}\n', "has no step_size/ROLE"),
+        ('{"step": "1", "step_size/embedding": 1.0}\n', "line 1: step or a size is no number"),
+        ('{"step": 1}\n{"step": 1, "step_size/embedding": 0.0}\n', "line 2: step or a size is no number"),
+    ],
+    ids=["no run", "no sizes", "no step", "no size"],
 )
 def test_a_base_without_sizes_is_refused(tmp_path: Path, lines: str | None, words: str) -> None:
     if lines is not None:
         (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
-    with pytest.raises(ConfigError, match=rf"guards.transfer.base = {tmp_path}: .*{words}"):
-        read_sizes(tmp_path)
+    with pytest.raises((ConfigError, DamagedFileError), match=rf"{tmp_path}.*{words}"):
+        read_base(TransferConfig(base=str(tmp_path)))
 
 
 def test_what_is_wrong_is_heard_and_what_is_right_is_not() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.guards import TransferConfig
 from plumbline.launcher.runtime.engine.interface import Engine
@@ -56,7 +57,7 @@ class Transfer(Guard):
 
     def __init__(self, engine: Engine, settings: TransferConfig) -> None:
         self._engine, self._factor = engine, settings.factor
-        self._base = {} if settings.base is None else read_sizes(Path(settings.base))
+        self._base = read_base(settings)
         groups = {name: group for group in engine.settings.values() for name in group["parameters"]}
         self._rows = {
             row.name: (row, groups[row.name], asked)
@@ -148,23 +149,29 @@ def _is_like(value: Any, shard: Tensor) -> bool:
     return isinstance(value, Tensor) and value.shape == shard.shape
 
 
-def read_sizes(base: Path) -> Sizes:
-    """Return the sizes of updates that a run logged.
+def read_base(settings: TransferConfig) -> Sizes:
+    """Return the sizes of updates that the base run logged; without a base, none.
 
     Raises:
         ConfigError: it logged none, or is no run.
+        DamagedFileError: a line of its log is damaged.
     """
-    file = base / "metrics.jsonl"
+    if settings.base is None:
+        return {}
+    file = Path(settings.base) / "metrics.jsonl"
     if not file.is_file():
-        raise ConfigError(f"guards.transfer.base = {base}: no run folder: {file} is not there")
-    sizes = {
-        record["step"]: {key.removeprefix(SIZE): value for key, value in record.items() if key.startswith(SIZE)}
-        for _, record in read_json_lines(file)
-        if any(key.startswith(SIZE) for key in record)
-    }
+        raise ConfigError(f"guards.transfer.base = {settings.base}: {file} is not there: name the folder of a run")
+    sizes: dict[int, dict[str, float]] = {}
+    for number, record in read_json_lines(file):
+        found = {key.removeprefix(SIZE): value for key, value in record.items() if key.startswith(SIZE)}
+        if not found:
+            continue
+        if not all(isinstance(value, (int, float)) and value > 0 for value in (record.get("step"), *found.values())):
+            raise DamagedFileError(f"{file}, line {number}: step or a size is no number above 0; remove the line")
+        sizes[record["step"]] = found
     if not sizes:
         raise ConfigError(
-            f"guards.transfer.base = {base}: {file} has no {SIZE}ROLE, so it is of a version of Plumbline before this "
-            "guard: train the base again"
+            f"guards.transfer.base = {settings.base}: {file} has no {SIZE}ROLE, so it is of a version of Plumbline "
+            "before this guard, or of a run without a step: train the base again"
         )
     return sizes
