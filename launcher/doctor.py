@@ -58,7 +58,7 @@ def main() -> int:
     world = read_world()
     folder, need, local = RunConfig(name="run").folder, None, None
     if arguments.config is not None:
-        config = branch.resolve(load_config(arguments.config, arguments.overrides))
+        config = branch.resolve(load_config(arguments.config, arguments.overrides, min))
         plan = plan_run(config)
         folder, need, local = config.run.folder, need_of(config, plan), local_need_of(config, plan, world)
     try:

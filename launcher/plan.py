@@ -8,7 +8,9 @@ python launcher/plan.py --config configs/ladder/7b.yaml --law laws/mine/law.json
 """
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from plumbline.launcher.runtime.system import cli
@@ -57,9 +59,8 @@ from plumbline.launcher.runtime.config.budget import (
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.build import compiles
-from plumbline.launcher.runtime.engine.memory import DeviceMemory, Estimate
-from plumbline.launcher.runtime.engine.network import Machine, StepTime, fastest, step_time
+from plumbline.launcher.runtime.engine.network import Machine
+from plumbline.launcher.runtime.engine.stage import StageEstimate, estimate_stages, fastest, preferred
 from plumbline.launcher.runtime.laws import prediction
 from plumbline.launcher.runtime.optim.proportions import Proportions
 from plumbline.model.flops import training_flops_per_token
@@ -67,7 +68,6 @@ from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.multipliers import Multipliers, multipliers
 from plumbline.model.parameterization.rows import ParameterRow, over_layers
 from plumbline.model.parameterization.sizes import Sizes, sizes
-from plumbline.model.recomputation import Recomputed
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,8 @@ class PlanFacts:
     multipliers: Multipliers
     parameters: tuple[ParameterRow, ...]
     flops_per_token: float
-    memory_bytes: dict[int, DeviceMemory]
-    """ZeRO stage -> memory of one device, of the stages that the optimizer serves."""
-    recomputed: dict[int, Recomputed]
-    """ZeRO stage -> what the backward pass computes again there (train.activation_checkpointing)."""
+    stages: dict[int, StageEstimate]
+    """What is expected of each ZeRO stage that the optimizer serves."""
     batch: str
     micro_batch: int
     accumulation_steps: int
@@ -94,8 +92,6 @@ class PlanFacts:
     cautions: tuple[str, ...]
     """What is allowed and deserves a word of warning."""
     compute: Compute
-    steps: dict[int, StepTime]
-    """ZeRO stage -> what a step takes there."""
     fastest: int | None
     """ZeRO stage of the shortest step among those that fit a device; None: none does."""
     law: prediction.Prediction | None
@@ -104,18 +100,19 @@ class PlanFacts:
     def to_json(self) -> dict[str, Any]:
         """Return the document of --json."""
         values = asdict(self)
-        for stage, memory in self.memory_bytes.items():
-            values["memory_bytes"][stage]["total"] = memory.total
-        for stage, step in self.steps.items():
-            values["steps"][stage]["seconds"] = step.seconds
-        del values["law"]
+        del values["law"], values["stages"]
+        stages = self.stages.items()
+        values["recomputed"] = {stage: each.recomputed for stage, each in stages}
+        values["memory_bytes"] = {stage: {**asdict(each.memory), "total": each.memory.total} for stage, each in stages}
+        values["steps"] = {stage: {**asdict(each.step), "seconds": each.step.seconds} for stage, each in stages}
         return values if self.law is None else {**values, "law": self.law.to_json()}
 
 
 def main() -> None:
     """Compute and print."""
     arguments = parse_arguments()
-    config = branch.resolve(load_config(arguments.config, arguments.overrides))
+    check_options(arguments)
+    config = branch.resolve(load_config(arguments.config, arguments.overrides, partial(choose, arguments=arguments)))
     plan = plan_run(config)
     if arguments.parameters and not arguments.json:
         print_parameters(config, plan)  # without the estimate of memory, which takes seconds
@@ -127,26 +124,38 @@ def main() -> None:
         print_plan(config, plan, facts, arguments)
 
 
+def check_options(arguments: argparse.Namespace) -> None:
+    """Raise ValueError for an option that is not positive."""
+    for name in ("devices", "peak_tflops", "mfu", "device_gib", "network_gbs", "price"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) <= 0:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be positive")
+
+
+def machine_of(arguments: argparse.Namespace) -> Machine:
+    """Return the machine of the roofline."""
+    return Machine(arguments.devices, arguments.peak_tflops * 1e12 * arguments.mfu, arguments.network_gbs * 1e9)
+
+
+def estimates_of(config: Config, plan: RunPlan, arguments: argparse.Namespace) -> dict[int, StageEstimate]:
+    """Return what is expected of each ZeRO stage that the optimizer serves."""
+    stages, device_bytes = config.optimizer.kind.zero_stages, arguments.device_gib * GIB
+    return estimate_stages(config, plan.rows, stages, machine_of(arguments), device_bytes, torch.device("cuda"))
+
+
+def choose(candidates: Mapping[int, Config], arguments: argparse.Namespace) -> int:
+    """Return the ZeRO stage that a run would have on the machine of the options, where it is left open."""
+    config = next(iter(candidates.values()))
+    estimates = estimates_of(config, plan_run(config), arguments)
+    return preferred({stage: estimates[stage] for stage in candidates}, arguments.device_gib * GIB)
+
+
 def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) -> PlanFacts:
     """Return every number of the plan.
 
     Raises:
-        ValueError: an option is not positive, or the law cannot be used.
+        ValueError: the law cannot be used.
     """
-    for name in ("devices", "peak_tflops", "mfu", "device_gib", "network_gbs", "price"):
-        if getattr(arguments, name) is not None and getattr(arguments, name) <= 0:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be positive")
-    count, stages = totals(plan.rows), config.optimizer.kind.zero_stages
-    estimate, compiled = Estimate(config, count.total, arguments.devices), compiles(config, torch.device("cuda"))
-    device_bytes = arguments.device_gib * GIB
-    recomputed = {stage: estimate.recomputed(stage, device_bytes, compiled) for stage in stages}
-    memory = {stage: estimate.memory(stage, recomputed[stage]) for stage in stages}
-    flops, bandwidth = arguments.peak_tflops * 1e12 * arguments.mfu, arguments.network_gbs * 1e9
-    machine, trained = (
-        Machine(arguments.devices, flops, bandwidth),
-        sum(row.count for row in plan.rows if row.trainable),
-    )
-    steps = {stage: step_time(config, trained, stage, recomputed[stage], machine) for stage in stages}
+    count, estimates = totals(plan.rows), estimates_of(config, plan, arguments)
     law = None
     if arguments.law is not None:
         bits = config.precision.training_bits
@@ -159,8 +168,7 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
         multipliers=multipliers(config.model, config.parameterization),
         parameters=tuple(plan.rows),
         flops_per_token=training_flops_per_token(config.model, config.data.sequence_length, config.objective),
-        memory_bytes=memory,
-        recomputed=recomputed,
+        stages=estimates,
         batch=plan.batches.describe(),
         micro_batch=config.data.micro_batch(arguments.devices),
         accumulation_steps=config.data.accumulation_steps(arguments.devices),
@@ -168,8 +176,7 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
         proportions=plan.proportions,
         cautions=tuple(cautions(config, plan)),
         compute=compute(config, plan, arguments.devices, arguments.peak_tflops, arguments.mfu),
-        steps=steps,
-        fastest=fastest(steps, memory, device_bytes),
+        fastest=fastest(estimates, arguments.device_gib * GIB),
         law=law,
     )
 
@@ -226,7 +233,7 @@ def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argpa
 
 def print_time(config: Config, facts: PlanFacts, arguments: argparse.Namespace) -> None:
     """Print how long the run takes by the roofline, and what it costs."""
-    work, step = facts.compute, facts.steps[config.deepspeed.zero_stage]
+    work, step = facts.compute, facts.stages[config.deepspeed.zero_stage].step
     arithmetic = work.tokens / config.data.batch_plan.tokens_per_step * step.compute_seconds / 3600
     network = work.steps * step.network_seconds / 3600
     print(
@@ -247,13 +254,13 @@ def print_stages(config: Config, facts: PlanFacts, arguments: argparse.Namespace
         columns.append("host")
     names = [*columns, "sent a step", "seconds"]
     print(f"{'':<6} {' '.join(f'{name:>11}' for name in names)}  checkpointing")
-    for stage, memory in facts.memory_bytes.items():
-        step = facts.steps[stage]
+    for stage, estimate in facts.stages.items():
+        memory, step = estimate.memory, estimate.step
         sizes = [*(getattr(memory, column) / GIB for column in columns), step.sent_bytes / GIB, step.seconds]
         notes = ["fastest that fits"] if stage == facts.fastest else []
         notes += ["this configuration"] if stage == config.deepspeed.zero_stage else []
         here = f"  <- {', '.join(notes)}" if notes else ""
-        print(f"ZeRO-{stage} {' '.join(f'{size:>11.2f}' for size in sizes)}  {facts.recomputed[stage]}{here}")
+        print(f"ZeRO-{stage} {' '.join(f'{size:>11.2f}' for size in sizes)}  {estimate.recomputed}{here}")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
@@ -85,6 +86,7 @@ from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_s
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.doctor.start import check_start
+from plumbline.launcher.runtime.engine.stage import choose_stage
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.run.folder import finished_step
@@ -112,7 +114,7 @@ def main() -> int:
     arguments = parse_arguments()
     try:
         world = read_world()
-        config = branch.resolve(load_config(arguments.config, arguments.overrides))
+        config = branch.resolve(load_config(arguments.config, arguments.overrides, partial(choose_stage, world=world)))
         plan = plan_run(config)
         if arguments.print_config:
             if world.is_main:

@@ -49,7 +49,7 @@ def main() -> None:
         cpus_per_task=arguments.cpus_per_task,
         **cli.job_options(arguments),
     )
-    config = load_config(arguments.config, arguments.overrides)
+    config = load_config(arguments.config, arguments.overrides, min)  # the job chooses, if it is asked to
     check(config, request)
     require_sbatch(arguments.dry_run)
     script = write_submission(config, request, arguments.chain)

@@ -1,28 +1,67 @@
 """Read a configuration: what is written, completed by what it leaves open; and save it."""
 
 import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.resolve import resolve
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_values
 from plumbline.launcher.runtime.system.files import write_whole
 
+ChooseStage = Callable[[Mapping[int, Config]], int]
+"""Returns one of the keys: (ZeRO stage -> the configuration with it)."""
+AUTO = "auto"
+BY_PREFERENCE = (1, 2, 3, 0)
+"""ZeRO stages that `auto` may become. Stage 0 keeps most, in bf16 with other bits: it is for what no other serves."""
 
-def load_config(path: Path, overrides: list[str]) -> Config:
+
+def load_config(path: Path, overrides: list[str], choose_stage: ChooseStage | None = None) -> Config:
     """Read a YAML file, apply its `extends:` chain and the overrides, and fill in what corpora and models decide.
 
     Args:
         path: the YAML file.
         overrides: `section.key=value` strings, applied in order; values are parsed as YAML.
+        choose_stage: chooses where deepspeed.zero_stage is `auto`; whoever knows the devices passes it.
 
     Raises:
         ConfigError: unreadable file, bad YAML, unknown keys, wrong types or values; one line for each problem.
     """
-    return resolve(read_values(path, overrides), source=str(path))
+    values, source = read_values(path, overrides), str(path)
+    section = values.get("deepspeed")
+    if not isinstance(section, dict) or section.get("zero_stage") != AUTO:
+        return resolve(values, source)
+    if choose_stage is None:
+        raise ConfigError(
+            f"{path}: deepspeed.zero_stage = {AUTO} is for one run, whose devices are known when it starts: give a "
+            "number from 0 to 3 here"
+        )
+    candidates = _by_stage(values, section, source)
+    return candidates[choose_stage(candidates)]
+
+
+def _by_stage(values: dict[str, Any], section: dict[str, Any], source: str) -> dict[int, Config]:
+    """Return the configuration with each ZeRO stage that it permits; stage 0 only where it permits no other.
+
+    Raises:
+        ConfigError: it permits none; what stands against the first.
+    """
+    found: dict[int, Config] = {}
+    refusals: list[ConfigError] = []
+    for stage in BY_PREFERENCE:
+        if stage == 0 and found:
+            break
+        try:
+            found[stage] = resolve({**values, "deepspeed": {**section, "zero_stage": stage}}, source)
+        except ConfigError as error:
+            refusals.append(error)
+    if not found:
+        raise refusals[0]
+    return found
 
 
 def as_yaml(config: Config) -> str:

@@ -1,9 +1,9 @@
 """Declare the configuration's sections that belong to the run itself; others stand beside what they configure."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema
 from pydantic import model_validator as validator
 
 from plumbline.launcher.runtime.optim.duration import Duration
@@ -100,11 +100,15 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
         return Duration.one_of(steps=self.steps, tokens=self.tokens)
 
 
+STAGES = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": 3}, {"const": "auto"}]}
+
+
 class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say what to ask of DeepSpeed. The rest of its configuration is generated, with every key explicit."""
 
-    zero_stage: int = Field(default=1, ge=0, le=3)
-    """What is divided over the ranks. 0: nothing; 1: optimizer states; 2: gradients as well; 3: weights as well."""
+    zero_stage: Annotated[int, Field(ge=0, le=3), WithJsonSchema(STAGES)] = 1
+    """What is divided over the ranks. 0: nothing; 1: optimizer states; 2: gradients as well; 3: weights as well. auto:
+    1 if it fits the devices that a run starts on, else of 2 and 3 that with the shorter step (docs/performance.md)."""
     precision: Literal["bf16", "fp32"] = Field(default="bf16", json_schema_extra={"shapes": "state"})
     """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: do all in fp32."""
     offload_optimizer: bool = False

@@ -4,11 +4,10 @@ What is sent follows what DeepSpeed 0.19.8 does, which is more than its settings
 tests/distributed/test_step_budget.py compares it with the messages of real ranks.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.memory import LIVE, USABLE, DeviceMemory
+from plumbline.launcher.runtime.engine.memory import LIVE
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.recomputation import Recomputed
 
@@ -97,12 +96,3 @@ def step_time(config: Config, parameters: int, stage: int, recomputed: Recompute
     exchanged = messages(config, parameters, stage, config.data.accumulation_steps(machine.devices))
     sent = exchanged.sent(machine.devices)
     return StepTime(sent, work / (machine.devices * machine.flops), sent / machine.bandwidth)
-
-
-def fastest(times: Mapping[int, StepTime], memory: Mapping[int, DeviceMemory], device_bytes: float) -> int | None:
-    """Return the ZeRO stage of the shortest step among those that fit a device, of equals the lowest; None: none fits.
-
-    An estimate fits if it fills no more of the device than is left by allocator and libraries.
-    """
-    fitting = [stage for stage in times if memory[stage].total <= USABLE * device_bytes]
-    return min(fitting, key=lambda stage: times[stage].seconds, default=None)

@@ -30,7 +30,7 @@ def host_threads() -> int | None:
     if _is_chosen(os.environ):
         return None
     cores = min(len(os.sched_getaffinity(0)), _quota(Path("/proc/self/cgroup").read_text(encoding="utf-8")))
-    return max(1, int(cores) // _ranks_on_this_host(os.environ))
+    return max(1, int(cores) // ranks_on_this_host(os.environ))
 
 
 def _quota(groups: str, root: Path = CGROUPS) -> float:
@@ -59,7 +59,7 @@ def _is_chosen(environment: Mapping[str, str]) -> bool:
         return True
 
 
-def _ranks_on_this_host(environment: Mapping[str, str]) -> int:
+def ranks_on_this_host(environment: Mapping[str, str]) -> int:
     """Return how many ranks this host has, as torchrun, DeepSpeed or Slurm tells it; 1 where none does."""
     names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
     return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), 1)

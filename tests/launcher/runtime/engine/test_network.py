@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.engine.memory import DeviceMemory
-from plumbline.launcher.runtime.engine.network import Machine, Messages, StepTime, fastest, messages, step_time
+from plumbline.launcher.runtime.engine.network import Machine, Messages, messages, step_time
 from plumbline.model.flops import training_flops_per_token
 
 MACHINE = Machine(devices=4, flops=1e9, bandwidth=1e6)
@@ -43,12 +42,3 @@ def test_what_is_computed_again_takes_its_share_of_a_forward_pass(
     config = load_config(tiny_config, [])
     plain = step_time(config, 1000, 1, "none", MACHINE).compute_seconds
     assert step_time(config, 1000, 1, recomputed, MACHINE).compute_seconds == pytest.approx(factor * plain)  # type: ignore[arg-type]
-
-
-def test_the_fastest_stage_is_one_that_fits() -> None:
-    times = {0: StepTime(0.0, 1.0, 1.0), 1: StepTime(0.0, 2.0, 1.0), 2: StepTime(0.0, 1.0, 2.0)}
-    sizes = {stage: DeviceMemory(size, 0.0, 0.0, 0.0, 0.0) for stage, size in ((0, 95.0), (1, 85.0), (2, 50.0))}
-    assert fastest(times, sizes, 1000.0) == 0
-    assert fastest(times, sizes, 100.0) == 1, "95 leaves no room for the allocator; of equals the lower stage"
-    assert fastest(times, sizes, 90.0) == 2
-    assert fastest(times, sizes, 10.0) is None

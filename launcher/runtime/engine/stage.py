@@ -1,0 +1,112 @@
+"""Choose the ZeRO stage of a run (`deepspeed.zero_stage: auto`): 1 if it fits a device, else the faster of 2 and 3.
+
+Memory is an estimate (memory.py), the step a roofline of arithmetic and messages (network.py); `plan.py` prints both
+for every stage. Stage 1 exchanges the least often, in the largest messages. By its bytes alone stage 3 may be ahead of
+it, but the roofline counts no latency, and none of the host's work, for the messages that each block waits for there.
+Devices are looked at anew at each start, so a run that goes on elsewhere may have another stage.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from plumbline.launcher.runtime.config.budget import GIB, totals
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.build import compiles
+from plumbline.launcher.runtime.engine.memory import USABLE, DeviceMemory, Estimate
+from plumbline.launcher.runtime.engine.network import Machine, StepTime, step_time
+from plumbline.launcher.runtime.system.log import LOG, TRAINING
+from plumbline.launcher.runtime.system.threads import ranks_on_this_host
+from plumbline.launcher.runtime.system.world import World
+from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.recomputation import Recomputed
+
+FLOPS = 4e14
+"""Of a device in a second, an H100 at 40 % of its peak: weighs what is computed again against what is sent."""
+BANDWIDTH = 5e10
+"""Bytes that a device sends in a second: a port of 400 Gb/s for each."""
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """Hold what is expected of one ZeRO stage."""
+
+    recomputed: Recomputed
+    """What the backward pass computes again (train.activation_checkpointing)."""
+    memory: DeviceMemory
+    step: StepTime
+
+
+def estimate_stages(
+    config: Config,
+    rows: Sequence[ParameterRow],
+    stages: Iterable[int],
+    machine: Machine,
+    device_bytes: float,
+    device: torch.device,
+) -> dict[int, StageEstimate]:
+    """Return what is expected of ZeRO stages; that of the configuration is not looked at.
+
+    Args:
+        config: the run.
+        rows: of its table.
+        stages: of ZeRO.
+        machine: of the roofline.
+        device_bytes: memory of one device.
+        device: one like it.
+    """
+    estimate = Estimate(config, totals(rows).total, machine.devices, on_gpu=device.type == "cuda")
+    trained, compiled = sum(row.count for row in rows if row.trainable), compiles(config, device)
+    found = {}
+    for stage in stages:
+        recomputed = estimate.recomputed(stage, device_bytes, compiled)
+        step = step_time(config, trained, stage, recomputed, machine)
+        found[stage] = StageEstimate(recomputed, estimate.memory(stage, recomputed), step)
+    return found
+
+
+def fastest(estimates: Mapping[int, StageEstimate], device_bytes: float) -> int | None:
+    """Return the ZeRO stage of the shortest step among those that fit a device, of equals the lowest; None: none fits.
+
+    An estimate fits if it fills no more of the device than is left by allocator and libraries.
+    """
+    fitting = [stage for stage, each in estimates.items() if each.memory.total <= USABLE * device_bytes]
+    return min(fitting, key=lambda stage: estimates[stage].step.seconds, default=None)
+
+
+def preferred(estimates: Mapping[int, StageEstimate], device_bytes: float) -> int:
+    """Return what `auto` becomes: the lowest stage if it fits, else the fastest that does; if none does, the last."""
+    least = min(estimates)
+    fitting = fastest({least: estimates[least]}, device_bytes)
+    if fitting is None:
+        fitting = fastest(estimates, device_bytes)
+    return max(estimates) if fitting is None else fitting
+
+
+def choose_stage(candidates: Mapping[int, Config], world: World) -> int:
+    """Return the ZeRO stage of a run on the devices of a world, and tell it.
+
+    Args:
+        candidates: stage -> the configuration with it, of all stages that the configuration permits.
+        world: this process among all; its ranks need not have met.
+    """
+    if world.device.type == "cuda":
+        device_bytes = float(torch.cuda.get_device_properties(world.device).total_memory)
+    else:
+        device_bytes = psutil.virtual_memory().total / ranks_on_this_host(os.environ)
+    config, machine = next(iter(candidates.values())), Machine(world.size, FLOPS, BANDWIDTH)
+    estimates = estimate_stages(config, plan_run(config).rows, candidates, machine, device_bytes, world.device)
+    chosen = preferred(estimates, device_bytes)
+    if world.is_main:
+        sizes = ", ".join(f"{each.memory.total / GIB:.2f} at stage {stage}" for stage, each in estimates.items())
+        TRAINING.info(
+            f"stage    {chosen}, of deepspeed.zero_stage = auto: an estimate in GiB is {sizes}, and a device has "
+            f"{device_bytes / GIB:.1f}"
+        )
+        if fastest(estimates, device_bytes) is None:
+            LOG.warning("no ZeRO stage fits by the estimate; plan.py says what takes the memory")
+    return chosen
