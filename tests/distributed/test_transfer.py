@@ -73,21 +73,24 @@ def test_updates_have_the_size_that_is_asked_for(
         assert found[step] == {role: pytest.approx(1.0, rel=0.01) for role in found[step]}
 
 
-def test_what_was_skipped_is_not_counted(tiny_config: Path, world: World, inputs: Inputs) -> None:
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_what_was_skipped_is_not_counted(tiny_config: Path, world: World, inputs: Inputs, skipped: int) -> None:
     """Adam counts it neither: with a count too many, sizes were off by a third."""
     engine = PlainEngine(load_config(tiny_config, []), world)
     weight = engine.model.get_parameter("lm_head.weight")
-    broken = weight.register_hook(lambda gradient: gradient * math.inf)
     guard = Transfer(engine, TransferConfig())
-    guard.before_step(1, 1)
-    result = engine.train_step(inputs.train.micro_batches(0), 0, 1e-3, [guard]).result
-    guard.after_step(1, result)
+    for step in range(1, skipped + 1):
+        broken = weight.register_hook(lambda gradient, step=step: gradient * (math.inf if step == skipped else 1))
+        guard.before_step(step, 1)
+        result = engine.train_step(inputs.train.micro_batches(step - 1), step - 1, 1e-3, [guard]).result
+        guard.after_step(step, result)
+        broken.remove()
     assert not result.applied
-    assert guard.found(1) == {}
-    broken.remove()
+    assert guard.found(skipped) == {}
     later = Transfer(engine, TransferConfig())
     later.restore(json.loads(json.dumps(guard.state)))
-    found = train(engine, inputs, later, first=2)
+    found = train(engine, inputs, later, first=skipped + 1)
+    assert len(found[4]) >= 5
     assert found[4] == {role: pytest.approx(1.0, rel=0.01) for role in found[4]}
 
 

@@ -105,9 +105,11 @@ class Transfer(Guard):
         wanted = asked({key: piece.of(value) for key, value in of_shard.items()}, group, self._step - self._skipped)
         return torch.stack([values.square().sum(dtype=torch.float64) for values in (moved, wanted)])
 
-    def after_step(self, _step: int, result: StepResult) -> None:
-        """Count what was skipped: Adam does not count it."""
-        self._skipped += not result.applied
+    def after_step(self, step: int, result: StepResult) -> None:
+        """Count what was skipped, which Adam does not, and forget what moved then: nothing but decay."""
+        if not result.applied:
+            self._skipped += 1
+            self._sums.pop(step, None)
 
     def found(self, step: int) -> dict[str, float]:
         """Return the sizes by role, and their ratios to those of the base run; warn of each that leaves its band."""
