@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from plumbline.launcher.runtime.run.inputs import Inputs
     from plumbline.launcher.runtime.system.world import World
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "transfer_alarm.py"
+REPOSITORY = Path(__file__).parents[2]
+SCRIPT = REPOSITORY / "tests" / "benchmarks" / "transfer_alarm.py"
 STEPS = 4
 
 
@@ -144,7 +146,8 @@ def test_a_base_without_sizes_is_refused(tmp_path: Path, lines: str | None, word
 def test_what_is_wrong_is_heard_and_what_is_right_is_not() -> None:
     """Four times the width and depth of the base, one seed each; docs/guards.md has twenty."""
     command = [sys.executable, str(SCRIPT), "--seeds", "1", "--steps", "4"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "launcher")}
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=environment).stdout
     heard = {line["way"]: line for line in map(json.loads, (line for line in shown.splitlines() if line[:1] == "{"))}
     assert len(heard) == 7
     right = heard.pop("as the table says")
