@@ -34,7 +34,8 @@ BF16 = {f"bf16_{stage}": ["deepspeed.precision=bf16", f"deepspeed.zero_stage={st
 OFFLOAD = {
     f"offload_{stage}": [f"deepspeed.zero_stage={stage}", "deepspeed.offload_optimizer=true"] for stage in (1, 2, 3)
 }
-SETTINGS = FP32 | OFFLOAD | BF16
+ROUNDED = {f"rounded_{name}": [*BF16[name], "deepspeed.communication_dtype=bf16"] for name in BF16}
+SETTINGS = FP32 | OFFLOAD | BF16 | ROUNDED
 EXACT = [*FP32, *OFFLOAD]
 GROUPED = ["fp32_0", "fp32_1", "fp32_3", "bf16_1", "offload_2"]  # every class of optimizer that DeepSpeed has for these
 PARTED = 1e-4  # how far gradient norms of fp32 runs may be apart after twenty steps
@@ -122,6 +123,15 @@ def test_bf16_sharding_changes_only_the_order_of_sums(runs: Callable[[str], Run]
     for steps, tolerance in ((10, 5e-4), (20, 2**-8)):
         first = range(1, steps + 1)
         assert [other[step] for step in first] == pytest.approx([one[step] for step in first], rel=tolerance)
+
+
+@pytest.mark.parametrize("name", list(BF16))
+def test_sums_in_bf16_are_close_and_not_the_same(runs: Callable[[str], Run], name: str) -> None:
+    """Each gradient that is sent is off by one bf16 rounding at most, which has no bias: ten losses hardly feel it."""
+    usual, rounded = (runs(each).column("loss") for each in (name, f"rounded_{name}"))
+    assert rounded != usual
+    assert [rounded[step] for step in range(1, 11)] == pytest.approx([usual[step] for step in range(1, 11)], rel=1e-3)
+    assert rounded == pytest.approx(usual, rel=2**-7)
 
 
 @pytest.mark.parametrize("name", GROUPED)

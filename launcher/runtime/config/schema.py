@@ -177,6 +177,11 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             )
         if self.deepspeed.offload_optimizer:
             yield f"{asked}: deepspeed.offload_optimizer = true is not served: turn it off"
+        if self.deepspeed.communication_dtype != "fp32":
+            yield (
+                f"{asked} sums in fp32: deepspeed.communication_dtype = {self.deepspeed.communication_dtype} would not "
+                "be heeded; leave it out"
+            )
         if data.batch_plan.tokens_per_step >= EXACT_COUNTS:
             yield (
                 f"{asked}: a step has {data.batch_plan.tokens_per_step} tokens, and their labels are counted exactly "

@@ -111,6 +111,9 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     1 if it fits the devices that a run starts on, else of 2 and 3 that with the shorter step (docs/performance.md)."""
     precision: Literal["bf16", "fp32"] = Field(default="bf16", json_schema_extra={"shapes": "state"})
     """bf16: compute in bf16 with fp32 master weights and fp32 gradient accumulation; fp32: do all in fp32."""
+    communication_dtype: Literal["fp32", "bf16"] = Field(default="fp32", json_schema_extra={"shapes": "course"})
+    """In which precision gradients are summed over ranks; bf16 sends half of the bytes and rounds every partial sum
+    (docs/performance.md)."""
     offload_optimizer: bool = False
     """Keep optimizer states in CPU memory and update there (stages 1 to 3)."""
     bucket_size: PositiveInt | None = Field(default=None, multiple_of=2)

@@ -36,6 +36,8 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.recomputation import recompute
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run, with every key that matters."""
@@ -72,7 +74,7 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
             "lower_precision_safe_modules": [],
         },
         "data_types": {"grad_accum_dtype": "fp32"},  # the default is bf16, which costs 1 % of the gradient
-        "communication_data_type": "fp32",
+        "communication_data_type": settings.communication_dtype,
         "prescale_gradients": False,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": not config.optimizer.kind.on_deepspeeds_list,
@@ -148,7 +150,7 @@ class DeepSpeedEngine(Engine):
             "zero stage": (engine.zero_optimization_stage(), requested["zero_optimization"]["stage"]),
             "parameter dtype": (model_dtype, torch.bfloat16 if bf16 else torch.float32),
             "gradient accumulation dtype": (accumulation_dtype, torch.float32),
-            "communication dtype": (engine.communication_data_type, torch.float32),
+            "communication dtype": (engine.communication_data_type, DTYPES[self.config.deepspeed.communication_dtype]),
             "world size": (engine.dp_world_size, self.world.size),
         }
         wrong = [f"{name} is {found}, asked for {asked}" for name, (found, asked) in pairs.items() if found != asked]

@@ -41,7 +41,7 @@ def messages(config: Config, parameters: int, stage: int, micro_batches: int) ->
         micro_batches: of each rank in a step.
     """
     weights = (2.0 if config.deepspeed.precision == "bf16" and stage > 0 else 4.0) * parameters
-    gradients = 4.0 * parameters
+    gradients = (2.0 if config.deepspeed.communication_dtype == "bf16" else 4.0) * parameters
     if stage == 0:
         return Messages(gradients, 0.0, 0.0)
     if stage == 1:

@@ -38,3 +38,16 @@ def test_only_powers_of_two_that_divide_every_step_are_taken(
 def test_a_micro_batch_that_would_depend_on_the_ranks_is_refused(tiny_config: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.micro_batch_size = 3 does not divide the 8 sequences of a step"):
         check_ranks(load_config(tiny_config, [ASKED, "data.micro_batch_size=3"]), 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("deepspeed.zero_stage=3", "zero_stage = 3 holds no whole gradient"),
+        ("deepspeed.offload_optimizer=true", "offload_optimizer = true is not served"),
+        ("deepspeed.communication_dtype=bf16", "communication_dtype = bf16 would not be heeded"),
+    ],
+)
+def test_what_does_not_keep_the_order_of_sums_is_refused(tiny_config: Path, override: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config(tiny_config, [ASKED, override])
