@@ -20,8 +20,8 @@ from functools import partial
 from plumbline.launcher.runtime.system import cli
 
 DIFFERS = 1  # exit code
-OF_VERIFY = ("windows", "most_steps")
-"""Options that go with --verify only."""
+OF_VERIFY, OF_STEP = ("windows", "most_steps"), ("full",)
+"""Options that go with --verify alone, and with --step alone."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -33,13 +33,14 @@ def parse_arguments() -> argparse.Namespace:
     what.add_argument("--step", type=cli.positive, metavar="N", help="find the samples that made the spike of step N")
     parser.add_argument("--windows", type=cli.natural, metavar="N", help="of --verify: computed again (default: 1)")
     parser.add_argument("--most-steps", type=cli.positive, metavar="N", help="of --verify: cut longer windows")
-    parser.add_argument("--full", action="store_true", help="cut no text")
+    parser.add_argument("--full", action="store_true", default=None, help="of --step: cut no text")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    for name in OF_VERIFY:
-        if getattr(arguments, name) is not None and not arguments.verify:
-            parser.error(f"--{name.replace('_', '-')} goes with --verify: give it, or leave this out")
+    needed, others = ("--step", OF_STEP) if arguments.verify else ("--verify", OF_VERIFY)
+    for name in others:
+        if getattr(arguments, name) is not None:
+            parser.error(f"--{name.replace('_', '-')} goes with {needed}: give it, or leave this out")
     return arguments
 
 

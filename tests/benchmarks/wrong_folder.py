@@ -30,6 +30,11 @@ base: new.yaml
 grids: [{axes: {optimizer.lr: [0.001, 0.002]}}]
 """
 RECIPES = "[{name: mine, weights: {format: int4}}]\n"
+WENT_BACK = {
+    "time": "2026-01-01T00:00:00+00:00", "guard": "loss_spike", "message": "step 9 has a loss of 9", "first_step": 8,
+    "last_step": 9, "back_to": 1, "skipped": [7, 9],
+}  # fmt: skip
+"""An intervention of later than these runs."""
 CORPUS = "prepare --source email/*.py --tokenizer byte --workers 1 --validation-fraction 0.02 --output corpus"
 MODELS = {"qwen3": 1, "llama": 1, "gpt2": 2}
 """Family -> its heads of keys and values."""
@@ -41,6 +46,7 @@ def make_folder(folder: Path, run: Callable[[Path, str], None]) -> None:
     for name in MODELS:
         run(folder, f"pretrain --config {name}.yaml")
         run(folder, f"export --model runs/{name} --output models/{name}")
+    (folder / "runs" / "qwen3" / "interventions.jsonl").write_text(json.dumps(WENT_BACK) + "\n")
     _interrupt(folder / "runs" / "qwen3", folder / "runs" / "stopped")
     run(folder, "fit points.jsonl --output law --form chinchilla --bootstrap 0")
     run(folder, "sweep --config sweep.yaml --workers 1")

@@ -122,7 +122,7 @@ def judge(case: Case, place: Path, original: Path, limit: float) -> Verdict:
 
 def kind_of(case: Case, code: int, output: str, errors: str) -> str:
     """Say which kind of end a command came to."""
-    if code == 1 and output.startswith("damaged: ") and case.says in output:  # by prepare.py --verify
+    if code == 1 and re.search("^(damaged: |DIFFERS )", output, re.MULTILINE) and case.says in output:  # by --verify
         return CLEAR
     if "Traceback (most recent call last)" in output + errors or code not in (0, 2):
         return TRACEBACK

@@ -137,8 +137,12 @@ def test_every_ending_is_told(
     def again(*overrides: str) -> Outcome:
         return run_pretrain(tiny_config, "endings", [*QUICK, f"train.steps={made}", *overrides], launcher="python")
 
-    assert_ended(again("model.intermediate_size=160"), "failed", 2, "intermediate_size")
-    assert_ended(again("data.train=[{path: no/corpus}]"), "failed", 2, "no/corpus")
+    assert_ended(again("model.intermediate_size=160"), "stopped", 2, "intermediate_size")
+    assert_ended(again("data.train=[{path: no/corpus}]"), "stopped", 2, "no/corpus")
+    found = standing(command, job.run)
+    assert found["state"] == "stopped"
+    assert found["why"].startswith("stopped on request")
+    assert "started again and refused: no/corpus" in found["why"]
     assert_ended(again(), "complete", 0, "complete")
     assert [attempt["first_step"] for attempt in attempts_of(job.run)] == [0, None, None, made]
     before = (job.run.folder / "status.json").read_bytes()

@@ -145,6 +145,24 @@ def test_an_ending_is_told_and_a_queued_job_goes_on_with_it(tmp_path: Path, code
         assert look(run, []).state == "starting", "somebody has the lock, and has not written yet"
 
 
+@pytest.mark.parametrize(
+    ("code", "state"), [(3, "diverged"), (85, "stopped"), (86, "hung"), (1, "failed"), (None, "dead")]
+)
+def test_a_start_that_was_refused_leaves_the_state_of_the_run(tmp_path: Path, code: int | None, state: str) -> None:
+    first = status_of(2**22 + 1, exit_code=code, why="so it was")
+    refused = replace(first.attempt, pid=8, exit_code=2, why="no such corpus", first_step=None, last_step=None)
+    run = write(tmp_path / "run", replace(first, attempt=refused))
+    write_attempts(run, [first.attempt, refused])
+    found = look(run, [])
+    assert found.state == state
+    assert str(found.why).startswith("so it was")
+    assert str(found.why).endswith("; started again and refused: no such corpus (exit code 2)")
+    write_attempts(run, [first.attempt, replace(refused, first_step=1000, last_step=1200)])
+    assert (look(run, []).state, look(run, []).why) == ("failed", "no such corpus (exit code 2)"), "after training"
+    write_attempts(run, [refused])
+    assert (look(run, []).state, look(run, []).why) == ("failed", "no such corpus (exit code 2)"), "it never began"
+
+
 def test_a_run_that_was_killed_after_its_result_is_complete(tmp_path: Path) -> None:
     run = write(tmp_path / "run", status_of(pid=2**22 + 1))
     (run / "result.json").write_text('{"step": 1200}')

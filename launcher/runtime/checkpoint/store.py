@@ -80,6 +80,9 @@ class TrainState:
         Raises:
             ValueError: it holds something else.
         """
+        guards = item.get("guards", {})
+        if not isinstance(guards, dict):
+            raise ValueError(f"guards = {guards!r}: expected an object with the name of each guard")
         return cls(**{**item, "skipped": SkippedData.from_json(item.get("skipped", []))})
 
 

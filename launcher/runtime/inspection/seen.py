@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.inspection.samples import Place, Sample, decoders, of_batch
-from plumbline.launcher.runtime.system.files import read_json_lines
+from plumbline.launcher.runtime.run.metrics import read_metrics
 from plumbline.launcher.runtime.system.log import LOG
 
 LISTED = 1000
@@ -91,9 +91,9 @@ class SeenRun:
         branch = self.config.schedule.branch
         self.skipped: SkippedData = skipped_data(folder, newest or (Path(branch.checkpoint) if branch else None))
         file = folder / "metrics.jsonl"
-        records = [record for _, record in read_json_lines(file)] if file.is_file() else []
-        self.last_step: int = max((record["step"] for record in records), default=0)
-        self.losses: dict[int, float] = {record["step"]: record["loss"] for record in records if "loss" in record}
+        records = list(read_metrics(file)) if file.exists() else []
+        self.last_step: int = max((step for step, _ in records), default=0)
+        self.losses: dict[int, float] = {step: record["loss"] for step, record in records if "loss" in record}
 
     def _check_corpora(self, newest: Path | None) -> None:
         """Refuse corpora that were replaced: what they hold now is not what the run saw by its newest checkpoint."""

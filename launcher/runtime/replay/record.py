@@ -11,12 +11,10 @@ from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, p
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.chain import CHAIN, Read, Step, manifest_hash, read_chain
-from plumbline.launcher.runtime.run.starts import STARTS
-from plumbline.launcher.runtime.system.files import read_json_lines
+from plumbline.launcher.runtime.run.metrics import REPORTED, read_metrics
+from plumbline.launcher.runtime.run.starts import read_ranks
 
 METRICS = "metrics.jsonl"
-REPORTED = ("loss", "grad_norm")
-"""Numbers of a step that metrics.jsonl and the chain both have."""
 
 
 @dataclass(frozen=True, order=True)
@@ -81,17 +79,15 @@ def read_record(folder: Path, contents: bool = False) -> RunRecord:
             "nothing can be checked"
         )
     logged = {
-        record["step"]: {key: float(record[key]) for key in REPORTED}
-        for _, record in read_json_lines(folder / METRICS)
+        step: {key: float(record[key]) for key in REPORTED}
+        for step, record in read_metrics(folder / METRICS)
         if all(key in record for key in REPORTED)
     }
-    starts = folder / STARTS
-    ranks = [(line["step"], line["world_size"]) for _, line in read_json_lines(starts)] if starts.exists() else []
     there = list(reversed(checkpoints(folder / "checkpoints")))
     damaged = {step_of(each): found[0] for each in there if (found := problems(each, contents))}
     whole = [each for each in there if step_of(each) not in damaged]
     skipped = skipped_data(folder, whole[-1] if whole else None)
-    return RunRecord(folder, read_chain(folder / CHAIN), logged, ranks, there, skipped, damaged)
+    return RunRecord(folder, read_chain(folder / CHAIN), logged, read_ranks(folder), there, skipped, damaged)
 
 
 def contradictions(record: RunRecord) -> list[Difference]:

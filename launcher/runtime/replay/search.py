@@ -38,7 +38,9 @@ def usual(values: Sequence[float]) -> Usual:
     """
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 4:
-        raise ValueError(f"{len(finite)} steps around are known: too few to say what is usual")
+        raise ValueError(
+            f"{len(finite)} finite numbers of steps around it are too few to say what is usual: it takes 4"
+        )
     return Usual(*usual_range(finite, DEVIATIONS, AT_LEAST * abs(median(finite))))
 
 

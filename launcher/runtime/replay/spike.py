@@ -66,17 +66,20 @@ def standings(record: RunRecord, step: int) -> list[Standing]:
     """Return how gradient norm and loss of a step stand among those of the steps around.
 
     Raises:
-        ValueError: the step, or too few around it, were written down.
+        ValueError: the step was not written down, or too few around it.
     """
     its = record.written(step)
     if its is None:
         raise ValueError(f"--step {step}: neither chain.jsonl nor metrics.jsonl of {record.folder} has this step")
     around = [at for at in range(step - AROUND, step + AROUND + 1) if at != step]
     known = [found for at in around if (found := record.written(at)) is not None]
-    return [
-        Standing(key, getattr(its, key), usual([getattr(found, key) for found in known]))
-        for key in ("grad_norm", "loss")
-    ]
+    try:
+        return [
+            Standing(key, getattr(its, key), usual([getattr(found, key) for found in known]))
+            for key in ("grad_norm", "loss")
+        ]
+    except ValueError as error:
+        raise ValueError(f"--step {step}: {error}; give a step of a longer run") from error
 
 
 def explain(record: RunRecord, spike: Standing, step: int, world: World) -> Explanation:

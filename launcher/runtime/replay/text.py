@@ -96,7 +96,9 @@ def spike_lines(
             f"  step {made.step}: loss {made.loss:.4f} ({written.loss:.4f})  "
             f"grad_norm {made.grad_norm:.4g} ({written.grad_norm:.4g})"
         )
-    if not its.found.explained:
+    if its.difference is not None and not its.found.causes:
+        yield "what is computed again is not what the run wrote, so its samples are not to blame: --verify says more"
+    elif not its.found.explained:
         yield f"that is a spike still: no single sample of step {step} is to blame; look at the steps before"
 
 

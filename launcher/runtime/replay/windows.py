@@ -7,9 +7,10 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint.store import step_of
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.replay.record import REPORTED, Difference, RunRecord, same
+from plumbline.launcher.runtime.replay.record import Difference, RunRecord, same
 from plumbline.launcher.runtime.replay.steps import Replay
 from plumbline.launcher.runtime.run.chain import Step
+from plumbline.launcher.runtime.run.metrics import REPORTED
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
 

@@ -19,6 +19,7 @@ from plumbline.launcher.runtime.run.status_file import (
     read_attempts,
     read_status,
     state_after,
+    that_counts,
     with_last,
 )
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, STATES
@@ -142,10 +143,11 @@ def _state(folder: Path, attempts: Sequence[Attempt]) -> tuple[str, str | None]:
     """Return the state of a run that nobody is at work on, and why."""
     if not attempts:  # an older run, a cell of a sweep, or one that was only submitted
         return (STATES[COMPLETE] if (folder / RESULT).exists() else "unknown"), None
-    last = attempts[-1]
-    if last.exit_code is None:
-        return "dead", f"{last.why}, after {as_text(last.end)}"
-    return state_after(last.exit_code), f"{last.why} (exit code {last.exit_code})"
+    counts, last = that_counts(attempts), attempts[-1]
+    refused = "" if counts is last else f"; started again and refused: {last.why} (exit code {last.exit_code})"
+    if counts.exit_code is None:
+        return "dead", f"{counts.why}, after {as_text(counts.end)}{refused}"
+    return state_after(counts.exit_code), f"{counts.why} (exit code {counts.exit_code}){refused}"
 
 
 def _job_of(folder: Path, last: Attempt | None, waiting: Sequence[WaitingJob]) -> WaitingJob | None:

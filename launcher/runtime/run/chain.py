@@ -110,15 +110,17 @@ def read_chain(path: Path) -> Read:
     for number, entry in read_json_lines(path):
         told = entry.pop("hash", None)
         if told != linked(head, entry)["hash"]:
-            step = entry.get("step", entry.get("checkpoint", last))
-            found.problems.append((step, f"line {number}: its hash is not that of this line behind the one before"))
+            at = _position(entry)
+            found.problems.append(
+                (last if at is None else at, f"line {number}: its hash is not that of this line behind the one before")
+            )
         head = str(told)
         try:
             if "checkpoint" in entry:
                 found.checkpoints[int(entry["checkpoint"])] = str(entry["manifest"])
                 continue
             its = Step(int(entry["step"]), str(entry["samples"]), float(entry["loss"]), float(entry["grad_norm"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             text = f"line {number}: neither a step nor a checkpoint ({type(error).__name__} {error})"
             found.problems.append((last, text))
             continue
@@ -180,5 +182,11 @@ class ChainFile:
 
 def _is_before(entry: Mapping[str, Any], step: int) -> bool:
     """Return whether a line belongs to a run that stands at `step`."""
-    number = entry.get("step", entry.get("checkpoint"))
-    return "hash" in entry and isinstance(number, int) and number < step + ("step" in entry)
+    at = _position(entry)
+    return "hash" in entry and at is not None and at < step + ("step" in entry)
+
+
+def _position(entry: Mapping[str, Any]) -> int | None:
+    """Return the step of a line, or that of its checkpoint; None: it has neither."""
+    at = entry.get("step", entry.get("checkpoint"))
+    return at if type(at) is int else None

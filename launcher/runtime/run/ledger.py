@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
 
+from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
+
 Bucket = Literal["queue", "start_up", "compile", "steps", "data_wait", "checkpoint", "evaluation", "lost", "shutdown"]
 BUCKETS: tuple[str, ...] = get_args(Bucket)
 
@@ -84,6 +86,11 @@ class Attempt:
     progress: tuple[tuple[int, float], ...]
     """Steps with the seconds in bucket `steps` until then: that after which it went on, those at which it saved, and
     the last; without those that are lost."""
+
+    @property
+    def was_refused(self) -> bool:
+        """Return whether it ended before it came to training, for what was asked of it could not be done."""
+        return self.exit_code == UNUSABLE and self.first_step is None
 
     def is_of(self, other: "Attempt") -> bool:
         """Return whether two records are of one attempt."""

@@ -5,8 +5,9 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from plumbline.launcher.runtime.system.files import read_json_lines, read_key, w
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers.feed import Feed, History, finish
+
+REPORTED = ("loss", "grad_norm")
+"""Numbers of a step that metrics.jsonl and the chain both have."""
 
 
 class MetricsLog:
@@ -85,12 +89,25 @@ def _truncate(path: Path, step: int) -> History:
     kept: list[dict[str, Any]] = []
     dropped: list[dict[str, Any]] = []
     if path.exists():
-        for number, record in read_json_lines(path):
+        for its, record in read_metrics(path):
             of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
-            its = read_key(record, "step", int, f"{path}, line {number}")
             (kept if its < step or (its == step and of_a_step) else dropped).append(record)
         write_json_lines(path, kept)
     return History(kept, dropped, step)
+
+
+def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the step of each line of metrics.jsonl, and all that it holds.
+
+    Raises:
+        DamagedFileError: a line has no step, or a loss or a norm that is no number; names the line and the value.
+        OSError: the file cannot be read.
+    """
+    for number, record in read_json_lines(path):
+        place = f"{path}, line {number}"
+        for key in (key for key in REPORTED if key in record):
+            read_key(record, key, Real, place)  # type: ignore[type-abstract]
+        yield read_key(record, "step", int, place), record
 
 
 def environment(world: World) -> dict[str, Any]:

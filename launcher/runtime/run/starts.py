@@ -3,12 +3,13 @@
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from plumbline.launcher.runtime.config.identity import changes
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.files import read_json_lines, remove_leftovers, write_json_lines
+from plumbline.launcher.runtime.system.files import read_json_lines, read_key, remove_leftovers, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG
 
 STARTS = "starts.jsonl"
@@ -16,6 +17,17 @@ TOLD = ("command", "host", "world_size", "slurm_job_id", "python", "packages", "
 """Facts of environment.json that each line has; that file is of the newest start alone."""
 ALWAYS_NEW = ("command", "slurm_job_id", "memory_bytes")
 """Facts whose change says nothing of its own."""
+
+
+def read_ranks(folder: Path) -> list[tuple[int, int]]:
+    """Return the step that each start of a run went on from, and its number of ranks; runs of before have no list.
+
+    Raises:
+        DamagedFileError: a line is no start.
+    """
+    path = folder / STARTS
+    lines = [(f"{path}, line {number}", line) for number, line in read_json_lines(path)] if path.exists() else []
+    return [(read_key(line, "step", int, place), read_key(line, "world_size", int, place)) for place, line in lines]
 
 
 def note_start(config: Config, facts: Mapping[str, Any], step: int) -> None:

@@ -27,6 +27,7 @@ from plumbline.launcher.runtime.run.status_file import (
     read_attempts,
     read_status,
     state_after,
+    that_counts,
     with_last,
     write_attempts,
 )
@@ -248,7 +249,8 @@ class RunStatus:
 
     def _document(self, folder: Path) -> Status:
         attempt = self._attempt if self._has_ended else self._so_far()
-        state = state_after(attempt.exit_code) if self._has_ended else DOING[self.ledger.bucket]
+        ended = [*self._ended, attempt]
+        state = state_after(that_counts(ended).exit_code) if self._has_ended else DOING[self.ledger.bucket]
         total_steps, total_tokens = self._totals
         return Status(
             state=state,
@@ -260,7 +262,7 @@ class RunStatus:
             tokens_per_second=self._logged.get("tokens_per_second"),
             checkpoint=self._newest(folder),
             save_seconds=self._save_seconds,
-            starts=len(self._ended) + 1,
+            starts=len(ended),
             updated=attempt.end,
             attempt=attempt,
         )

@@ -167,8 +167,17 @@ def _note_end_of_job(folder: Path, code: int) -> None:
     else:
         last = last.extended(now, "shutdown")
     write_attempts(folder, [*ended, last])
-    state = state_after(last.exit_code)
+    state = state_after(that_counts([*ended, last]).exit_code)
     write_json(folder / STATUS, replace(status, state=state, attempt=last, updated=now).to_json())
+
+
+def that_counts(attempts: Sequence[Attempt]) -> Attempt:
+    """Return the attempt that says how a run stands: the newest that was not refused, or the newest where all were.
+
+    Args:
+        attempts: of the run, at least one; none of them goes on.
+    """
+    return next((attempt for attempt in reversed(attempts) if not attempt.was_refused), attempts[-1])
 
 
 def state_after(code: int | None) -> str:

@@ -139,6 +139,16 @@ class LrTransferSummary:
     axis: str = "optimizer.lr"
     """What stands in the place of the learning rate in every table."""
 
+    @property
+    def shown(self) -> dict[str, dict[str, CurveSummary]]:
+        """Return the families with several sizes; the first one where none has, for all hold the base alone then."""
+        several = {
+            family: curves
+            for family, curves in self.families.items()
+            if any(len(curve.sizes) > 1 for curve in curves.values())
+        }
+        return several or dict([*self.families.items()][:1])
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         families = {
@@ -331,8 +341,8 @@ def shift(sizes: Mapping[int, Optimum], base: int) -> Shift | None:
 
 
 def lines(summary: LrTransferSummary) -> Iterator[str]:
-    """Yield the table, and one line for each curve of each family."""
-    for family, curves in summary.families.items():
+    """Yield a table for each family that has several sizes, and in it a line more for each curve."""
+    for family, curves in summary.shown.items():
         yield f"{family:>6} {'curve':<12} {'best lr':>10} {'log2':>15} {'loss there':>17} {'lost at base lr':>19}"
         for label, curve in curves.items():
             for size, found in curve.sizes.items():

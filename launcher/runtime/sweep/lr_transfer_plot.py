@@ -1,12 +1,12 @@
 """Draw a learning-rate transfer sweep: loss against learning rate, one panel for each family and curve."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matplotlib.lines import Line2D
 
-from plumbline.launcher.runtime.sweep.lr_transfer import CurveSummary, LrTransferSummary, SizeSummary
+from plumbline.launcher.runtime.sweep.lr_transfer import LrTransferSummary, SizeSummary
 from plumbline.launcher.runtime.system.figures import panels, save_png, shades
 
 SMALL = {"fontsize": 8, "title_fontsize": 8}
@@ -14,8 +14,7 @@ SMALL = {"fontsize": 8, "title_fontsize": 8}
 
 def plot(summary: LrTransferSummary, path: Path) -> None:
     """Draw the panels: rows width and depth, a column for each curve, a colour for each size."""
-    rows = {family: curves for family, curves in summary.families.items() if _several(curves)}
-    rows = rows or summary.families
+    rows = summary.shown
     labels = list(next(iter(rows.values())))
     figure, axes = panels(len(rows), len(labels), (2.5, 2.4), margin=(1.2, 0.5), sharex=True, sharey="row")
     for row, (family, curves) in zip(axes, rows.items(), strict=True):
@@ -38,10 +37,6 @@ def plot(summary: LrTransferSummary, path: Path) -> None:
     for axis in axes[-1]:
         axis.set_xlabel("learning rate at the base" if summary.axis == "optimizer.lr" else summary.axis)
     save_png(figure, path)
-
-
-def _several(curves: Mapping[str, CurveSummary]) -> bool:
-    return any(len(curve.sizes) > 1 for curve in curves.values())
 
 
 def _draw(axis: Any, size: SizeSummary, colour: Any) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from plumbline.data.damage import reading
+from plumbline.launcher.runtime.checkpoint.store import STATE
 from plumbline.launcher.runtime.config.guards import GuardsConfig
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.engine.interface import Engine
@@ -70,9 +72,14 @@ class Guards:
         return {guard.name: guard.state for guard in self._guards}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Let each guard remember what it did; one that is new begins anew."""
+        """Let each guard remember what it did; one that is new begins anew.
+
+        Raises:
+            DamagedFileError: what a checkpoint says of a guard is not of its kind.
+        """
         for guard in self._guards:
-            guard.restore(state.get(guard.name, {}))
+            with reading(f"{STATE}: guards.{guard.name}"):
+                guard.restore(state.get(guard.name, {}))
 
 
 def make_guards(settings: GuardsConfig, plan: RunPlan, *others: Guard) -> Guards:

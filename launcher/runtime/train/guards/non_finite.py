@@ -65,4 +65,4 @@ class NonFinite(Guard):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting."""
-        self.skipped = state.get("skipped", 0)
+        self.skipped = int(state.get("skipped", 0))

@@ -64,7 +64,7 @@ class Spike(Guard, ABC):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on with the newest of the window."""
-        self.window = deque(state.get("window", ()), maxlen=self.settings.window)
+        self.window = deque(map(float, state.get("window", ())), maxlen=self.settings.window)
         self.inside = state.get("inside", False)
 
 

@@ -75,7 +75,7 @@ def test_how_far_the_data_was_drawn_counts_what_was_left_out(tmp_path: Path, ski
     assert _data_steps_drawn(tmp_path) == drawn
 
 
-@pytest.mark.parametrize("changes", [{"skipped": [[4, 1]]}, {"skipped": 3}, {"guard": {}}])
+@pytest.mark.parametrize("changes", [{"skipped": [[4, 1]]}, {"skipped": 3}, {"guard": {}}, {"guards": 7}])
 def test_a_state_that_cannot_be_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     (sealed(tmp_path) / store.STATE).write_text(json.dumps({**STATE, **changes}))
     with pytest.raises(DamagedFileError, match=r"state.json: cannot be read"):

@@ -205,6 +205,27 @@ def test_the_table_says_what_the_summary_holds() -> None:
     assert row.split()[2:] == ["0.00195", "-9.00", "±", "0.00", "3.0000", "±", "0.0000", "0.2000", "±", "0.0000"]
 
 
+@pytest.mark.parametrize(
+    ("shapes", "shown"),
+    [
+        ([(64, 2), (128, 2)], ["width"]),
+        ([(64, 2), (64, 8)], ["depth"]),
+        ([(64, 8), (64, 16)], ["depth"]),
+        ([(64, 2)], ["width"]),
+        ([(64, 2), (128, 2), (64, 8)], ["width", "depth"]),
+    ],
+)
+def test_a_family_without_several_sizes_is_not_shown(shapes: list[tuple[int, int]], shown: list[str]) -> None:
+    cells = results(lambda x, *_: parabola(x, -8.0))
+    kept = [cell for cell in cells if (cell.hidden_size, cell.num_hidden_layers) in shapes]
+    if (64, 16) in shapes:  # of depths that were all trained, none is the base's
+        kept += [replace(cell, num_hidden_layers=16) for cell in kept]
+    summary = summarize(SETTINGS, kept)
+    assert list(summary.shown) == shown
+    assert [line.split()[0] for line in lines(summary) if "best lr" in line] == shown
+    assert set(summary.families) == {"width", "depth"}, "the document has both"
+
+
 def test_another_hyperparameter_takes_the_place_of_the_learning_rate() -> None:
     """The standard deviation's optimum halves with each doubling of width, at one learning rate."""
     settings = LrTransferConfig(curves="rule", axis="model.initializer_range", bootstrap=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.guards import (
     GradientSpikeConfig,
@@ -195,6 +196,24 @@ def test_a_window_that_was_shortened_keeps_the_newest() -> None:
     spike = spikes(window=8)[0]
     spike.restore({"window": [float(number) for number in range(20)], "inside": False})
     assert list(spike.window) == [float(number) for number in range(12, 20)]
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("non_finite", 7),
+        ("non_finite", {"skipped": "word"}),
+        ("loss_spike", {"window": 7}),
+        ("gradient_spike", {"window": ["word"]}),
+    ],
+)
+def test_what_no_guard_remembered_is_refused(tiny_config: Path, name: str, state: Any) -> None:
+    config = load_config(tiny_config, [])
+    guards = make_guards(config.guards, plan_run(config))
+    assert name in guards.state
+    guards.restore({})
+    with pytest.raises(DamagedFileError, match=rf"state.json: guards.{name}: "):
+        guards.restore({name: state})
 
 
 # -- what is asked for -------------------------------------------------------------------------------------------------

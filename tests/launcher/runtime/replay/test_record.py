@@ -1,0 +1,111 @@
+"""What a run wrote is read, or refused by the file, the line and the key that are wrong."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from plumbline.data.damage import DamagedFileError
+from plumbline.launcher.replay import parse_arguments
+from plumbline.launcher.runtime.replay.record import METRICS, contradictions, read_record
+from plumbline.launcher.runtime.replay.spike import standings
+from plumbline.launcher.runtime.run.chain import CHAIN, ChainFile, Step
+from plumbline.launcher.runtime.run.starts import STARTS
+from plumbline.launcher.runtime.system.files import write_json_lines
+from tests.damage import damage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = 8
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the folder of a run of eight steps that saved nothing."""
+    steps = [Step(step, f"{step:064x}", 3.0 - 0.1 * step, 0.5) for step in range(1, STEPS + 1)]
+    chain = ChainFile(tmp_path, 0)
+    for step in steps:
+        chain.add_step(step)
+    chain.close()
+    lines = [{"step": its.step, "tokens": 64, "loss": its.loss, "grad_norm": its.grad_norm} for its in steps]
+    write_json_lines(tmp_path / METRICS, [*lines, {"step": STEPS, "tokens": 64, "eval/text/loss": 2.5}])
+    write_json_lines(tmp_path / STARTS, [{"step": 0, "world_size": 2}, {"step": 4, "world_size": 1}])
+    return tmp_path
+
+
+def test_what_an_honest_run_wrote_is_read(run: Path) -> None:
+    record = read_record(run)
+    assert contradictions(record) == []
+    assert record.logged[3] == {"loss": 3.0 - 0.1 * 3, "grad_norm": 0.5}
+    assert sorted(record.logged) == list(range(1, STEPS + 1))
+    assert [record.ranks_at(step) for step in (1, 4, 5, 8)] == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("file", [METRICS, STARTS])
+@pytest.mark.parametrize("step", ["two", "absent", None, [1], True, 1.0])
+def test_a_line_without_a_step_is_refused(run: Path, file: str, step: Any) -> None:
+    damage(run / file, {"step": step})
+    with pytest.raises(DamagedFileError, match=rf"{file}, line 1: step = .*: expected a value of type int"):
+        read_record(run)
+
+
+@pytest.mark.parametrize("key", ["loss", "grad_norm"])
+@pytest.mark.parametrize("value", ["word", "3.5", None, [1], {"a": 1}, True])
+def test_a_loss_that_is_no_number_is_refused(run: Path, key: str, value: Any) -> None:
+    damage(run / METRICS, {key: value})
+    with pytest.raises(DamagedFileError, match=rf"{METRICS}, line 1: {key} = "):
+        read_record(run)
+
+
+@pytest.mark.parametrize("ranks", ["two", "absent", None])
+def test_a_start_without_ranks_is_refused(run: Path, ranks: Any) -> None:
+    damage(run / STARTS, {"world_size": ranks})
+    with pytest.raises(DamagedFileError, match=rf"{STARTS}, line 1: world_size = "):
+        read_record(run)
+
+
+@pytest.mark.parametrize("step", ["two", None, [1], {"a": 1}, float("inf"), True])
+def test_a_line_of_the_chain_without_a_step_is_a_contradiction(run: Path, step: Any) -> None:
+    damage(run / CHAIN, {"step": step})
+    first = contradictions(read_record(run))[0]
+    assert (first.step, first.quantity) == (0, "chain")
+    assert first.text.startswith(f"{CHAIN}, line 1: ")
+
+
+@pytest.mark.parametrize("step", ["two", [1], 2.5])
+def test_a_run_goes_on_without_such_a_line(run: Path, step: Any) -> None:
+    damage(run / CHAIN, {"step": step})
+    ChainFile(run, STEPS).close()
+    assert sorted(read_record(run).chain.steps) == list(range(2, STEPS + 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--verify", "--full"], "--full goes with --step"),
+        (["--step", "3", "--windows", "0"], "--windows goes with --verify"),
+        (["--step", "3", "--most-steps", "2"], "--most-steps goes with --verify"),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], told: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["replay.py", str(run), *options])
+    with pytest.raises(SystemExit, match="2"):
+        parse_arguments()
+    assert told in capsys.readouterr().err
+
+
+def test_a_spike_in_a_run_of_few_steps_is_refused(run: Path) -> None:
+    record = read_record(run)
+    assert [its.is_spike for its in standings(record, 3)] == [False, False]
+    write_json_lines(run / METRICS, [])
+    lines = (run / CHAIN).read_text().splitlines(keepends=True)
+    (run / CHAIN).write_text("".join(lines[:4]))
+    with pytest.raises(ValueError, match=r"^--step 3: 3 finite numbers of steps around it are too few"):
+        standings(read_record(run), 3)
+    with pytest.raises(ValueError, match=r"^--step 9: neither chain.jsonl nor metrics.jsonl"):
+        standings(read_record(run), 9)
