@@ -10,8 +10,6 @@ See docs/doctor.md.
 """
 
 import argparse
-import os
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -21,13 +19,13 @@ BAD = 1  # exit code: a run would fail here
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line; the DeepSpeed launcher adds `--local_rank`, which the environment says as well."""
+    """Read the command line."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=cli.existing, help="YAML file of the run (default: checks that need none)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     parser.add_argument("--limit", type=cli.positive, default=120, help="seconds that ranks wait for one another")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    cli.add_rank_options(parser)
     arguments = parser.parse_intermixed_args()
     if arguments.overrides and arguments.config is None:
         parser.error(f"{arguments.overrides[0]}: replaces a value of --config, which is not given")
@@ -106,7 +104,4 @@ def bandwidth(found: Examination) -> list[str]:
 
 
 if __name__ == "__main__":
-    exit_code = cli.code_of(main)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)  # gloo's threads outlive the process group and can abort the interpreter on its way out
+    cli.run_on_ranks(main)

@@ -34,14 +34,14 @@ STOP = StopRequest()  # ahead of the imports below: they take seconds, in which 
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line; the DeepSpeed launcher adds `--local_rank`, which the environment says as well."""
+    """Read the command line."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, required=True, help="YAML file of the run (see configs/)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replace values of the file")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--print-config", action="store_true", help="print the configuration with every default, and end")
     only.add_argument("--dry-run", action="store_true", help="check all, show the first batch, train and write nothing")
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    cli.add_rank_options(parser)
     return parser.parse_intermixed_args()
 
 

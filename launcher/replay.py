@@ -13,8 +13,6 @@ Exit codes: 0 verified, or the samples found; 1 it differs, or no sample is to b
 """
 
 import argparse
-import os
-import sys
 from functools import partial
 
 from plumbline.launcher.runtime.system import cli
@@ -25,7 +23,7 @@ OF_VERIFY, OF_STEP = ("windows", "most_steps"), ("full",)
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line; the DeepSpeed launcher adds `--local_rank`, which the environment says as well."""
+    """Read the command line."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=cli.existing, metavar="RUN", help="run folder")
     what = parser.add_mutually_exclusive_group(required=True)
@@ -35,7 +33,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--most-steps", type=cli.positive, metavar="N", help="of --verify: cut longer windows")
     parser.add_argument("--full", action="store_true", default=None, help="of --step: cut no text")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    cli.add_rank_options(parser)
     arguments = parser.parse_args()
     needed, others = ("--step", OF_STEP) if arguments.verify else ("--verify", OF_VERIFY)
     for name in others:
@@ -117,7 +115,4 @@ def find(arguments: argparse.Namespace, record: RunRecord, world: World) -> int:
 
 
 if __name__ == "__main__":
-    exit_code = cli.code_of(main)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)  # gloo's threads outlive the process group and can abort the interpreter on its way out
+    cli.run_on_ranks(main)

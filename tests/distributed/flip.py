@@ -1,4 +1,4 @@
-"""A program for tests to start on three ranks: bits of gradients that turn on one of them, and many replays without.
+"""A program for tests to start on 3 or 4 ranks: bits of gradients that turn on one of them, and many replays without.
 
     flip.py CONFIG FOLDER
 
@@ -22,6 +22,7 @@ from plumbline.launcher import pretrain
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.checksum import WORDS
@@ -29,21 +30,29 @@ from plumbline.launcher.runtime.system.world import read_world
 from plumbline.launcher.runtime.train.guards.guard import WrongNodeError
 from plumbline.launcher.runtime.train.guards.replay import Replay
 
+ANY_RANKS = "run.reproducible=any_ranks"
 LOOKAHEAD = ["objective.name=latent_lookahead", "objective.horizon=2", "objective.anchors=4"]
-SETTINGS: Mapping[str, tuple[int, int, list[str]]] = {
-    "0 fp32": (20, 0, ["deepspeed.zero_stage=0"]),
-    "0 bf16": (20, 30, ["deepspeed.zero_stage=0", "deepspeed.precision=bf16"]),
-    "1 fp32, dropout, tied": (
-        20, 0, ["model.dropout=0.1", "model.tie_word_embeddings=true", "data.micro_batch_size=1"]
-    ),
-    "1 bf16": (20, 40, ["deepspeed.precision=bf16"]),
-    "2 fp32": (20, 30, ["deepspeed.zero_stage=2"]),
-    "2 bf16, lookahead, recomputed": (
-        20, 0, ["deepspeed.zero_stage=2", "deepspeed.precision=bf16", "train.activation_checkpointing=full", *LOOKAHEAD]
-    ),
+SETTINGS: Mapping[int, Mapping[str, tuple[int, int, list[str]]]] = {
+    3: {
+        "0 fp32": (20, 0, ["deepspeed.zero_stage=0"]),
+        "0 bf16": (20, 30, ["deepspeed.zero_stage=0", "deepspeed.precision=bf16"]),
+        "1 fp32, dropout, tied": (
+            20, 0, ["model.dropout=0.1", "model.tie_word_embeddings=true", "data.micro_batch_size=1"]
+        ),
+        "1 bf16": (20, 40, ["deepspeed.precision=bf16"]),
+        "2 fp32": (20, 30, ["deepspeed.zero_stage=2"]),
+        "2 bf16, lookahead, recomputed": (
+            20, 0, ["deepspeed.zero_stage=2", "deepspeed.precision=bf16", "train.activation_checkpointing=full",
+                    *LOOKAHEAD],
+        ),
+    },
+    4: {
+        "any ranks, 1 fp32, dropout": (20, 0, [ANY_RANKS, "model.dropout=0.1", "data.micro_batch_size=1"]),
+        "any ranks, 2 bf16": (20, 30, [ANY_RANKS, "deepspeed.zero_stage=2", "deepspeed.precision=bf16"]),
+    },
 }  # fmt: skip
-"""Name -> steps without a fault, trials with one, overrides."""
-GUARDED = ["data.global_batch_size=6", "run.deterministic=true", "guards.replay_interval=4"]
+"""Ranks -> name -> steps without a fault, trials with one, overrides."""
+GUARDED = ["run.deterministic=true", "guards.replay_interval=4"]
 MOMENTS = {"while it trains": {0}, "while it replays": {1}, "always": {0, 1, 2}}
 """Which of the gradients of a tensor that a rank computes in a step are wrong: its own, then those of other ranks."""
 
@@ -75,9 +84,9 @@ class Fault:
 def strike(file: Path, steps: int, trials: int, overrides: list[str]) -> dict[str, Any]:
     """Train without a fault, then with one in each step, and tell what the guard says."""
     world = read_world()
-    config = load_config(file, [*GUARDED, *overrides])
+    config = load_config(file, [*GUARDED, f"data.global_batch_size={2 * world.size}", *overrides])
     inputs = open_inputs(config, world)
-    engine = DeepSpeedEngine(config, world)
+    engine = make_engine(config, world)
     guard, fault = Replay(engine, interval=1), Fault(engine)
     update, updates = engine._update, itertools.count()
     engine._update = lambda: (next(updates), update())[1]  # type: ignore[method-assign]
@@ -115,7 +124,7 @@ def main() -> int:
     world = read_world()
     determinism.enforce(True, world.device)
     startup.start(world, timeout_minutes=5.0)
-    found = {name: strike(file, *setting) for name, setting in SETTINGS.items()}
+    found = {name: strike(file, *setting) for name, setting in SETTINGS[world.size].items()}
     if world.is_main:
         (folder / "trials.json").write_text(json.dumps(found))
 
@@ -131,6 +140,7 @@ def main() -> int:
 
     DeepSpeedEngine.train_step = struck  # type: ignore[method-assign, assignment]
     run = [f"run.root={folder / 'runs'}", "run.name=flipped", "checkpoint.interval=2", *GUARDED]
+    run += [f"data.global_batch_size={2 * world.size}", *([ANY_RANKS] if world.size == 4 else [])]
     sys.argv = ["pretrain.py", "--config", str(file), *run]
     return pretrain.main()
 

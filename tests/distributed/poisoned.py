@@ -1,6 +1,7 @@
-"""Pretrain on data of which some samples break what they are in; tests start this program on several ranks.
+"""Pretrain, or replay, on data of which some samples break what they are in; tests start it on several ranks.
 
     POISON='[[96, 112, "inf"], [192, 200, 100]]' poisoned.py --config FILE ...     arguments are those of pretrain.py
+    VERB=replay POISON=... poisoned.py RUN --step 24                               or of another entry point
 
 Each entry is first sample, stop, and what the loss of a micro-batch with one of them is multiplied by.
 """
@@ -27,12 +28,15 @@ def forward_with(poison: Poison) -> Any:
         samples = batch["sample_index"]
         for first, stop, factor in poison:
             if ((first <= samples) & (samples < stop)).any():
-                losses = losses._replace(terms=losses.terms * float(factor))
+                losses = losses._replace(
+                    terms=losses.terms * float(factor), cross_entropy=losses.cross_entropy * float(factor)
+                )
         return losses
 
     return forward
 
 
 if __name__ == "__main__":
+    verb = os.environ.get("VERB", "pretrain")
     NextToken.forward = forward_with(json.loads(os.environ.get("POISON", "[]")))  # type: ignore[method-assign]
-    runpy.run_path(str(Path(__file__).parents[2] / "launcher" / "pretrain.py"), run_name="__main__")
+    runpy.run_path(str(Path(__file__).parents[2] / "launcher" / f"{verb}.py"), run_name="__main__")

@@ -34,7 +34,13 @@ BF16 = "deepspeed.precision=bf16"
 LOOKAHEAD = ["objective.name=latent_lookahead", "objective.horizon=2", "objective.anchors=4"]
 SETTINGS = {
     "zero1-bf16": [BF16, "train.ema_half_life_tokens=512", "optimizer.grad_clip_norm=base"],
-    "zero2-bf16-dropout": [BF16, "deepspeed.zero_stage=2", "model.dropout=0.1"],
+    "zero2-bf16-dropout": [
+        BF16,
+        "deepspeed.zero_stage=2",
+        "model.dropout=0.1",
+        "guards.replay_interval=2",  # which a healthy run does not notice
+        "guards.replica_interval=1",
+    ],
     "zero1-fp32-lookahead": [*LOOKAHEAD],
     "zero2-bf16-muon": [BF16, "deepspeed.zero_stage=2", "optimizer.name=muon"],
     "zero1-bf16-warmup": [
@@ -44,6 +50,9 @@ SETTINGS = {
     ],
     "zero0-bf16": [BF16, "deepspeed.zero_stage=0"],
     "zero0-fp32-muon": ["deepspeed.zero_stage=0", "optimizer.name=muon"],
+    "zero0-fp32-soap": ["deepspeed.zero_stage=0", "optimizer.name=soap", "optimizer.precondition_frequency=2"],
+    "zero0-bf16-soap": [BF16, "deepspeed.zero_stage=0", "optimizer.name=soap", "optimizer.precondition_frequency=2"],
+    "zero1-bf16-compiled": [BF16, "train.compile=true"],
 }
 
 

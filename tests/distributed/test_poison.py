@@ -1,4 +1,4 @@
-"""Three poison documents among many are named by replay.py --step, exactly, and the run without them is proven."""
+"""Poison among many samples is named by replay.py --step, exactly, and the run without it is proven."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from plumbline.data.sources import Sources
 from plumbline.launcher.runtime.config.load import load_config
 
 if TYPE_CHECKING:
-    from tests.conftest import Command, Pretrain, Run
+    from tests.conftest import Command, Pretrain, Run, Start
 
 LENGTH, BATCH, POISONS = 32, 32, 3
 SAMPLES = [9_600, 100_000]
@@ -102,3 +102,33 @@ def test_an_ordinary_step_is_no_spike(poisoned: Poisoned, command: Command) -> N
     done = command("replay", poisoned.run.folder, "--step", str(step))
     assert done.returncode == 1, done.stderr
     assert "no spike" in done.stdout
+
+
+LAYOUTS: dict[str, tuple[int, str, list[str]]] = {
+    "as_it_was": (2, "ranks", ["deepspeed.zero_stage=3"]),
+    "one_process": (1, "ranks", []),
+    "any_ranks_on_one": (1, "ranks", ["run.reproducible=any_ranks", "deepspeed.precision=bf16"]),
+    "deepspeed_offload": (2, "deepspeed", ["deepspeed.zero_stage=2", "deepspeed.offload_optimizer=true"]),
+    "deepspeed_stage_0": (2, "deepspeed", ["deepspeed.zero_stage=0", "optimizer.name=muon"]),
+}
+"""Name -> ranks that replay a run of two, their launcher, and what the run is."""
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_run_of_two_ranks_is_searched(start: Start, tiny_config: Path, name: str) -> None:
+    """Of 24 steps, in which one sample of step 14 has a gradient a thousand times as large."""
+    ranks, launcher, overrides = LAYOUTS[name]
+    folder = tiny_config.parent / "runs" / f"poison_{name}"
+    poison = {"POISON": json.dumps([(107, 108, 1000)])}
+    words = ["--config", tiny_config, f"run.root={folder.parent}", f"run.name={folder.name}", "train.steps=24"]
+    words += ["train.eval_interval=null", "checkpoint.interval=8", "data.micro_batch_size=1", *overrides]
+    program = "tests/distributed/poisoned.py"
+    trained = start(program, words, folder, ranks=2, env=poison).wait()
+    assert trained.code == 0, trained.stderr
+    words = [folder, "--step", "14", "--json"]
+    outcome = start(program, words, folder, ranks=ranks, launcher=launcher, env=poison | {"VERB": "replay"}).wait()
+    assert outcome.code == 0, outcome.stdout + outcome.stderr
+    found, _ = json.JSONDecoder().raw_decode(outcome.stdout, outcome.stdout.index("{\n"))  # a launcher prints as well
+    assert (found["causes"], found["explained"], found["difference"]) == ([107], True, None)
+    assert found["tolerance"] == (1e-3 if name == "one_process" else None)
+    assert [made["step"] for made in found["without"]] == list(range(14, 23))

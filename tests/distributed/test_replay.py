@@ -13,15 +13,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from plumbline.data.loader import TrainBatches
+from plumbline.data.skipped import NOTHING
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.replay.record import contradictions, read_record
+from plumbline.launcher.runtime.replay.steps import Replay, Stash
 from plumbline.launcher.runtime.run.chain import BEGIN, CHAIN, linked, manifest_hash
-from tests.conftest import written
+from tests.conftest import REPOSITORY, written
 from tests.damage import reseal
 
 if TYPE_CHECKING:
+    from plumbline.launcher.runtime.system.world import World
     from tests.conftest import Pretrain, Run, Start
 
 STEPS, INTERVAL, RANKS = 12, 4, 2
@@ -43,6 +46,14 @@ def run(run_pretrain: Pretrain, tiny_config: Path) -> Run:
     return outcome.run
 
 
+@pytest.fixture(scope="module")
+def alone(run_pretrain: Pretrain, tiny_config: Path) -> Run:
+    """Return a run of one process, whose random numbers no rank draws."""
+    outcome = run_pretrain(tiny_config, "alone", [*SETTINGS, "model.dropout=0.0", "train.steps=6"])
+    assert outcome.code == 0, outcome.stderr
+    return outcome.run
+
+
 @pytest.fixture
 def copy(run: Run, tmp_path: Path) -> Path:
     return Path(shutil.copytree(run.folder, tmp_path / "copy"))
@@ -55,10 +66,11 @@ Verify = Callable[..., dict[str, Any]]
 def verify(start: Start) -> Verify:
     """Run replay.py --verify on all windows; returns its JSON document, with its exit code."""
 
-    def run(folder: Path, *options: str, ranks: int = RANKS) -> dict[str, Any]:
+    def run(folder: Path, *options: str, ranks: int = RANKS, launcher: str = "ranks") -> dict[str, Any]:
         words = [folder, "--verify", "--json", "--windows", "9", *options]
-        outcome = start("launcher/replay.py", words, folder, ranks=ranks).wait()
-        document: dict[str, Any] = json.loads(outcome.stdout)
+        outcome = start("launcher/replay.py", words, folder, ranks=ranks, launcher=launcher).wait()
+        begins = outcome.stdout.index("{\n")  # behind what a launcher prints
+        document: dict[str, Any] = json.JSONDecoder().raw_decode(outcome.stdout, begins)[0]
         return {**document, "code": outcome.code}
 
     return run
@@ -105,6 +117,12 @@ def test_an_honest_run_is_verified_to_the_last_bit(run: Run, verify: Verify) -> 
     assert written(run.folder) == before
 
 
+def test_a_run_is_verified_under_the_launcher_of_deepspeed(run: Run, verify: Verify) -> None:
+    found = verify(run.folder, launcher="deepspeed")
+    assert (found["code"], found["verdict"]) == (0, "verified")
+    assert [(its["tolerance"], its["steps"]) for its in found["windows"]] == [(None, 4)] * 3
+
+
 def test_what_any_ranks_write_is_verified_to_the_last_bit_on_others(
     run_pretrain: Pretrain, tiny_config: Path, verify: Verify
 ) -> None:
@@ -116,16 +134,67 @@ def test_what_any_ranks_write_is_verified_to_the_last_bit_on_others(
 
 
 def test_on_another_number_of_ranks_samples_are_exact_and_numbers_near(
-    run_pretrain: Pretrain, tiny_config: Path, verify: Verify
+    alone: Run, verify: Verify, tmp_path: Path
 ) -> None:
-    trained = run_pretrain(tiny_config, "near", [*SETTINGS, "model.dropout=0.0", "train.steps=6"])
-    found = verify(trained.run.folder, "--most-steps", "3")
+    found = verify(alone.folder, "--most-steps", "3")
     assert (found["code"], found["verdict"]) == (0, "verified")
     assert [(its["steps"], its["end"] is None) for its in found["windows"]] == [(3, True), (2, False)]
     assert all(its["tolerance"] == 1e-3 for its in found["windows"])
-    alter(trained.run.folder / CHAIN, ("step", 2), loss=5.4)
-    found = verify(trained.run.folder, "--most-steps", "3")
+    altered = Path(shutil.copytree(alone.folder, tmp_path / "altered"))
+    alter(altered / CHAIN, ("step", 2), loss=5.4)
+    found = verify(altered, "--most-steps", "3")
     assert [its["difference"] and its["difference"]["quantity"] for its in found["windows"]] == ["loss", None]
+
+
+OTHERS = {
+    "stage_3": ["deepspeed.zero_stage=3"],
+    "stage_3_bf16_muon": ["deepspeed.zero_stage=3", "deepspeed.precision=bf16", "optimizer.name=muon"],
+    "offload": ["deepspeed.zero_stage=2", "deepspeed.offload_optimizer=true"],
+    "stage_0_soap": ["deepspeed.zero_stage=0", "deepspeed.precision=bf16", "optimizer.name=soap"],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_engines_are_verified_to_the_last_bit(
+    run_pretrain: Pretrain, tiny_config: Path, verify: Verify, name: str
+) -> None:
+    trained = run_pretrain(tiny_config, name, [*SETTINGS, *OTHERS[name]], ranks=RANKS)
+    assert trained.code == 0, trained.stderr
+    found = verify(trained.run.folder)
+    assert (found["code"], found["verdict"]) == (0, "verified"), found
+    assert [(its["steps"], its["tolerance"], its["end"] is None) for its in found["windows"]] == [(4, None, False)] * 3
+
+
+ALTERED = {
+    "a_model": ("model/mlp.py", '"swiglu": F.silu', '"swiglu": F.gelu', [(1, "loss"), (5, "loss")]),
+    "an_optimizer": (
+        *("launcher/runtime/optim/optimizer.py", '= base_lr * group["lr_multiplier"]'),
+        *('= base_lr * group["lr_multiplier"] * 1.001', [(2, "loss"), (6, "loss")]),
+    ),
+    "an_average": (
+        *("launcher/runtime/optim/moving_average.py", "rate = math.log(2) /", "rate = math.log(2.01) /"),
+        [(4, "weights"), (6, "weights")],
+    ),
+}
+"""What -> file, text, what takes its place, and the first step and quantity of each window that must differ then."""
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_code_that_was_altered_is_found(alone: Run, start: Start, tmp_path: Path, what: str) -> None:
+    """By a copy of this code, in which one constant is another."""
+    file, old, new, expected = ALTERED[what]
+    for folder in ("launcher", "model", "data"):
+        shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (tmp_path / file).read_text()
+    assert text.count(old) == 1
+    (tmp_path / file).write_text(text.replace(old, new))
+    words = [alone.folder, "--verify", "--json", "--windows", "9"]
+    outcome = start(tmp_path / "launcher" / "replay.py", words, alone.folder, launcher="python", fresh=True).wait()
+    assert outcome.code == 1, outcome.stderr
+    found = json.loads(outcome.stdout)
+    assert (found["verdict"], found["contradictions"]) == ("differs", [])
+    assert [(its["difference"]["step"], its["difference"]["quantity"]) for its in found["windows"]] == expected
+    assert (found["first"]["step"], found["first"]["quantity"]) == expected[0]
 
 
 def test_a_run_that_draws_by_rank_is_computed_again_on_as_many(run: Run, start: Start) -> None:
@@ -237,6 +306,17 @@ def test_a_state_that_is_wrong_everywhere_is_found(copy: Path, verify: Verify) -
     assert (found["code"], found["contradictions"]) == (1, [])
     assert (found["first"]["step"], found["first"]["quantity"]) == (8, "weights")
     assert found["first"]["text"].startswith(key)
+
+
+def test_a_replay_comes_back_to_where_it_stood(tiny_config: Path, world: World) -> None:
+    replay = Replay(load_config(tiny_config, ["deepspeed.zero_stage=2"]), NOTHING, world)
+    replay.go_to(None)
+    replay.make(replay.batches())
+    stash, made = Stash(replay), []
+    for _ in range(3):
+        stash.restore()
+        made.append([replay.make(replay.batches()) for _ in range(3)])
+    assert made == made[:1] * 3
 
 
 def test_a_folder_without_a_chain_is_refused(copy: Path) -> None:

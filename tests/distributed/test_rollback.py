@@ -6,9 +6,11 @@ import functools
 import json
 import math
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 from plumbline.data.skipped import SkippedData
 from plumbline.launcher.runtime.checkpoint.resume import read_state
@@ -114,6 +116,27 @@ def test_it_goes_back_and_leaves_out_what_broke_it(whole: Callable[[], Run]) -> 
     (attempt,) = read_attempts(run.folder)
     assert attempt.exit_code == 0
     assert total([attempt])["lost"] > 0
+
+
+def test_any_ranks_go_back_alike(begin: Callable[..., Job], command: Command) -> None:
+    """By what the loss shows, on one rank and on four; then one of them checks what the four wrote."""
+    spikes = "guards.loss_spike={action: roll_back, window: 8, look_back: 4}"
+    quiet = ("guards.gradient_spike.action=ignore", "metrics.diagnostics_interval=null")
+    changes = ("run.reproducible=any_ranks", spikes, *quiet)
+    one, four = (begin(f"any_{ranks}", INFINITE, STEEP, ranks=ranks, changes=changes).wait() for ranks in (1, 4))
+    assert (one.code, four.code) == (0, 0), one.stderr + four.stderr
+    made, of_four = ([replace(its, time="") for its in read_interventions(each.run.folder)] for each in (one, four))
+    assert [(its.guard, its.back_to, its.skipped) for its in made] == [
+        ("non_finite", 10, (12, 14)),
+        ("loss_spike", 15, (20, 25)),
+    ]
+    assert of_four == made
+    assert numbers(four.run) == numbers(one.run)
+    assert steps_of_chain(four.run) == steps_of_chain(one.run)
+    for name, weight in one.run.weights(STEPS).items():
+        assert torch.equal(four.run.weights(STEPS)[name], weight), name
+    checked = command("replay", four.run.folder, "--verify", "--windows", "9")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_it_equals_a_run_that_never_read_that(whole: Callable[[], Run], begin: Callable[..., Job]) -> None:

@@ -60,8 +60,10 @@ class AnyRanksEngine(DeepSpeedEngine):
         gradients, total, reports = whole.split([sum(sizes), 1, len(whole) - sum(sizes) - 1])
         parts = zip(self._shapes.items(), gradients.split(sizes), strict=True)
         self._gradient = {name: part.view(shape) for (name, shape), part in parts}
-        alone = float(self.world.is_main)  # the step sums both over ranks
-        return alone * total[0], alone * reports.view(-1, 2)
+        found = total[0], reports.view(-1, 2)
+        if self.world.is_main:
+            return found
+        return torch.zeros_like(found[0]), torch.zeros_like(found[1])  # the step sums both over ranks
 
     def _leaf(self, batch: Batch, step: int, weights: Tensor) -> Tensor:
         """Return gradient, cross-entropy and reports of one micro-batch in one flat tensor, fp32."""

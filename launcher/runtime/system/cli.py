@@ -77,6 +77,17 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
         return INTERRUPTED
 
 
+def run_on_ranks(command: Callable[[], int | None]) -> NoReturn:
+    """Run an entry point in which ranks meet, and end at once with its code.
+
+    Threads of gloo outlive the process group, and can abort the interpreter while it takes itself down.
+    """
+    code = code_of(command)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _is_unread() -> bool:
     """Return whether who read standard output has gone, as `head` does; what is left of it goes nowhere then."""
     output = select.poll()
@@ -148,6 +159,11 @@ def existing(text: str) -> Path:
 def existing_or_stdin(text: str) -> str:
     """Return the path of a file or folder that is there, or "-" for standard input, for argparse."""
     return text if text == "-" else str(existing(text))
+
+
+def add_rank_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--local_rank`, which the DeepSpeed launcher gives each rank; the environment says it as well."""
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
