@@ -1,15 +1,17 @@
-"""Sort cells by size: those that differ from the base in width alone, and those that differ in depth alone."""
+"""Sort cells by size: those that differ from the base in width alone, in depth alone, or in both."""
 
 from collections.abc import Sequence
 
 from plumbline.launcher.runtime.sweep.result import Result
 
 SIZES = {"width": "hidden_size", "depth": "num_hidden_layers"}  # family -> what its members differ in
+JOINT = "width x depth"  # the family of those that differ in both, by the product
 
 
 def size_of(result: Result, family: str) -> int:
     """Return the size in which the members of a family differ."""
-    return {"width": result.hidden_size, "depth": result.num_hidden_layers}[family]
+    width, depth = result.hidden_size, result.num_hidden_layers
+    return {"width": width, "depth": depth, JOINT: width * depth}[family]
 
 
 def base_of(result: Result, family: str) -> int | None:
@@ -52,3 +54,24 @@ def family_members(axis: str, results: Sequence[Result]) -> dict[str, dict[str, 
             if all(size_of(result, other) == base[other] for other in SIZES if other != family):
                 cells.append(result)
     return families
+
+
+def joint_members(axis: str, results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Return label of the axis -> cells that differ from the base in width and in depth, and the base; {} without any.
+
+    Raises:
+        ValueError: two shapes have one product of width and depth.
+    """
+    base = base_size(results)
+    grown = [result for result in results if all(size_of(result, family) != base[family] for family in SIZES)]
+    shapes = {(result.hidden_size, result.num_hidden_layers) for result in grown}
+    if len({width * depth for width, depth in shapes}) < len(shapes):
+        raise ValueError(
+            f"{', '.join(f'{width} x {depth}' for width, depth in sorted(shapes))}: {JOINT} tells two of these shapes "
+            "apart no more; keep them in sweeps of their own"
+        )
+    members: dict[str, list[Result]] = {}
+    for result in results if grown else ():
+        if result in grown or all(size_of(result, family) == base[family] for family in SIZES):
+            members.setdefault(str(result.labels[axis]), []).append(result)
+    return members

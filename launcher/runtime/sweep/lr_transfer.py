@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from plumbline.launcher.runtime.sweep.bootstrap import Interval, Intervals, intervals
-from plumbline.launcher.runtime.sweep.families import SIZES, base_size, family_members, size_of
+from plumbline.launcher.runtime.sweep.families import JOINT, SIZES, base_size, family_members, joint_members, size_of
 from plumbline.launcher.runtime.sweep.optimum import Curve, fit, loss_at
 from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
@@ -170,6 +170,7 @@ def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
         raise ValueError("lr_transfer: missing; a sweep of this kind says `lr_transfer: {curves: AXIS}`")
     results = _along(settings.axis, results)
     family_members(settings.curves, results)
+    joint_members(settings.curves, results)
     points: dict[tuple[Any, ...], Result] = {}
     for result in results:
         place = (
@@ -190,6 +191,8 @@ def summarize(settings: LrTransferConfig, results: Sequence[Result]) -> LrTransf
     """Return for each family and curve the optimum of each size, its shift from the base, the cost of not re-tuning."""
     results = _along(settings.axis, results)
     base, families = base_size(results), family_members(settings.curves, results)
+    if joint := joint_members(settings.curves, results):
+        base, families = {**base, JOINT: math.prod(base.values())}, {**families, JOINT: joint}
     return LrTransferSummary(
         base,
         {

@@ -226,6 +226,39 @@ def test_a_family_without_several_sizes_is_not_shown(shapes: list[tuple[int, int
     assert set(summary.families) == {"width", "depth"}, "the document has both"
 
 
+def test_sizes_that_grow_in_both_directions_are_a_family_with_the_base() -> None:
+    """The optimum falls by a quarter of an octave for each doubling of width x depth."""
+    cells = results(lambda x, *_: parabola(x, -8.0))
+    base = [cell for cell in cells if (cell.hidden_size, cell.num_hidden_layers) == (64, 2)]
+    shapes = {(128, 4): -8.5, (256, 16): -9.25}
+    grown = [
+        replace(
+            cell,
+            signature=f"{cell.signature}-{width}",
+            hidden_size=width,
+            num_hidden_layers=depth,
+            outcome=RunOutcome("finished", loss=parabola(math.log2(cell.lr), best)),
+        )
+        for (width, depth), best in shapes.items()
+        for cell in base
+    ]
+    check(SETTINGS, [*cells, *grown])
+    summary = summarize(SETTINGS, [*cells, *grown])
+    assert list(summary.shown) == ["width", "depth", "width x depth"]
+    curve = summary.families["width x depth"]["sp"]
+    assert list(curve.sizes) == [128, 512, 4096]
+    assert curve.shift is not None
+    assert (curve.shift.base, curve.shift.largest) == (128, 4096)
+    assert curve.shift.octaves == pytest.approx(-1.25)
+    assert "sp: -1.25 ± 0.00 octaves from 128 to 4096, -0.25 ± 0.00 per doubling" in "\n".join(lines(summary))
+    assert list(summarize(SETTINGS, [*base, *grown]).shown) == ["width x depth"]
+
+    same = [replace(cell, hidden_size=256, num_hidden_layers=2 * 8, signature="a") for cell in grown[:1]]
+    twin = [replace(cell, hidden_size=512, num_hidden_layers=8, signature="b") for cell in grown[:1]]
+    with pytest.raises(ValueError, match=r"256 x 16, 512 x 8: width x depth tells two of these shapes apart no more"):
+        check(SETTINGS, [*base, *same, *twin])
+
+
 def test_another_hyperparameter_takes_the_place_of_the_learning_rate() -> None:
     """The standard deviation's optimum halves with each doubling of width, at one learning rate."""
     settings = LrTransferConfig(curves="rule", axis="model.initializer_range", bootstrap=True)
