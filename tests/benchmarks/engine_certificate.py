@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,14 +38,18 @@ if TYPE_CHECKING:
 LEAST_CAUGHT = 0.95
 
 
-def certify(cases: int, seed: int, any_ranks: bool, world: World) -> list[dict[str, Any]]:
+def certify(cases: int, seed: int, any_ranks: bool, offload: bool, world: World) -> list[dict[str, Any]]:
     """Return a row for each case that the engine serves: what it was, and the largest differences."""
     from tests.benchmarks.certificate.models import draw_case
     from tests.benchmarks.certificate.trial import compare
 
     rows = []
     drawn = [draw_case(seed, number) for number in range(cases)]
-    for case in [case for case in drawn if not any_ranks or case.stage < 3]:
+    if any_ranks:
+        drawn = [case for case in drawn if case.stage < 3]
+    if offload:
+        drawn = [replace(case, offload=True) for case in drawn if case.stage > 0 and case.optimizer == "adamw"]
+    for case in drawn:
         found = compare(case, world, any_ranks=any_ranks)
         largest = {quantity: asdict(difference) for quantity, difference in found.worst.items()}
         rows.append({"case": str(case), "exceeded": found.exceeded, "differences": largest})
@@ -116,8 +120,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--mutants", nargs="?", const="", metavar="PATTERN", help="break the engine, in one place at a time"
     )
     parser.add_argument("--tries", type=int, default=2, help="cases in which a mutant may stay unseen")
-    parser.add_argument(
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
         "--any-ranks", action="store_true", help="certify the engine of run.reproducible=any_ranks, at stages 0 to 2"
+    )
+    kind.add_argument(
+        "--offload", action="store_true", help="certify optimizer states in host memory, under AdamW at stages 1 to 3"
     )
     asked = parser.parse_args(arguments)
     world, began = read_world(), time.perf_counter()
@@ -128,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         kinds = len({row["mutant"] for row in rows})
         passed, counts = good >= LEAST_CAUGHT * len(rows), {"mutants": kinds, "trials": len(rows), "caught": good}
     else:
-        rows = certify(asked.cases, asked.seed, asked.any_ranks, world)
+        rows = certify(asked.cases, asked.seed, asked.any_ranks, asked.offload, world)
         good = sum(not row["exceeded"] for row in rows)
         passed, counts = good == len(rows), {"cases": len(rows), "equal": good}
     if world.is_main:

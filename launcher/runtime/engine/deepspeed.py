@@ -163,6 +163,8 @@ class DeepSpeedEngine(Engine):
         self._awaited = count
         if self.stage == 3:
             zero_shards.forget_gradients(self._engine.optimizer)
+        if self.config.deepspeed.offload_optimizer:
+            zero_shards.forget_offloaded_gradients(self._engine.optimizer, self.master_weights())
         if count == self._engine.gradient_accumulation_steps():
             return
         batch_size = count * self.config.data.micro_batch(self.world.size) * self.world.size
@@ -182,6 +184,8 @@ class DeepSpeedEngine(Engine):
             self._engine.backward((losses.terms * weights).sum(), scale_wrt_gas=False)
         if not last:
             self._engine.step()  # only counts
+        elif self.config.deepspeed.offload_optimizer:
+            zero_shards.finish_offloaded_gradients(self._engine.optimizer)
         elif self.stage == 0:
             self._clipped_norm = clip_gradients(self.model, self.groups, self.config.optimizer)
         return losses.cross_entropy, losses.reports

@@ -10,7 +10,7 @@ deepspeed is imported inside functions, because it chooses its accelerator when 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -102,6 +102,36 @@ def forget_gradients(zero: Any) -> None:
     a gradient: a tensor that took no part in it would be updated by its old gradient once more.
     """
     zero.grad_partitions_flat_buffer.zero_()
+
+
+def forget_offloaded_gradients(zero: Any, masters: Iterable[Tensor]) -> None:
+    """Start a step from gradients of zero where optimizer states are offloaded, as everywhere else.
+
+    DeepSpeed 0.19.8 keeps them in the host's memory and overwrites those of tensors that get one in the last
+    micro-batch: at any stage, another tensor would be updated by what the step before has left.
+
+    Args:
+        zero: DeepSpeed's ZeRO optimizer.
+        masters: the master weights of this rank.
+    """
+    for master in masters:
+        if master.grad is not None:
+            master.grad.zero_()
+    for accumulated in getattr(zero, "accumulated_grads_in_cpu", {}).values():  # of micro-batches, at stages 1 and 2
+        accumulated.zero_()
+
+
+def finish_offloaded_gradients(zero: Any) -> None:
+    """Hand offloaded gradients of tensors that have got none in the last micro-batch of a step to the optimizer.
+
+    DeepSpeed 0.19.8 hands over those of the last micro-batch alone, so what earlier ones gave would be lost.
+    """
+    waiting = getattr(zero, "_offload_accumulated_param_ids", None)
+    if (
+        waiting is not None
+    ):  # stages 1 and 2, whose sums in host memory are rounded: only those that have to come from it
+        waiting -= zero.norm_for_param_grads.keys()
+    zero.finalize_gradient_accumulation_boundary()
 
 
 def gradient_norms(zero: Any, groups: int, stage: int) -> list[Tensor]:

@@ -62,6 +62,13 @@ class Case:
     """Elements of a message."""
     persistent: bool
     """Whether ZeRO-3 keeps small tensors whole, as it does by default."""
+    offload: bool = False
+    """Whether optimizer states are in the host's memory."""
+
+    @property
+    def rest(self) -> int:
+        """Return which micro-batch resting blocks are left out of: where states are offloaded, any of the three."""
+        return self.number // 3 % self.accumulation if self.offload and self.accumulation > 1 else 1
 
     @property
     def features(self) -> list[str]:
@@ -79,7 +86,7 @@ class Case:
     def __str__(self) -> str:
         """Return: 17: stage 1, bf16, 3 micro-batches, muon, tied, reused."""
         parts = [f"stage {self.stage}", self.precision, f"{self.accumulation} micro-batches", self.optimizer]
-        return f"{self.number}: {', '.join([*parts, *self.features])}"
+        return f"{self.number}: {', '.join([*parts, *self.features, *(['offloaded'] if self.offload else [])])}"
 
 
 def draw_case(seed: int, number: int) -> Case:
@@ -162,7 +169,7 @@ class Generated(nn.Module):
         number = int(batch["number"])
         states = self.embed(batch["input_ids"])
         for call in self.case.calls:
-            if call.rests and (step == 1 or number == 1):
+            if call.rests and (step == 1 or number == self.case.rest):
                 continue
             block = self.blocks[call.block]
             states = checkpoint(block, states, use_reentrant=False) if call.checkpointed else block(states)
@@ -229,7 +236,8 @@ def configuration(case: Case, ranks: int) -> Config:
         "optimizer": {"name": case.optimizer, "lr": 0.01, "grad_clip": case.grad_clip,
                       "grad_clip_norm": case.grad_clip_norm},
         "train": {"steps": STEPS, "compile": False},
-        "deepspeed": {"precision": case.precision, "zero_stage": case.stage, "bucket_size": case.bucket},
+        "deepspeed": {"precision": case.precision, "zero_stage": case.stage, "bucket_size": case.bucket,
+                      "offload_optimizer": case.offload},
     }  # fmt: skip
     return parse_config(values, "certificate")
 
