@@ -8,20 +8,16 @@ another rank as well (guards.replay_interval; one rank does both). An alarm ends
 text is random. It prints one JSON object; `share` is the part of training time at an interval of 100 steps.
 """
 
-import argparse
 import json
-import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
-from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.system import determinism, startup
@@ -29,8 +25,8 @@ from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.guards.guard import Guard
 from plumbline.launcher.runtime.train.guards.replay import Replay
 from plumbline.launcher.runtime.train.guards.replicas import Replicas
+from tests.benchmarks.step_cost import on_random_text, parse_arguments, setting_of
 
-VOCABULARY = 4096
 INTERVAL = 100  # steps
 
 
@@ -52,30 +48,17 @@ def measure(config: Config, world: World, rounds: int) -> dict[str, list[float]]
 
 def main() -> None:
     """Measure one configuration."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"))
-    parser.add_argument("--rounds", type=int, default=30, help="steps of each kind")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    arguments = parser.parse_intermixed_args()
+    arguments = parse_arguments(__doc__, rounds=30)
     world = read_world()
     determinism.enforce(True, world.device)
     startup.start(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder) / "random"
-        with IndexedWriter(corpus, token_dtype(VOCABULARY)) as writer:
-            tokens = np.random.default_rng(0).integers(0, VOCABULARY, 2_000_000, dtype=np.uint16)
-            writer.add_documents(tokens, [len(tokens)])
-        fixed = [f"data.train=[{{path: {corpus}}}]", f"model.vocab_size={VOCABULARY}"]
-        seconds = measure(load_config(arguments.config, [*fixed, *arguments.overrides]), world, arguments.rounds)
+        seconds = measure(on_random_text(arguments, Path(folder)), world, arguments.rounds)
     if world.is_main:
         medians = {kind: statistics.median(found) for kind, found in seconds.items()}
         plain = medians.pop("plain")
         facts = {
-            "overrides": arguments.overrides,
-            "ranks": world.size,
-            "threads": torch.get_num_threads(),
-            "cpus": os.cpu_count(),
-            "device": torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu",
+            **setting_of(arguments, world),
             "micro_batches_replayed": arguments.rounds * world.size,
             "alarms": 0,  # or it would not be here
             "plain_seconds": plain,
