@@ -8,28 +8,23 @@ of the ratio of neighbours beside them. The text is random. It prints one JSON o
 torch's deterministic kernels cost on the CPU alone. A rank of run.reproducible has one thread there, as all do here.
 """
 
-import argparse
 import json
-import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
-from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.any_ranks import AnyRanksEngine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.world import World, read_world
-
-VOCABULARY = 4096
+from tests.benchmarks.step_cost import on_random_text, parse_arguments, setting_of
 
 
 def measure(config: Config, world: World, rounds: int) -> dict[str, list[float]]:
@@ -59,29 +54,15 @@ def compared(seconds: list[float], plain: list[float]) -> dict[str, object]:
 
 def main() -> None:
     """Measure one configuration."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"))
-    parser.add_argument("--rounds", type=int, default=30, help="steps of each kind")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    arguments = parser.parse_intermixed_args()
+    arguments = parse_arguments(__doc__, rounds=30)
     world = read_world()
     determinism.enforce(True, world.device)  # ahead of the first use of a GPU
     startup.start(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder) / "random"
-        with IndexedWriter(corpus, token_dtype(VOCABULARY)) as writer:
-            tokens = np.random.default_rng(0).integers(0, VOCABULARY, 2_000_000, dtype=np.uint16)
-            writer.add_documents(tokens, [len(tokens)])
-        fixed = [f"data.train=[{{path: {corpus}}}]", f"model.vocab_size={VOCABULARY}"]
-        seconds = measure(load_config(arguments.config, [*fixed, *arguments.overrides]), world, arguments.rounds)
+        seconds = measure(on_random_text(arguments, Path(folder)), world, arguments.rounds)
     if world.is_main:
         facts = {
-            "config": str(arguments.config),
-            "overrides": arguments.overrides,
-            "ranks": world.size,
-            "threads": torch.get_num_threads(),
-            "cpus": os.cpu_count(),
-            "device": world.device.type,
+            **setting_of(arguments, world),
         }
         ways = {kind: compared(found, seconds["plain"]) for kind, found in seconds.items()}
         print(json.dumps({**facts, "ways": ways}, indent=2))

@@ -8,22 +8,19 @@ TensorBoard. The text is random. It prints one JSON object; `share` is the part 
 metrics.diagnostics_interval. Use one process with all cores (the default) or `torchrun --nproc-per-node N`.
 """
 
-import argparse
 import json
-import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
 import torch.distributed as dist
 
-from plumbline.data.indexed import IndexedWriter, token_dtype
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
+
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Batch, Engine
@@ -34,8 +31,7 @@ from plumbline.launcher.runtime.trackers.feed import Feed
 from plumbline.launcher.runtime.trackers.kind import TrackedRun
 from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
-
-VOCABULARY = 4096
+from tests.benchmarks.step_cost import on_random_text, parse_arguments, setting_of
 
 
 def measure(config: Config, world: World, folder: Path, rounds: int) -> dict[str, float]:
@@ -72,20 +68,11 @@ def step(
 
 def main() -> None:
     """Measure one configuration."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"))
-    parser.add_argument("--rounds", type=int, default=15, help="steps of each kind")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    arguments = parser.parse_intermixed_args()
+    arguments = parse_arguments(__doc__, rounds=15)
     world = read_world()
     startup.start(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder) / "random"
-        with IndexedWriter(corpus, token_dtype(VOCABULARY)) as writer:
-            tokens = np.random.default_rng(0).integers(0, VOCABULARY, 2_000_000, dtype=np.uint16)
-            writer.add_documents(tokens, [len(tokens)])
-        fixed = [f"data.train=[{{path: {corpus}}}]", f"model.vocab_size={VOCABULARY}"]
-        config = load_config(arguments.config, [*fixed, *arguments.overrides])
+        config = on_random_text(arguments, Path(folder))
         found = measure(config, world, Path(folder), arguments.rounds)
     if world.is_main:
         plain, observed, interval = (
@@ -95,12 +82,7 @@ def main() -> None:
         )
         assert interval is not None, "metrics.diagnostics_interval = null measures nothing"
         facts = {
-            "config": str(arguments.config),
-            "overrides": arguments.overrides,
-            "ranks": world.size,
-            "threads": torch.get_num_threads(),
-            "cpus": os.cpu_count(),
-            "device": world.device.type,
+            **setting_of(arguments, world),
             "interval": interval,
         }
         share = (observed - plain) / (interval * plain)

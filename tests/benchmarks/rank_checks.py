@@ -10,20 +10,16 @@ prints one JSON object, by the clock and by the processor time of rank 0, which 
 not lengthen; `share` is the part of a run at an interval of 100 steps.
 """
 
-import argparse
 import json
-import os
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
-import torch
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
-from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.system import determinism, startup
@@ -32,8 +28,8 @@ from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.guards.guard import Guard
 from plumbline.launcher.runtime.train.guards.replay import Replay
 from plumbline.launcher.runtime.train.guards.replicas import Replicas
+from tests.benchmarks.step_cost import on_random_text, parse_arguments, setting_of
 
-VOCABULARY = 4096
 INTERVAL = 100  # steps
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CLOCKS = {"by_the_clock": time.perf_counter, "of_the_processor": time.process_time}
@@ -79,28 +75,15 @@ def checksum_rate(dtype: torch.dtype, device: torch.device) -> float:
 
 def main() -> None:
     """Measure one configuration."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=Path("configs/quickstart.yaml"))
-    parser.add_argument("--rounds", type=int, default=30, help="steps of each kind")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
-    arguments = parser.parse_intermixed_args()
+    arguments = parse_arguments(__doc__, rounds=30)
     world = read_world()
     determinism.enforce(True, world.device)
     startup.start(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
-        corpus = Path(folder) / "random"
-        with IndexedWriter(corpus, token_dtype(VOCABULARY)) as writer:
-            tokens = np.random.default_rng(0).integers(0, VOCABULARY, 2_000_000, dtype=np.uint16)
-            writer.add_documents(tokens, [len(tokens)])
-        fixed = [f"data.train=[{{path: {corpus}}}]", f"model.vocab_size={VOCABULARY}"]
-        seconds = measure(load_config(arguments.config, [*fixed, *arguments.overrides]), world, arguments.rounds)
+        seconds = measure(on_random_text(arguments, Path(folder)), world, arguments.rounds)
     if world.is_main:
         facts = {
-            "overrides": arguments.overrides,
-            "ranks": world.size,
-            "threads": torch.get_num_threads(),
-            "cpus": os.cpu_count(),
-            "device": torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu",
+            **setting_of(arguments, world),
             "micro_batches_replayed": arguments.rounds * world.size,
             "alarms": 0,  # or it would not be here
             "checksum_of_numbers_per_second": {

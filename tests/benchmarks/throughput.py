@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,12 +22,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
-from plumbline.data.indexed import IndexedWriter, token_dtype
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
+
 from plumbline.data.loader import TrainBatches
 from plumbline.data.windows import Batch
 from plumbline.launcher.runtime.config.load import load_config
@@ -41,6 +42,7 @@ from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_table
+from tests.benchmarks.step_cost import write_random_text
 
 SIZES = {"layers": 6, "width": 384, "length": 256, "batch": 8, "vocabulary": 8192, "steps": 6, "rounds": 6}
 Loop = Callable[[Batch, int], torch.Tensor]
@@ -160,9 +162,7 @@ def main() -> None:
     startup.start(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / f"random{world.rank}"
-        with IndexedWriter(corpus, token_dtype(arguments.vocabulary)) as writer:
-            tokens = np.random.default_rng(0).integers(0, arguments.vocabulary, 10_000_000, dtype=np.uint16)
-            writer.add_documents(tokens, [len(tokens)])
+        write_random_text(corpus, arguments.vocabulary, tokens=10_000_000)
         results = [measure(arguments, corpus, setting, world) for setting in arguments.settings.split(",")]
     if world.is_main:
         facts = {**vars(arguments), "ranks": world.size, "threads": torch.get_num_threads(), "cpus": os.cpu_count()}

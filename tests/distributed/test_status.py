@@ -143,7 +143,7 @@ def test_every_ending_is_told(
     found = standing(command, job.run)
     assert found["state"] == "stopped"
     assert found["why"].startswith("stopped on request")
-    assert re.search("started again and refused: .*no/corpus", found["why"])
+    assert re.search("; started again and refused: .*no/corpus.* \\(exit code 2\\)$", found["why"])
     assert_ended(again(), "complete", 0, "complete")
     assert [attempt["first_step"] for attempt in attempts_of(job.run)] == [0, None, None, made]
     before = (job.run.folder / "status.json").read_bytes()
