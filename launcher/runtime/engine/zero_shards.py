@@ -107,8 +107,8 @@ def forget_gradients(zero: Any) -> None:
 def forget_offloaded_gradients(zero: Any, masters: Iterable[Tensor]) -> None:
     """Start a step from gradients of zero where optimizer states are offloaded, as everywhere else.
 
-    DeepSpeed 0.19.8 keeps them in the host's memory and overwrites those of tensors that get one in the last
-    micro-batch: at any stage, another tensor would be updated by what the step before has left.
+    DeepSpeed 0.19.8 keeps them in the host's memory, and only overwrites those of tensors that get one: what others had
+    in the step before would update them once more, or be added to.
 
     Args:
         zero: DeepSpeed's ZeRO optimizer.
@@ -117,7 +117,7 @@ def forget_offloaded_gradients(zero: Any, masters: Iterable[Tensor]) -> None:
     for master in masters:
         if master.grad is not None:
             master.grad.zero_()
-    for accumulated in getattr(zero, "accumulated_grads_in_cpu", {}).values():  # of micro-batches, at stages 1 and 2
+    for accumulated in getattr(zero, "accumulated_grads_in_cpu", {}).values():  # of fp32 at stages 1 and 2
         accumulated.zero_()
 
 
@@ -126,11 +126,6 @@ def finish_offloaded_gradients(zero: Any) -> None:
 
     DeepSpeed 0.19.8 hands over those of the last micro-batch alone, so what earlier ones gave would be lost.
     """
-    waiting = getattr(zero, "_offload_accumulated_param_ids", None)
-    if (
-        waiting is not None
-    ):  # stages 1 and 2, whose sums in host memory are rounded: only those that have to come from it
-        waiting -= zero.norm_for_param_grads.keys()
     zero.finalize_gradient_accumulation_boundary()
 
 

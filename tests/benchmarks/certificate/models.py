@@ -67,8 +67,10 @@ class Case:
 
     @property
     def rest(self) -> int:
-        """Return which micro-batch resting blocks are left out of: where states are offloaded, any of the three."""
-        return self.number // 3 % self.accumulation if self.offload and self.accumulation > 1 else 1
+        """Return which micro-batch resting blocks are left out of: the second; where states are offloaded, any."""
+        if not self.offload or self.accumulation == 1:
+            return 1
+        return random.Random(f"resting {self.seed} {self.number}").randrange(self.accumulation)
 
     @property
     def features(self) -> list[str]:
