@@ -7,19 +7,18 @@ rank 0 alone, and ends with its exit code.
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from plumbline.launcher import pretrain
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
+
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.models.from_stock import fetch
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import check_agreement, open_inputs
-from plumbline.launcher.runtime.system import startup
-from plumbline.launcher.runtime.system.world import read_world
+from tests.distributed.rank_program import begin, leave, train
 
 
 def error_of(action: Callable[[], None]) -> str | None:
@@ -32,9 +31,7 @@ def error_of(action: Callable[[], None]) -> str | None:
 
 
 def main() -> int:
-    file, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    world = read_world()
-    startup.start(world, timeout_minutes=5.0)
+    file, folder, world = begin()
     config, other = load_config(file, []), load_config(file, [f"run.seed={world.rank + 1}"])
     inputs = open_inputs(config, world)
     no_model = load_config(file, ["train.initialize_from=hf:no/such/name"])
@@ -51,12 +48,8 @@ def main() -> int:
         done.run.folder.mkdir(parents=True)
         save_config(done, done.run.folder / "config.yaml")
         (done.run.folder / RESULT).write_text(json.dumps({"step": plan_run(done).total_steps}))
-    sys.argv = ["pretrain.py", "--config", str(file), root]
-    return pretrain.main()
+    return train(file, [root])
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(main())

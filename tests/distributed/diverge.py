@@ -7,7 +7,6 @@ injected difference. Then all train the run FOLDER/runs/diverged, in which a bit
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plumbline.launcher import pretrain
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
+
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.checksum import WORDS
 from plumbline.launcher.runtime.system.world import read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.replicas import Replicas
+from tests.distributed.rank_program import begin, leave, train
 
 SETTINGS = {
     "0 fp32": ["deepspeed.zero_stage=0", "train.ema_half_life_tokens=1000"],
@@ -83,9 +83,7 @@ def compare(file: Path, overrides: list[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    file, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    world = read_world()
-    startup.start(world, timeout_minutes=5.0)
+    file, folder, world = begin()
     batch = ["data.global_batch_size=6"]
     found = {name: compare(file, [*batch, *overrides]) for name, overrides in SETTINGS.items()}
     if world.is_main:
@@ -102,12 +100,8 @@ def main() -> int:
     DeepSpeedEngine.train_step = struck  # type: ignore[method-assign, assignment]
     torch.manual_seed(0)
     run = [f"run.root={folder / 'runs'}", "run.name=diverged", "deepspeed.zero_stage=0", *batch]
-    sys.argv = ["pretrain.py", "--config", str(file), *run]
-    return pretrain.main()
+    return train(file, run)
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(main())

@@ -18,17 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plumbline.launcher import pretrain
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
+
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system import determinism, startup
+from plumbline.launcher.runtime.system import determinism
 from plumbline.launcher.runtime.system.checksum import WORDS
 from plumbline.launcher.runtime.system.world import read_world
 from plumbline.launcher.runtime.train.guards.guard import WrongNodeError
 from plumbline.launcher.runtime.train.guards.replay import Replay
+from tests.distributed.rank_program import begin, leave, train
 
 ANY_RANKS = "run.reproducible=any_ranks"
 LOOKAHEAD = ["objective.name=latent_lookahead", "objective.horizon=2", "objective.anchors=4"]
@@ -120,10 +122,8 @@ def strike(file: Path, steps: int, trials: int, overrides: list[str]) -> dict[st
 
 
 def main() -> int:
-    file, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    world = read_world()
+    file, folder, world = begin()
     determinism.enforce(True, world.device)
-    startup.start(world, timeout_minutes=5.0)
     found = {name: strike(file, *setting) for name, setting in SETTINGS[world.size].items()}
     if world.is_main:
         (folder / "trials.json").write_text(json.dumps(found))
@@ -141,12 +141,8 @@ def main() -> int:
     DeepSpeedEngine.train_step = struck  # type: ignore[method-assign, assignment]
     run = [f"run.root={folder / 'runs'}", "run.name=flipped", "checkpoint.interval=2", *GUARDED]
     run += [f"data.global_batch_size={2 * world.size}", *([ANY_RANKS] if world.size == 4 else [])]
-    sys.argv = ["pretrain.py", "--config", str(file), *run]
-    return pretrain.main()
+    return train(file, run)
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    leave(main())

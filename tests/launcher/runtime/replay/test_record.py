@@ -9,8 +9,11 @@ import pytest
 
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.replay import parse_arguments
-from plumbline.launcher.runtime.replay.record import METRICS, contradictions, read_record
-from plumbline.launcher.runtime.replay.spike import standings
+from plumbline.launcher.runtime.replay.record import METRICS, Difference, contradictions, read_record
+from plumbline.launcher.runtime.replay.search import Found
+from plumbline.launcher.runtime.replay.spike import Explanation, standings
+from plumbline.launcher.runtime.replay.text import spike_lines
+from plumbline.launcher.runtime.replay.windows import Window
 from plumbline.launcher.runtime.run.chain import CHAIN, ChainFile, Step
 from plumbline.launcher.runtime.run.starts import STARTS
 from plumbline.launcher.runtime.system.files import write_json_lines
@@ -97,6 +100,20 @@ def test_an_option_that_would_do_nothing_is_refused(
     with pytest.raises(SystemExit, match="2"):
         parse_arguments()
     assert told in capsys.readouterr().err
+
+
+def test_samples_are_not_blamed_for_a_step_that_is_not_what_the_run_wrote(run: Path) -> None:
+    record, step = read_record(run), Step(5, "", 2.5, 0.5)
+    standing = standings(record, 5)
+
+    def last_line(difference: Difference | None, causes: list[int]) -> str:
+        made = Explanation(Window(0, 4, None, None), None, difference, Found(causes, False, 3), [step])
+        return [*spike_lines(record, 5, standing, made, [], False)][-1]
+
+    other = Difference(5, "grad_norm", "100.0 in the chain, 0.5 computed again")
+    assert "its samples are not to blame: --verify" in last_line(other, [])
+    assert "that is a spike still" in last_line(other, [3])
+    assert "that is a spike still" in last_line(None, [])
 
 
 def test_a_spike_in_a_run_of_few_steps_is_refused(run: Path) -> None:
