@@ -131,8 +131,8 @@ def test_a_role_that_leaves_its_band_is_told_once(
     [
         (None, "metrics.jsonl is not there: name the folder of a run"),
         ('{"step": 1}\n', "has no step_size/ROLE"),
-        ('{"step": "1", "step_size/embedding": 1.0}\n', "line 1: step or a size is no number"),
-        ('{"step": 1}\n{"step": 1, "step_size/embedding": 0.0}\n', "line 2: step or a size is no number"),
+        ('{"step": "1", "step_size/embedding": 1.0}\n', "line 1: step = '1'"),
+        ('{"step": 1}\n{"step": 1, "step_size/embedding": 0.0}\n', "step_size/embedding of step 1 is 0.0, not a size"),
     ],
     ids=["no run", "no sizes", "no step", "no size"],
 )

@@ -27,8 +27,8 @@ from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS
+from plumbline.launcher.runtime.run.metrics import read_metrics
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
-from plumbline.launcher.runtime.system.files import read_json_lines
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.train.guards.guard import Guard
 
@@ -144,7 +144,7 @@ class Transfer(Guard):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on counting, and remember of which roles the log has been told."""
-        self._skipped, self._outside = state.get("skipped", 0), set(state.get("outside", ()))
+        self._skipped, self._outside = int(state.get("skipped", 0)), set(map(str, state.get("outside", ())))
 
 
 def _is_like(value: Any, shard: Tensor) -> bool:
@@ -164,13 +164,12 @@ def read_base(settings: TransferConfig) -> Sizes:
     if not file.is_file():
         raise ConfigError(f"guards.transfer.base = {settings.base}: {file} is not there: name the folder of a run")
     sizes: dict[int, dict[str, float]] = {}
-    for number, record in read_json_lines(file):
+    for step, record in read_metrics(file):
         found = {key.removeprefix(SIZE): value for key, value in record.items() if key.startswith(SIZE)}
-        if not found:
-            continue
-        if not all(isinstance(value, (int, float)) and value > 0 for value in (record.get("step"), *found.values())):
-            raise DamagedFileError(f"{file}, line {number}: step or a size is no number above 0; remove the line")
-        sizes[record["step"]] = found
+        for role, value in found.items():
+            if not isinstance(value, int | float) or value <= 0:
+                raise DamagedFileError(f"{file}: {SIZE}{role} of step {step} is {value!r}, not a size; remove the line")
+        sizes |= {step: found} if found else {}
     if not sizes:
         raise ConfigError(
             f"guards.transfer.base = {settings.base}: {file} has no {SIZE}ROLE, so it is of a version of Plumbline "
