@@ -56,6 +56,7 @@ def main() -> int:
     world = read_world()
     folder, need, local = RunConfig(name="run").folder, None, None
     if arguments.config is not None:
+        # Whatever `auto` becomes, nothing that is checked depends on it: stages 1 to 3 divide the same states
         config = branch.resolve(load_config(arguments.config, arguments.overrides, min))
         plan = plan_run(config)
         folder, need, local = config.run.folder, need_of(config, plan), local_need_of(config, plan, world)

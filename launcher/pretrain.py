@@ -114,7 +114,9 @@ def main() -> int:
     arguments = parse_arguments()
     try:
         world = read_world()
-        config = branch.resolve(load_config(arguments.config, arguments.overrides, partial(choose_stage, world=world)))
+        told = world.is_main and not arguments.print_config  # which prints YAML and nothing else
+        stage = partial(choose_stage, world=world, told=told)
+        config = branch.resolve(load_config(arguments.config, arguments.overrides, stage))
         plan = plan_run(config)
         if arguments.print_config:
             if world.is_main:
@@ -124,7 +126,7 @@ def main() -> int:
         inputs = open_inputs(config, world)
         branch.check(config, inputs.fingerprints)
         initial_weights.check(config)
-        read_base(config.guards.transfer)
+        read_base(config.guards.transfer)  # or the guard would refuse it once the engine is built
         if world.is_main:
             check_trackers(config.metrics.trackers)
         alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start

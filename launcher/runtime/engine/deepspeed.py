@@ -36,8 +36,6 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.recomputation import recompute
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run, with every key that matters."""
@@ -140,6 +138,7 @@ class DeepSpeedEngine(Engine):
         engine = self._engine
         model_dtype, accumulation_dtype = engine.get_data_types()
         bf16 = requested["bf16"]["enabled"]
+        summed_in = torch.bfloat16 if self.config.deepspeed.communication_dtype == "bf16" else torch.float32
         pairs = {
             "train_batch_size": (engine.train_batch_size(), requested["train_batch_size"]),
             "gradient_accumulation_steps": (
@@ -150,7 +149,7 @@ class DeepSpeedEngine(Engine):
             "zero stage": (engine.zero_optimization_stage(), requested["zero_optimization"]["stage"]),
             "parameter dtype": (model_dtype, torch.bfloat16 if bf16 else torch.float32),
             "gradient accumulation dtype": (accumulation_dtype, torch.float32),
-            "communication dtype": (engine.communication_data_type, DTYPES[self.config.deepspeed.communication_dtype]),
+            "communication dtype": (engine.communication_data_type, summed_in),
             "world size": (engine.dp_world_size, self.world.size),
         }
         wrong = [f"{name} is {found}, asked for {asked}" for name, (found, asked) in pairs.items() if found != asked]

@@ -26,9 +26,9 @@ from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.recomputation import Recomputed
 
 FLOPS = 4e14
-"""Of a device in a second, an H100 at 40 % of its peak: weighs what is computed again against what is sent."""
+"""Of a device in a second, an H100 at 40 % of its peak, as plan.py assumes: it weighs recomputing against sending."""
 BANDWIDTH = 5e10
-"""Bytes that a device sends in a second: a port of 400 Gb/s for each."""
+"""Bytes that a device sends in a second, a port of 400 Gb/s for each, as plan.py assumes."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,13 @@ def preferred(estimates: Mapping[int, StageEstimate], device_bytes: float) -> in
     return max(estimates) if fitting is None else fitting
 
 
-def choose_stage(candidates: Mapping[int, Config], world: World) -> int:
-    """Return the ZeRO stage of a run on the devices of a world, and tell it.
+def choose_stage(candidates: Mapping[int, Config], world: World, told: bool) -> int:
+    """Return the ZeRO stage of a run on the devices of a world.
 
     Args:
         candidates: stage -> the configuration with it, of all stages that the configuration permits.
         world: this process among all; its ranks need not have met.
+        told: whether this rank tells it, and warns if none fits.
     """
     if world.device.type == "cuda":
         device_bytes = float(torch.cuda.get_device_properties(world.device).total_memory)
@@ -101,7 +102,7 @@ def choose_stage(candidates: Mapping[int, Config], world: World) -> int:
     config, machine = next(iter(candidates.values())), Machine(world.size, FLOPS, BANDWIDTH)
     estimates = estimate_stages(config, plan_run(config).rows, candidates, machine, device_bytes, world.device)
     chosen = preferred(estimates, device_bytes)
-    if world.is_main:
+    if told:
         sizes = ", ".join(f"{each.memory.total / GIB:.2f} at stage {stage}" for stage, each in estimates.items())
         TRAINING.info(
             f"stage    {chosen}, of deepspeed.zero_stage = auto: an estimate in GiB is {sizes}, and a device has "

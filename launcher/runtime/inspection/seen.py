@@ -91,7 +91,7 @@ class SeenRun:
         branch = self.config.schedule.branch
         self.skipped: SkippedData = skipped_data(folder, newest or (Path(branch.checkpoint) if branch else None))
         file = folder / "metrics.jsonl"
-        records = list(read_metrics(file)) if file.exists() else []
+        records = list(read_metrics(file)) if file.is_file() else []
         self.last_step: int = max((step for step, _ in records), default=0)
         self.losses: dict[int, float] = {step: record["loss"] for step, record in records if "loss" in record}
 

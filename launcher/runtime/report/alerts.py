@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from plumbline.launcher.runtime.config.guards import TransferConfig
 from plumbline.launcher.runtime.report.history import Floats, History, Series
 from plumbline.launcher.runtime.system.outliers import usual_range
 
@@ -21,7 +22,7 @@ IN_A_ROW = 2  # observations
 SPIKE_WINDOW = 32  # logged steps before a step, which say what its loss should be
 SPIKE_DEVIATIONS = 8.0  # robust standard deviations
 SPIKE_NATS = 0.1  # and at least so much
-SIZE_FACTOR = 1.25  # of an update to one of the base run, either way
+SIZE_FACTOR = TransferConfig().factor  # of an update to one of the base run, either way: the guard's default
 
 
 @dataclass(frozen=True)

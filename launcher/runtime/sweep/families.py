@@ -63,7 +63,8 @@ def joint_members(axis: str, results: Sequence[Result]) -> dict[str, list[Result
         ValueError: two shapes have one product of width and depth.
     """
     base = base_size(results)
-    grown = [result for result in results if all(size_of(result, family) != base[family] for family in SIZES)]
+    differing = [sum(size_of(result, family) != base[family] for family in SIZES) for result in results]
+    grown = [result for result, sizes in zip(results, differing, strict=True) if sizes == len(SIZES)]
     shapes = {(result.hidden_size, result.num_hidden_layers) for result in grown}
     if len({width * depth for width, depth in shapes}) < len(shapes):
         raise ValueError(
@@ -71,7 +72,7 @@ def joint_members(axis: str, results: Sequence[Result]) -> dict[str, list[Result
             "apart no more; keep them in sweeps of their own"
         )
     members: dict[str, list[Result]] = {}
-    for result in results if grown else ():
-        if result in grown or all(size_of(result, family) == base[family] for family in SIZES):
+    for result, sizes in zip(results, differing, strict=True) if grown else ():
+        if sizes in (0, len(SIZES)):
             members.setdefault(str(result.labels[axis]), []).append(result)
     return members

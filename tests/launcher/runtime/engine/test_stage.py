@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
@@ -15,7 +16,7 @@ from plumbline.launcher.runtime.engine.memory import USABLE, DeviceMemory
 from plumbline.launcher.runtime.engine.network import Machine, StepTime
 from plumbline.launcher.runtime.engine.stage import StageEstimate, choose_stage, estimate_stages, fastest, preferred
 from plumbline.launcher.runtime.system.world import World
-from tests.conftest import Pretrain
+from tests.conftest import Command, Pretrain
 
 AUTO = "deepspeed.zero_stage=auto"
 LARGE = [
@@ -104,7 +105,7 @@ def test_less_memory_makes_a_higher_stage(
     for device_bytes, stage in ((room[0], 1), (room[2], 3), (0.9 * sizes[2], 3)):
         memory = type("Memory", (), {"total": 4 * device_bytes})
         monkeypatch.setattr("psutil.virtual_memory", lambda memory=memory: memory)
-        assert choose_stage(candidates, FOUR_RANKS) == stage
+        assert choose_stage(candidates, FOUR_RANKS, told=True) == stage
         shown = capsys.readouterr()
         assert f"stage    {stage}, of deepspeed.zero_stage = auto: an estimate in GiB is" in shown.out
         assert ("no ZeRO stage fits" in shown.err) is (device_bytes < sizes[2])
@@ -115,3 +116,9 @@ def test_a_run_chooses_its_stage_and_remembers_it(run_pretrain: Pretrain, tiny_c
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout.count("stage    1, of deepspeed.zero_stage = auto") == 1
     assert load_config(outcome.run.folder / "config.yaml", []).deepspeed.zero_stage == 1
+
+
+def test_a_configuration_that_is_printed_is_yaml_alone(command: Command, tiny_config: Path) -> None:
+    done = command("pretrain", "--config", tiny_config, "--print-config", AUTO)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["deepspeed"]["zero_stage"] == 1
