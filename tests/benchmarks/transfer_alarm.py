@@ -13,7 +13,9 @@ not, by processor time. docs/guards.md has the results.
 import argparse
 import email
 import json
+import logging
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -40,6 +42,7 @@ from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.files import read_json_lines
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.guards.transfer import RATIO, Transfer
@@ -105,12 +108,25 @@ WAYS: dict[str, Fault] = {
 }
 
 
+class Warnings(logging.Handler):
+    """Collect the steps in which the guard warns."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.steps: list[int] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Read a message."""
+        found = re.match(r"step (\d+): sizes of updates are not those of the base run", record.getMessage())
+        self.steps += [int(found[1])] if found else []
+
+
 @dataclass
 class Heard:
     """Hold what the guard made of a run."""
 
     first: int | None
-    """Step of the first alarm."""
+    """Step of the first warning of the guard."""
     ratios: list[float]
     """Of sizes to those of the base, over roles and steps."""
 
@@ -120,19 +136,20 @@ def train(config_file: Path, overrides: Sequence[str], world: World, fault: Faul
     config = load_config(config_file, list(overrides))
     inputs = open_inputs(config, world)
     prepare_run_folder(config, inputs, world)
+    warnings = Warnings()
+    LOG.addHandler(warnings)
     with fault():
         trainer = Trainer(config, inputs, world, StopRequest())
         trainer.run()
         trainer.close()
-    band = config.guards.transfer.factor
+    LOG.removeHandler(warnings)
     ratios = [
-        (record["step"], value)
+        value
         for _, record in read_json_lines(config.run.folder / "metrics.jsonl")
         for key, value in record.items()
         if key.startswith(RATIO)
     ]
-    outside = [step for step, ratio in ratios if not 1 / band <= ratio <= band]
-    return Heard(min(outside, default=None), [ratio for _, ratio in ratios])
+    return Heard(min(warnings.steps, default=None), ratios)
 
 
 def prepare(folder: Path, steps: int) -> Path:
