@@ -57,6 +57,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(block_kind(config)(config, multipliers, i) for i in range(config.num_hidden_layers))
         self.norm = make_norm(config) if config.final_norm else nn.Identity()
         self.output_projection = nn.Linear(config.hidden_size, config.hidden_size, bias=False) if projects else None
+        self.block_masks = False
+        """Whether training makes masks in blocks: whoever compiles the blocks may set it (block_sparse.py)."""
 
     def forward(
         self,
@@ -101,7 +103,8 @@ class Decoder(nn.Module):
         self, x: Tensor, positions: Tensor, document_ids: Tensor | None = None, past: int = 0
     ) -> AttentionContext:
         """Return what all blocks share on x [B, T, D], which enters the first of them, behind `past` cached tokens."""
-        context = attention_context(self.config, positions, past, document_ids, x.dtype)
+        in_blocks = self.block_masks and self.training  # evaluation has other shapes, each of which would be compiled
+        context = attention_context(self.config, positions, past, document_ids, x.dtype, in_blocks)
         if not self.config.value_residual:
             return context
         first = cast(Block, self.layers[0])

@@ -11,6 +11,8 @@ from plumbline.model.config import ModelConfig
 
 SMALLEST_HEAD = 16  # what the kernel's matrix products take
 MOST_GRAPHS = 128
+BLOCK = 128
+"""Queries, and keys, of a block: the size that the kernel is tuned for."""
 
 
 def refusal(config: ModelConfig) -> str | None:
@@ -26,11 +28,71 @@ def refusal(config: ModelConfig) -> str | None:
 
 def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float) -> Tensor:
     """Return the mixed values [B, H, T, head_dim], from keys and values [B, H_kv, keys, head_dim]."""
-    # Uncompiled it writes the whole map out, without a backward pass on a CPU: enough to be checked there
-    attend: Any = _compiled() if query.is_cuda else flex_attention
+    # Within a compiled block it becomes part of its graph. Uncompiled it writes the whole map out, without a backward
+    # pass on a CPU: enough to be checked there
+    apart = query.is_cuda and not torch.compiler.is_compiling()
+    attend: Any = _compiled() if apart else flex_attention
     grouped = query.size(1) != key.size(1)
+    query, key = query.to(value.dtype), key.to(value.dtype)  # autocast does this for other kernels, not for this one
     mixed: Tensor = attend(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped)
     return mixed
+
+
+def text_blocks(length: int, window: int | None, document_ids: Tensor | None, device: torch.device) -> BlockMask:
+    """Return the mask of text that sees itself, in blocks: what `attention_context` writes out.
+
+    It comes from the lowest and the highest number of a document in each block of tokens, [B, blocks], so nothing of
+    the size [T, T] is made on the way.
+
+    Args:
+        length: T.
+        window: how many tokens a token sees, itself among them; None: all before it.
+        document_ids: document of each token, [B, T]; None masks no documents.
+        device: where the mask is wanted.
+    """
+
+    def sees(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        seen = key <= query
+        if window is not None:
+            seen = seen & (query - key < window)
+        if document_ids is not None:
+            seen = seen & (document_ids[row, query] == document_ids[row, key])
+        return seen
+
+    first = torch.arange(0, length, BLOCK, device=device)[None]  # token of each block, [1, blocks]
+    last = (first + BLOCK - 1).clamp_max(length - 1)
+    some = _keys(first) <= _queries(last)  # [1 or B, blocks of queries, blocks of keys]
+    every = (_keys(last) <= _queries(first)) & _queries(first + BLOCK <= length)  # a ragged block goes by the rule
+    if window is not None:
+        some = some & (_queries(first) - _keys(last) < window)
+        every = every & (_queries(last) - _keys(first) < window)
+    if document_ids is not None:
+        low, high = _extremes(document_ids, first.size(1))
+        some = some & (_keys(low) <= _queries(high)) & (_keys(high) >= _queries(low))
+        every = every & (_keys(low) == _queries(high)) & (_keys(high) == _queries(low))
+    partial, whole = (_listed(blocks[:, None]) for blocks in (some & ~every, every))
+    return BlockMask.from_kv_blocks(*partial, *whole, BLOCK, sees, (length, length))
+
+
+def _queries(values: Tensor) -> Tensor:
+    return values[:, :, None]
+
+
+def _keys(values: Tensor) -> Tensor:
+    return values[:, None, :]
+
+
+def _extremes(document_ids: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+    """Return the lowest and the highest of the ids [B, T] in each block, [B, blocks]."""
+    missing = blocks * BLOCK - document_ids.size(1)
+    ids = torch.cat((document_ids, document_ids[:, -1:].expand(-1, missing)), dim=1).unflatten(1, (blocks, BLOCK))
+    return ids.amin(-1), ids.amax(-1)
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many blocks of keys each block of queries has, and their numbers ahead of all others."""
+    numbers = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), numbers.to(torch.int32).contiguous()
 
 
 @functools.cache

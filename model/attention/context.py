@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from plumbline.model.attention.block_sparse import text_blocks
 from plumbline.model.config import ModelConfig
 from plumbline.model.rotary import rotary_tables
 
@@ -60,7 +61,12 @@ class AttentionContext:
 
 
 def attention_context(
-    config: ModelConfig, positions: Tensor, past: int, document_ids: Tensor | None, dtype: torch.dtype
+    config: ModelConfig,
+    positions: Tensor,
+    past: int,
+    document_ids: Tensor | None,
+    dtype: torch.dtype,
+    in_blocks: bool = False,
 ) -> AttentionContext:
     """Build the context for T new tokens that follow `past` cached ones.
 
@@ -70,6 +76,7 @@ def attention_context(
         past: tokens already in the cache.
         document_ids: document of each token in a packed sequence, [B, T]; None masks no documents.
         dtype: dtype of the activations; rotary tables are rounded to it once, after fp32 trigonometry.
+        in_blocks: make the mask for FlexAttention, where there are no cached tokens.
     """
     rotary = None
     if config.position_embedding == "rope":
@@ -82,6 +89,8 @@ def attention_context(
     needs_prefix = past > 0 and length > 1  # SDPA's is_causal would align the triangle with the first key, not the last
     if document_ids is None and not needs_window and not needs_prefix:
         return AttentionContext(rotary, None)
+    if in_blocks and past == 0:
+        return AttentionContext(rotary, text_blocks(length, window, document_ids, positions.device))
 
     query = torch.arange(past, past + length, device=positions.device)[:, None]  # [T, 1]
     key = torch.arange(past + length, device=positions.device)[None, :]  # [1, past + T]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbline.model.attention.context import AttentionContext
-from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.attention.softmax import SoftmaxAttention, fused_attention
 from plumbline.model.config import ModelConfig
 from plumbline.model.kinds import Need
 from plumbline.model.parameterization.multipliers import Multipliers
@@ -164,15 +164,8 @@ class PrunedAttention(SoftmaxAttention):
         self.kept = share.detach()
         if context.kept is not None:
             context.kept.shares.append(share)
-        mixed = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=bias[:, None].to(query.dtype),
-            dropout_p=self.dropout if self.training else 0.0,
-            scale=self.scale,
-            enable_gqa=self.shares_heads,
-        )
+        dropout = self.dropout if self.training else 0.0
+        mixed = fused_attention(query, key, value, bias[:, None].to(query.dtype), self.scale, dropout)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 

@@ -64,7 +64,6 @@ class SoftmaxAttention(Attention):
         self.cap = config.attn_logit_softcapping
         query_width = config.num_attention_heads * config.head_dim
         key_value_width = config.num_key_value_heads * config.head_dim
-        self.shares_heads = query_width != key_value_width
         self.q_proj = nn.Linear(width, query_width, bias=bias)
         self.k_proj = nn.Linear(width, key_value_width, bias=bias)
         self.v_proj = nn.Linear(width, key_value_width, bias=bias) if values else nn.Identity()
@@ -118,16 +117,7 @@ class SoftmaxAttention(Attention):
             causal = False  # apart: compiled for any length, one expression is a symbol, which the kernel refuses
         if self.cap is not None or self.sinks is not None:
             return explicit_attention(query, key, value, context.mask, self.scale, self.cap, self.sinks, dropout)
-        return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=context.mask,
-            dropout_p=dropout,
-            is_causal=causal,
-            scale=self.scale,
-            enable_gqa=self.shares_heads,
-        )
+        return fused_attention(query, key, value, context.mask, self.scale, dropout, causal)
 
     def forward(self, x: Tensor, context: AttentionContext, cache: LayerCache | None = None) -> Tensor:
         """Attend from the T tokens of x to themselves and to what the cache holds."""
@@ -144,6 +134,41 @@ class SoftmaxAttention(Attention):
             gate = self.g_proj(x).sigmoid()  # (B, T, H) or (B, T, H * head_dim)
             mixed = mixed * gate.view(*mixed.shape[:-1], -1)
         return self.o_proj(mixed.flatten(2))  # type: ignore[no-any-return]
+
+
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout: float, causal: bool = False
+) -> Tensor:
+    """Compute attention by the kernel that torch chooses, without the map; shapes are those of `explicit_attention`.
+
+    Args:
+        query: [B, H, T, head_dim].
+        key: [B, H_kv, keys, head_dim].
+        value: as key.
+        mask: what is seen, or what is added to the logits.
+        scale: of the logits.
+        dropout: rate on the map.
+        causal: without a mask: tokens see those before them.
+    """
+    shared = query.size(1) != key.size(1)
+    if shared and _writes_out_shared(value, mask):
+        key, value, shared = _repeated(key, query.size(1)), _repeated(value, query.size(1)), False
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=shared
+    )
+
+
+def _writes_out_shared(value: Tensor, mask: Tensor | None) -> bool:
+    """Return whether no fused kernel may be there for heads that share keys and values, but the whole map.
+
+    On a GPU the flash kernel lets them, and takes neither a mask nor fp32.
+    """
+    return value.is_cuda and (mask is not None or value.dtype == torch.float32)
+
+
+def _repeated(shared: Tensor, heads: int) -> Tensor:
+    """Return shared keys or values [B, H_kv, keys, head_dim] for each head by itself."""
+    return shared.repeat_interleave(heads // shared.size(1), dim=1)
 
 
 def explicit_attention(
@@ -171,8 +196,7 @@ def explicit_attention(
     arguments = (query, key, value, mask, scale, cap, sinks, dropout)
     if has_torch_function((query,)):  # as in the fused kernel, so that diagnostics see both alike
         return handle_torch_function(explicit_attention, (query,), *arguments)
-    groups = query.size(1) // key.size(1)
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    key, value = _repeated(key, query.size(1)), _repeated(value, query.size(1))
     logits = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * scale
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)

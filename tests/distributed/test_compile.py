@@ -16,7 +16,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import deepspeed
-from plumbline.launcher.runtime.engine.build import compiles
+from plumbline.launcher.runtime.engine.build import compiles, masks_in_blocks
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspeed_config
 
 if TYPE_CHECKING:
@@ -123,3 +123,21 @@ def test_blocks_that_stage_3_cannot_take_as_one_are_not_compiled(tiny_config: Pa
     assert compiles(load_config(tiny_config, MODELS[model]), gpu)
     assert compiles(load_config(tiny_config, ["deepspeed.zero_stage=3"]), gpu)
     assert not compiles(load_config(tiny_config, []), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "in_blocks"),
+    [
+        ([], True),
+        (["train.block_masks=false"], False),
+        (["train.compile=false"], False),
+        (["deepspeed.precision=fp32"], False),
+        (["train.activation_checkpointing=selective"], False),
+        (["model.dropout=0.1"], False),
+        (["model.attention=shaped"], False),
+    ],
+)
+def test_text_attends_in_blocks_where_compiled_blocks_can(tiny_config: Path, typed: list[str], in_blocks: bool) -> None:
+    config = load_config(tiny_config, ["deepspeed.precision=bf16", "model.head_dim=16", *typed])
+    assert masks_in_blocks(config, torch.device("cuda")) is in_blocks
+    assert not masks_in_blocks(config, torch.device("cpu"))

@@ -74,6 +74,9 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     the memory of a GPU asks for, by an estimate (docs/performance.md)."""
     compile: bool | None = None
     """Compile every block with torch.compile: the first step takes long, later ones are quicker. None: on GPUs."""
+    block_masks: bool = True
+    """Where blocks are compiled on a GPU in bf16, let FlexAttention skip what documents and windows mask in training
+    (docs/performance.md). false: masks are written out, as they are everywhere else."""
     profile: ProfileConfig | None = Field(default=None, json_schema_extra={"shapes": "nothing"})
     """Trace some steps on rank 0, into profile/ of the run folder: a trace and a table (docs/performance.md). None:
     none."""

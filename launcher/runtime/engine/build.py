@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.model.attention import attention_kind
-from plumbline.model.attention.block_sparse import permit_graphs
+from plumbline.model.attention import attention_kind, block_sparse
 from plumbline.model.blocks.kind import Block
 from plumbline.model.objectives.next_token import NextTokenConfig
 from plumbline.model.objectives.objective import TrainedLM
@@ -105,6 +104,7 @@ def build_for_training(
     float8.compute_in_float8(model.model.layers, config.precision)
     if compiles(config, device):
         compile_blocks(model)
+    model.model.block_masks = masks_in_blocks(config, device)
     return model
 
 
@@ -113,6 +113,13 @@ def compiles(config: Config, device: torch.device) -> bool:
     if config.train.compile is None:
         return device.type == "cuda" and config.why_not_compiled is None
     return config.train.compile
+
+
+def masks_in_blocks(config: Config, device: torch.device) -> bool:
+    """Return whether the text of a run attends through FlexAttention, which becomes a part of a compiled block."""
+    served = attention_kind(config.model).serves_slots and block_sparse.refusal(config.model) is None
+    asked = config.train.block_masks and config.deepspeed.precision == "bf16"
+    return asked and served and device.type == "cuda" and compiles(config, device)
 
 
 def blocks_of(model: nn.Module) -> list[Block]:
@@ -125,6 +132,6 @@ def compile_blocks(model: nn.Module) -> None:
 
     What is compiled is `forward`, so that the hooks of ZeRO-3 stand around the graph and do not cut it.
     """
-    permit_graphs()
+    block_sparse.permit_graphs()
     for block in blocks_of(model):
         setattr(block, "forward", torch.compile(block.forward, dynamic=False))  # noqa: B010 - a method, to mypy
