@@ -34,12 +34,18 @@ TINY_RUN = (
     "model.hidden_size=64 model.num_hidden_layers=1 model.num_attention_heads=1 model.num_key_value_heads=1 "
     "model.intermediate_size=64 data.sequence_length=32 data.global_batch_size=4 data.micro_batch_size=2"
 )
+TINY_MASKS = "--length 64 --batch 1 --heads 4 --shared 2 --window 8 --rounds 2"
+TINY_GENERATION = "--layers 1 --width 64 --vocabulary 512 --prompt 4 --tokens 4 --rounds 2"
 CPU = {
     "train_6x384": Part("throughput.py --settings fp32:0,fp32:1,bf16:1", TINY),
     "train_4x128": Part(
         "throughput.py --layers 4 --width 128 --length 64 --batch 12 --steps 20 --settings fp32:0,fp32:1,bf16:1", TINY
     ),
+    "hugging_face_trainer": Part("hugging_face_trainer.py", TINY),
     "loss_head": Part("loss_head.py --tokens 2048 --width 384 --vocabulary 8192", "--tokens 64 --rounds 2"),
+    "attention_masks": Part("attention_masks.py --length 1024 --batch 2", TINY_MASKS),
+    "optimizers": Part("optimizer_cost.py", f"--rounds 2 {TINY_RUN}"),
+    "generation": Part("generation_speed.py", TINY_GENERATION),
     "determinism": Part("determinism_cost.py", f"--rounds 2 {TINY_RUN}"),
     "diagnostics": Part("diagnostics_cost.py", f"--rounds 2 {TINY_RUN}"),
     "lookahead": Part("lookahead_cost.py", "--width 64 --depth 1 --length 64 --anchors 2 --horizon 2 --rounds 2"),
@@ -56,7 +62,14 @@ GPU = {
     "train_1.4b_float8": Part(
         f"{TRAIN_1400M} --settings bf16:1 precision.float8=tensorwise", f"{TINY} precision.float8_emulated=true"
     ),
+    "hugging_face_trainer": Part(
+        f"{TRAIN_124M.replace('throughput', 'hugging_face_trainer')} --setting bf16:1", f"{TINY} --rounds 1"
+    ),
     "loss_head": Part("loss_head.py --tokens 16384 --dtype bf16", "--tokens 64 --rounds 2"),
+    "attention_masks": Part("attention_masks.py --dtype bf16", TINY_MASKS),
+    "attention_masks_shared": Part("attention_masks.py --dtype bf16 --length 8192 --batch 1 --shared 4", TINY_MASKS),
+    "optimizers": Part("optimizer_cost.py --config configs/gpt2-124m.yaml", f"--rounds 2 {TINY_RUN}"),
+    "generation": Part("generation_speed.py --layers 12 --width 768 --dtype bf16", TINY_GENERATION),
     "determinism": Part("determinism_cost.py --config configs/gpt2-124m.yaml", f"--rounds 2 {TINY_RUN}"),
     "diagnostics": Part("diagnostics_cost.py --config configs/gpt2-124m.yaml", f"--rounds 2 {TINY_RUN}"),
     "lookahead": Part(

@@ -10,11 +10,14 @@ object.
 
 import argparse
 import json
-import statistics
-import time
+import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
 from plumbline.launcher.runtime.models.open import device_named
 from plumbline.model.config import ModelConfig
@@ -26,6 +29,7 @@ from plumbline.model.parameterization.config import OptimizerSettings, Parameter
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_table
+from tests.benchmarks.turns import take_turns
 
 
 def main() -> None:
@@ -85,18 +89,14 @@ def measure(arguments: argparse.Namespace, objectives: dict[str, ObjectiveConfig
         "positions": places,
         "sample_index": torch.arange(arguments.batch, device=device),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(arguments.rounds + 1):  # the first warms up
-        for name, model in models.items():
-            model.zero_grad()
-            synchronize(device)
-            start = time.perf_counter()
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                losses = model.losses(batch, 0)
-            losses.terms.sum().backward()
-            synchronize(device)
-            seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times[1:]) for name, times in seconds.items()}
+
+    def think(model: TrainedLM) -> None:
+        model.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            losses = model.losses(batch, 0)
+        losses.terms.sum().backward()
+
+    return take_turns({name: partial(think, model) for name, model in models.items()}, arguments.rounds, device)
 
 
 def make(shape: ModelConfig, objective: ObjectiveConfig) -> TrainedLM:
@@ -106,12 +106,6 @@ def make(shape: ModelConfig, objective: ObjectiveConfig) -> TrainedLM:
     model = TrainedLM(shape, forward, objective.make(shape, forward, 0))
     initialize(model, parameter_table(shape, rule, OptimizerSettings(1e-3, 0.1, 1e-8, (0.9, 0.95)), objective), seed=1)
     return model
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait for what a GPU still has to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":
