@@ -131,6 +131,8 @@ class LanguageModelHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.multiplier = multipliers.output
         self.cap = config.final_logit_softcapping
+        self.compiled = False
+        """Whether the loss is computed by compiled code: whoever compiles the blocks sets it."""
 
     def forward(self, hidden: Tensor, labels: Tensor | None, z_loss: float) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits [B, T, ..., V] in fp32 of hidden [B, T, ..., D]; with labels [B, T, ...] the loss instead.
@@ -143,7 +145,9 @@ class LanguageModelHead(nn.Module):
         if labels is None:
             return soft_cap(F.linear(hidden, self.weight).float(), self.cap)
         tokens, width = labels.flatten(), hidden.size(-1)
-        loss, nats = linear_cross_entropy(hidden.reshape(-1, width), self.weight, tokens, cap=self.cap, z_loss=z_loss)
+        loss, nats = linear_cross_entropy(
+            hidden.reshape(-1, width), self.weight, tokens, cap=self.cap, z_loss=z_loss, compiled=self.compiled
+        )
         return loss, nats.view(labels.shape).sum((0, 1))
 
 

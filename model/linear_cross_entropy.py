@@ -4,8 +4,13 @@ The logits of a chunk of tokens are formed, turned into their loss and their gra
 chunk; the backward pass only scales the gradients that are already there. That is three matrix products in total, as
 many as the ordinary way (recomputing the logits in the backward pass would cost a fourth). One implementation serves
 every supported torch, soft cap and z-loss included, which `torch.nn.functional.linear_cross_entropy` does not offer.
+
+What becomes of a chunk of logits is written twice: for torch as it runs, which keeps few tensors by writing over them,
+and for its compiler, which passes over them once or twice however many steps there are.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +27,13 @@ def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, labels: Tensor, *, cap: float | None = None, z_loss: float = 0.0
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    cap: float | None = None,
+    z_loss: float = 0.0,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss of hidden [N, hidden_size] through the unembedding weight [vocab_size, hidden_size].
 
@@ -32,6 +43,7 @@ def linear_cross_entropy(
         labels: target ids [N]; -100 is ignored.
         cap: soft cap on the logits.
         z_loss: coefficient of logsumexp(logits)^2 (PaLM, arXiv 2204.02311 section 5), added to the loss.
+        compiled: let torch.compile fuse what is done with logits, where there are gradients.
 
     Returns:
         The sum over valid tokens of cross-entropy + z-loss (differentiable, fp32, nats), a scalar; and the
@@ -43,7 +55,7 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(device)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
     if torch.is_grad_enabled():
-        loss, cross_entropy = _LinearCrossEntropy.apply(hidden, weight, labels, cap, z_loss)  # type: ignore[no-untyped-call]
+        loss, cross_entropy = _LinearCrossEntropy.apply(hidden, weight, labels, cap, z_loss, compiled)  # type: ignore[no-untyped-call]
         return loss, cross_entropy
     chunk = _chunk_size(weight)
     parts = [
@@ -68,13 +80,17 @@ def _losses(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) ->
     return cross_entropy.sum() + z_loss * log_z.square().sum(), cross_entropy, capped, log_probabilities
 
 
+Gradient = Callable[[Tensor, Tensor, float | None, float], tuple[Tensor, Tensor, Tensor]]
+
+
 def _losses_and_gradient(
     logits: Tensor, labels: Tensor, cap: float | None, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return summed loss, cross-entropy [n] and d loss / d logits [n, vocab_size] (fp32) of a chunk of raw logits.
+    """Return summed loss, cross-entropy [n] and d loss / d logits [n, vocab_size] of a chunk of raw logits.
 
-    By hand, since it writes over the log-probabilities: autograd would hold three tensors of this size where this needs
-    one. With p = softmax(capped) and Z its normaliser, d loss / d capped = p (1 + 2 z_loss log Z) - onehot(label).
+    The gradient has the dtype of the logits; all else is in fp32. By hand, since it writes over the log-probabilities:
+    autograd would hold three tensors of this size where this needs one. With p = softmax(capped) and Z its normaliser,
+    d loss / d capped = p (1 + 2 z_loss log Z) - onehot(label).
     """
     loss, cross_entropy, capped, log_probabilities = _losses(logits, labels, cap, z_loss)
     log_z = capped[:, :1] - log_probabilities[:, :1] if z_loss else None
@@ -88,7 +104,27 @@ def _losses_and_gradient(
     gradient.masked_fill_(ignored, 0.0)
     if cap is not None:
         gradient.mul_(1 - (capped / cap).square())  # the derivative of the cap
-    return loss, cross_entropy, gradient
+    return loss, cross_entropy, gradient.to(logits.dtype)
+
+
+def _in_one_pass(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `_losses_and_gradient` does, with nothing that keeps a compiler from fusing all of it."""
+    capped = soft_cap(logits.float(), cap)
+    log_z = capped.logsumexp(-1, keepdim=True)
+    ignored = (labels == IGNORED)[:, None]
+    target = labels[:, None].masked_fill(ignored, 0)
+    cross_entropy = (log_z - capped.gather(1, target)).masked_fill(ignored, 0.0)
+    loss = cross_entropy.sum() + z_loss * log_z.masked_fill(ignored, 0.0).square().sum()
+    is_target = torch.arange(logits.size(1), device=logits.device) == target
+    gradient = (capped - log_z).exp() * (1 + 2 * z_loss * log_z) - is_target.float()
+    if cap is not None:
+        gradient = gradient * (1 - (capped / cap).square())
+    return loss, cross_entropy[:, 0], gradient.masked_fill(ignored, 0.0).to(logits.dtype)
+
+
+@functools.cache
+def _fused() -> Gradient:
+    return torch.compile(_in_one_pass, dynamic=False)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -96,7 +132,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None, z_loss: float
+        ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, cap: float | None, z_loss: float, compiled: bool
     ) -> tuple[Tensor, Tensor]:
         """Accumulate loss and gradients over chunks; the weight's gradient is summed in fp32."""
         grad_hidden = torch.empty_like(hidden)
@@ -104,10 +140,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         nats = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         chunk = _chunk_size(weight)
+        losses_and_gradient = _fused() if compiled else _losses_and_gradient
         pieces = (tensor.split(chunk) for tensor in (hidden, labels, grad_hidden, nats))
         for h, y, grad_h, each in zip(*pieces, strict=True):
-            loss, cross_entropy, gradient = _losses_and_gradient(h @ weight.T, y, cap, z_loss)
-            grad_logits = gradient.to(h.dtype)
+            loss, cross_entropy, grad_logits = losses_and_gradient(h @ weight.T, y, cap, z_loss)
             total += loss
             each.copy_(cross_entropy)
             torch.mm(grad_logits, weight, out=grad_h)
@@ -119,10 +155,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total, nats
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _grad_cross_entropy: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor, _grad_cross_entropy: Tensor) -> tuple[Tensor | None, ...]:
         """Scale the stored gradients."""
         grad_hidden, grad_weight = ctx.saved_tensors
-        return _scaled(grad_hidden, grad_loss), _scaled(grad_weight, grad_loss), None, None, None
+        return _scaled(grad_hidden, grad_loss), _scaled(grad_weight, grad_loss), None, None, None, None
 
 
 def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:

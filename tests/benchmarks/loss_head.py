@@ -32,6 +32,7 @@ def heads(device: torch.device) -> dict[str, Head]:
     """Return those that this environment has, ours first."""
     found: dict[str, Head] = {
         "ours": lambda hidden, weight, labels: linear_cross_entropy(hidden, weight, labels)[0],
+        "ours, compiled": lambda hidden, weight, labels: linear_cross_entropy(hidden, weight, labels, compiled=True)[0],
         "full logits": lambda hidden, weight, labels: F.cross_entropy(
             (hidden @ weight.T).float(), labels, reduction="sum"
         ),

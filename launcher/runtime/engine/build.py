@@ -104,6 +104,7 @@ def build_for_training(
     float8.compute_in_float8(model.model.layers, config.precision)
     if compiles(config, device):
         compile_blocks(model)
+        model.lm_head.compiled = True
     model.model.block_masks = masks_in_blocks(config, device)
     return model
 
