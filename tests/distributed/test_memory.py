@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.conftest import Start
 
 MODEL = [
@@ -16,16 +18,26 @@ MODEL = [
     "parameterization.base_hidden_size=256", "deepspeed.bucket_size=1048576",
 ]  # fmt: skip
 """12.9 million parameters, beside which constants do not matter, in buckets of a twelfth."""
+
+
+def variants(kind: str, stages: Iterable[int], overrides: list[str]) -> dict[str, list[str]]:
+    """Return overrides by name, for stages in both precisions, a step being one micro-batch or two."""
+    return {
+        f"{kind}ZeRO-{stage}, {precision}, {count} micro-batches": [
+            *overrides,
+            f"deepspeed.zero_stage={stage}",
+            f"deepspeed.precision={precision}",
+            f"data.micro_batch_size={4 // count}",
+        ]
+        for precision in ("fp32", "bf16")
+        for stage in stages
+        for count in (1, 2)
+    }
+
+
 SETTINGS = {
-    f"ZeRO-{stage}, {precision}, {count} micro-batches": [
-        f"deepspeed.zero_stage={stage}",
-        f"deepspeed.precision={precision}",
-        f"data.micro_batch_size={4 // count}",
-    ]
-    for precision in ("fp32", "bf16")
-    for stage in range(4)
-    for count in (1, 2)
-} | {
+    **variants("", range(4), []),
+    **variants("offloaded, ", range(1, 4), ["deepspeed.offload_optimizer=true"]),
     "muon": ["optimizer.name=muon", "deepspeed.precision=bf16"],
     "average": ["train.ema_half_life_tokens=1000", "deepspeed.precision=bf16"],
 }

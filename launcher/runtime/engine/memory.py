@@ -37,7 +37,7 @@ class DeviceMemory:
     update: float = 0.0
     """What sums of gradients and updates take in place of buffers and activations, when these are gone."""
     host: float = 0.0
-    """Bytes of offloaded optimizer states of this device's rank: not on the device, but in the memory of its host."""
+    """Bytes of offloaded optimizer states of this device's rank, and of gradients beside them: in its host's memory."""
 
     @property
     def total(self) -> float:
@@ -138,6 +138,8 @@ def model_states(config: Config, parameters: int, stage: int, ranks: int, activa
     else:  # gathered weights stay while fewer are there than DeepSpeed lets live, and are copied out of messages
         gathered = min(parameters, LIVE) + min(parameters, sizes.prefetch)
         buffers, update = 4.0 * sizes.reduce + width * gathered, 0.0
-    offloaded = config.deepspeed.offload_optimizer and stage > 0
-    on_device, host = (0.0, optimizer) if offloaded else (optimizer, 0.0)
-    return DeviceMemory(weights, gradients, on_device, buffers, activations, update, host)
+    host = 0.0
+    if config.deepspeed.offload_optimizer and stage > 0:  # a rank's gradients follow their optimizer states, as copies
+        accumulates = stage == 1 and not mixed and config.data.accumulation_steps(ranks) > 1
+        host, optimizer = optimizer + 4.0 * share * (2 if accumulates else 1), 0.0
+    return DeviceMemory(weights, gradients, optimizer, buffers, activations, update, host)
