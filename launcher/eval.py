@@ -103,7 +103,8 @@ if __name__ == "__main__":
 from pydantic import ValidationError
 
 from plumbline.data.config import SourceConfig
-from plumbline.data.loader import ValidationBatches, open_source
+from plumbline.data.loader import ValidationBatches
+from plumbline.data.opening import open_source
 from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskStream
 from plumbline.launcher.runtime.config.errors import ConfigError, explain

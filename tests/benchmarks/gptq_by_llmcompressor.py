@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from plumbline.data.config import SourceConfig
-from plumbline.data.loader import calibration_batches, open_source
+from plumbline.data.loader import calibration_batches
+from plumbline.data.opening import open_source
 from plumbline.launcher.runtime.system import cli
 
 

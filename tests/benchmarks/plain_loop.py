@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from plumbline.data.loader import TrainBatches, ValidationBatches, validation_splits
+from plumbline.data.loader import TrainBatches, ValidationBatches
+from plumbline.data.opening import validation_splits
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config

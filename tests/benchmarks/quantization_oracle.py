@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from plumbline.data.config import SourceConfig
-from plumbline.data.loader import ValidationBatches, open_source
+from plumbline.data.loader import ValidationBatches
+from plumbline.data.opening import open_source
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, window_length
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.launcher.runtime.quantize.damage import Damage, compare, damage

@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus
-from plumbline.data.loader import TrainBatches, open_source, validation_splits
+from plumbline.data.loader import TrainBatches
+from plumbline.data.opening import open_source, validation_splits
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.tasks.file import FileConfig

@@ -12,7 +12,8 @@ from plumbline.data import workspace
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus, read_manifest
 from plumbline.data.heldout import place
-from plumbline.data.loader import TrainBatches, validation_splits
+from plumbline.data.loader import TrainBatches
+from plumbline.data.opening import validation_splits
 from plumbline.data.preparation.growing import append, merge
 from plumbline.data.preparation.manifest import unigram_entropy
 from plumbline.data.preparation.verifying import checked_frequencies, verify

@@ -18,7 +18,8 @@ from plumbline.data.boundaries import KEPT, Boundaries
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.damage import DamagedFileError
-from plumbline.data.loader import TrainBatches, ValidationBatches, open_corpora, validation_splits
+from plumbline.data.loader import TrainBatches, ValidationBatches
+from plumbline.data.opening import open_corpora, validation_splits
 from plumbline.data.prefetch import prefetch
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, Split, open_corpus
-from plumbline.data.loader import TrainBatches, validation_splits
+from plumbline.data.loader import TrainBatches
+from plumbline.data.opening import validation_splits
 from plumbline.data.packed import PackedSplit, cache_folder, open_packed
 from plumbline.data.packing import best_fit_decreasing, pack, packed_blocks
 from plumbline.data.streams import WindowStream

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from plumbline.data.config import DataConfig
-from plumbline.data.loader import TrainBatches, open_source, validation_splits
+from plumbline.data.loader import TrainBatches
+from plumbline.data.opening import open_source, validation_splits
 from plumbline.data.tasks.prosqa import ProsqaConfig
 from plumbline.data.tasks.source import TaskSource
 

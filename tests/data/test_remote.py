@@ -16,7 +16,8 @@ import pytest
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.indexed import BLOCK_BYTES, IndexedWriter, token_dtype
-from plumbline.data.loader import TrainBatches, open_source
+from plumbline.data.loader import TrainBatches
+from plumbline.data.opening import open_source
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.remote import ahead, fetch

@@ -8,7 +8,8 @@ import torch
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus
-from plumbline.data.loader import TrainBatches, ValidationBatches, open_corpora, validation_splits
+from plumbline.data.loader import TrainBatches, ValidationBatches
+from plumbline.data.opening import open_corpora, validation_splits
 from plumbline.data.tasks.addition import AdditionConfig
 from plumbline.data.tasks.draws import Draws
 from plumbline.data.tasks.retrieval import RetrievalConfig

@@ -17,7 +17,8 @@ from torch import Tensor
 
 import plumbline.launcher.eval
 from plumbline.data.config import SourceConfig
-from plumbline.data.loader import TrainBatches, ValidationBatches, open_source, validation_splits
+from plumbline.data.loader import TrainBatches, ValidationBatches
+from plumbline.data.opening import open_source, validation_splits
 from plumbline.launcher.runtime.checkpoint.resume import check_resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.errors import ConfigError

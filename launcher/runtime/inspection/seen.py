@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.finding import Found, find
-from plumbline.data.loader import TrainBatches, training_stream
+from plumbline.data.loader import TrainBatches
+from plumbline.data.opening import training_stream
 from plumbline.data.packed import PackedSplit
 from plumbline.data.skipped import SkippedData
 from plumbline.data.streams import SampleSource

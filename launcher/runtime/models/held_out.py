@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 from plumbline.data.config import SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus
-from plumbline.data.loader import open_source
 from plumbline.data.missing import NoCorpusError, how_to_prepare
+from plumbline.data.opening import open_source
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.streams import SampleSource

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plumbline.data.loader import TrainBatches, ValidationBatches, validation_splits
+from plumbline.data.loader import TrainBatches, ValidationBatches
+from plumbline.data.opening import validation_splits
 from plumbline.data.streams import WindowStream
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences

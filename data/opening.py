@@ -1,0 +1,90 @@
+"""Open the sources of a run: corpora, packed or not, and tasks, by name, all made with one tokenizer."""
+
+from collections.abc import Iterable, Sequence
+
+from plumbline.data.config import DataConfig, SourceConfig
+from plumbline.data.corpus import Split, open_corpus
+from plumbline.data.packed import open_packed
+from plumbline.data.remote.cache import CacheConfig
+from plumbline.data.streams import SampleSource, WindowStream, training_split
+from plumbline.data.tasks.source import TaskSource
+
+
+def training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
+    """Return what training reads of a source, in windows that are packed if the configuration says so."""
+    split = training_split(corpus)
+    if config.packing == "best_fit" and isinstance(split, Split):
+        return open_packed(split, corpus.fingerprint, config.sequence_length)
+    return split
+
+
+def open_corpora(sources: Sequence[SourceConfig], cache: CacheConfig | None = None) -> dict[str, SampleSource]:
+    """Open corpora and tasks and name them, by the configured name, the last part of the path or the task's name.
+
+    Raises:
+        ValueError: one cannot be opened, or two share a name.
+    """
+    corpora: dict[str, SampleSource] = {}
+    for source in sources:
+        corpus = open_source(source, cache)
+        name = source.name or corpus.name
+        if name in corpora:
+            raise ValueError(
+                f"data: two corpora are named {name!r} ({corpora[name]} and {corpus}); give one of them another `name`"
+            )
+        corpora[name] = corpus
+    return corpora
+
+
+def open_source(source: SourceConfig, cache: CacheConfig | None = None) -> SampleSource:
+    """Open one corpus or task; a corpus at a URL by way of a cache.
+
+    Raises:
+        ValueError: the corpus cannot be opened, or the task has too few examples to hold some out.
+    """
+    if source.task is not None:
+        return TaskSource(source.task)
+    assert source.path is not None, "SourceConfig checks that one of the two is given"
+    return open_corpus(source.path, cache)
+
+
+def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
+    """Return the splits to evaluate on, by name.
+
+    They are those of `data.validation`, or the held-out split of each training corpus that has one.
+
+    Raises:
+        ValueError: one cannot be opened, or was made with another tokenizer than what is trained on.
+    """
+    corpora = open_corpora(config.train, config.cache)
+    if config.validation:
+        held_out = open_corpora(config.validation, config.cache)
+        check_same_tokenizer([*corpora.items(), *held_out.items()])
+        return {name: corpus.held_out for name, corpus in held_out.items()}
+    return {name: corpus.splits["validation"] for name, corpus in corpora.items() if "validation" in corpus.splits}
+
+
+def check_same_tokenizer(corpora: Iterable[tuple[str, SampleSource]]) -> None:
+    """Check that the named sources which state a tokenizer state the same one.
+
+    Raises:
+        ValueError: two state different ones; says what to prepare anew.
+    """
+    known = [(name, corpus) for name, corpus in corpora if corpus.tokenizer_sha256 is not None]
+    for name, corpus in known:
+        if corpus.tokenizer_sha256 != known[0][1].tokenizer_sha256:
+            raise ValueError(
+                f"data: {known[0][1]} and {corpus} were made with different tokenizers; "
+                f"{_remedy(*known[0], name, corpus)}"
+            )
+
+
+def _remedy(first_name: str, first: SampleSource, name: str, corpus: SampleSource) -> str:
+    """Say how two sources come to the same tokenizer: a task takes any, a corpus has to be prepared again."""
+    if not isinstance(corpus, TaskSource) and not isinstance(first, TaskSource):
+        again = f"prepare {name} again with --tokenizer {first.tokenizer_path} --overwrite"
+        return f"{again} (or {first_name} with the other one)"
+    task, other = (name, first) if isinstance(corpus, TaskSource) else (first_name, corpus)
+    if isinstance(other, TaskSource):
+        return f"give {first_name} and {name} the same task.tokenizer"
+    return f"give {task} task.tokenizer = {other.tokenizer_path}"
