@@ -24,6 +24,7 @@ DOCUMENTS = {
     "few": [90, 60, 40],  # within blocks, over their borders
     "whole blocks": [128, 128],
     "many": [7] * 80,
+    "counted down": [90, 60, 40],
 }
 
 
@@ -34,7 +35,8 @@ def document_ids(name: str, length: int) -> Tensor | None:
         return None
     ends = torch.tensor(lengths).cumsum(0)
     places = torch.stack((torch.arange(length), torch.arange(length) + 1))
-    return torch.bucketize(places, ends, right=True)
+    ids = torch.bucketize(places, ends, right=True)
+    return len(lengths) - ids if name == "counted down" else ids
 
 
 @pytest.mark.parametrize("documents", DOCUMENTS)
