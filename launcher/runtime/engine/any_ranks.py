@@ -51,7 +51,7 @@ class AnyRanksEngine(DeepSpeedEngine):
         mine = TreeSum()
         for lane in order_of_lanes(len(batches) * ranks, ranks):
             for index in lane:
-                torch.manual_seed(hash((self.config.run.seed, step, index * ranks + rank)))
+                self._seed(step, index * ranks + rank)
                 with record_function("step: gradient of a micro-batch"):
                     mine.add(self._leaf(batches[index], step, 1 / targets))
             mine.end_lane()

@@ -86,8 +86,9 @@ class Engine(ABC):
             ConfigError: in the first step a term of the loss has no target.
         """
         model, objective = self.model, self.model.objective
-        model.train()
-        torch.manual_seed(hash((self.config.run.seed, step, self.world.rank)))
+        if not model.training:  # telling every module is work for the host
+            model.train()
+        self._seed(step, self.world.rank)
         set_learning_rates(self.groups, lr)
         objective.on_step(model, step)
         batches = [self._to_device(batch) for batch in micro_batches]
@@ -106,6 +107,16 @@ class Engine(ABC):
         if self.ema is not None and applied:
             self.ema.update(self.world.size * sum(batch["input_ids"].numel() for batch in batches))
         return StepUnderWay(total, reports, flag(), targets[0], grad_norm, applied)
+
+    def _seed(self, step: int, place: int) -> None:
+        """Key the random numbers of dropout by the run's seed, a step and a place in it.
+
+        `torch.manual_seed` would also seed kinds of devices that are not there, for each of which it formats the stack.
+        """
+        seed = hash((self.config.run.seed, step, place))
+        torch.default_generator.manual_seed(seed)
+        if self.world.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _make_gradient(self, batches: Sequence[Batch], step: int, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Make the gradient of a step from this rank's micro-batches on the device. Collective.

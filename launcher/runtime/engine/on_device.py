@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plumbline.launcher.runtime.system.collectives import sum_over_ranks
+
 
 @contextmanager
 def deciding_on_device(zero: Any, optimizer: torch.optim.AdamW) -> Iterator[None]:
@@ -44,12 +46,10 @@ def deciding_on_device(zero: Any, optimizer: torch.optim.AdamW) -> Iterator[None
     replacements: list[tuple[Any, str, Callable[..., Any]]] = [
         (bf16_optimizer, "get_global_norm_of_tensors", noted(global_norm)),
         (bf16_optimizer, "clip_tensors_by_global_norm", clip),
-        *(
-            (module, "combine_grad_norm_groups", noted(utils.combine_grad_norm_groups))
-            for module in (stage_1_and_2, stage3)
-        ),
+        (stage_1_and_2.DeepSpeedZeroOptimizer, "scaled_global_norm", noted(norm_of_shards)),
+        (stage3, "combine_grad_norm_groups", noted(utils.combine_grad_norm_groups)),
+        (stage3, "mask_nan_or_inf_with_val_inplace", _mark),
         *((module, "is_invalid_grad_norm", _looks_valid) for module in (bf16_optimizer, stage_1_and_2, stage3)),
-        *((module, "mask_nan_or_inf_with_val_inplace", _mark) for module in (stage_1_and_2, stage3)),
     ]
     originals = [(module, name, getattr(module, name)) for module, name, _ in replacements]
     for module, name, function in replacements:
@@ -72,6 +72,21 @@ def global_norm(input_tensors: list[Tensor], norm_type: float = 2, **_unused: An
     total: Tensor = norms.pow(norm_type).sum().pow(1.0 / norm_type)
     _mark(total)
     return total
+
+
+def norm_of_shards(zero: Any, **_unused: Any) -> Tensor:
+    """Return the norm of a gradient that is in shards as at stages 1 and 2, infinite if it is not finite. Collective.
+
+    DeepSpeed sends a message for each group, and starts a kernel for each tensor: here all groups go in one message,
+    and all tensors of a group through one kernel.
+    """
+    squares = torch.zeros(len(zero.bit16_groups), device=zero.device)
+    for group, square in enumerate(squares):
+        part = [each for each in zero.averaged_gradients[group] if not getattr(each, "_zero_padding", False)]
+        if part:
+            square.copy_(torch.stack(torch._foreach_norm(part, 2, torch.float32)).square().sum())
+    norm: Tensor = torch.linalg.vector_norm(sum_over_ranks(squares).sqrt())
+    return norm.masked_fill(~torch.isfinite(norm), torch.inf)
 
 
 def _looks_valid(_norm: Any) -> bool:
