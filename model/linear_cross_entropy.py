@@ -88,9 +88,9 @@ def _losses_and_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return summed loss, cross-entropy [n] and d loss / d logits [n, vocab_size] of a chunk of raw logits.
 
-    The gradient has the dtype of the logits; all else is in fp32. By hand, since it writes over the log-probabilities:
-    autograd would hold three tensors of this size where this needs one. With p = softmax(capped) and Z its normaliser,
-    d loss / d capped = p (1 + 2 z_loss log Z) - onehot(label).
+    The gradient has the dtype of the logits, and is there for ignored labels as well; all else is in fp32. By hand,
+    since it writes over the log-probabilities: autograd would hold three tensors of this size where this needs one.
+    With p = softmax(capped) and Z its normaliser, d loss / d capped = p (1 + 2 z_loss log Z) - onehot(label).
     """
     loss, cross_entropy, capped, log_probabilities = _losses(logits, labels, cap, z_loss)
     log_z = capped[:, :1] - log_probabilities[:, :1] if z_loss else None
@@ -98,10 +98,8 @@ def _losses_and_gradient(
     gradient = torch.softmax(capped, -1, out=log_probabilities)
     if log_z is not None:
         gradient.mul_(1 + 2 * z_loss * log_z)
-    ignored = (labels == IGNORED)[:, None]
-    target = labels[:, None].masked_fill(ignored, 0)
+    target = labels[:, None].clamp_min(0)
     gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=gradient.dtype))
-    gradient.masked_fill_(ignored, 0.0)
     if cap is not None:
         gradient.mul_(1 - (capped / cap).square())  # the derivative of the cap
     return loss, cross_entropy, gradient.to(logits.dtype)
@@ -119,7 +117,7 @@ def _in_one_pass(logits: Tensor, labels: Tensor, cap: float | None, z_loss: floa
     gradient = (capped - log_z).exp() * (1 + 2 * z_loss * log_z) - is_target.float()
     if cap is not None:
         gradient = gradient * (1 - (capped / cap).square())
-    return loss, cross_entropy[:, 0], gradient.masked_fill(ignored, 0.0).to(logits.dtype)
+    return loss, cross_entropy[:, 0], gradient.to(logits.dtype)
 
 
 @functools.cache
@@ -146,8 +144,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss, cross_entropy, grad_logits = losses_and_gradient(h @ weight.T, y, cap, z_loss)
             total += loss
             each.copy_(cross_entropy)
+            # Left out of rows as wide as the model, not of those of grad_logits, which are as wide as the vocabulary
+            ignored = (y == IGNORED)[:, None]
             torch.mm(grad_logits, weight, out=grad_h)
-            product = grad_logits.T @ h
+            grad_h.masked_fill_(ignored, 0.0)
+            product = grad_logits.T @ h.masked_fill(ignored, 0.0)
             grad_weight = product.float() if grad_weight is None else grad_weight.add_(product)
         assert grad_weight is not None, "an empty batch has no loss"
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
