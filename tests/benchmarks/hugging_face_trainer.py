@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
+import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from plumbline.data.loader import TrainBatches
@@ -75,6 +76,7 @@ def trainer_seconds(model: Qwen3ForCausalLM, samples: Samples, config: Config, s
             learning_rate=1e-3,
             max_grad_norm=1.0,
             optim="adamw_torch_fused",
+            use_cpu=not torch.cuda.is_available(),
             bf16=config.deepspeed.precision == "bf16",
             torch_compile=compiled,
             save_strategy="no",
