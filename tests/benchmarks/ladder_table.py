@@ -22,7 +22,10 @@ HEADER = """\
 def rungs() -> list[Path]:
     """Return the files of the ladder, the base and then its rungs, the smallest first."""
     found = (CONFIGS / "ladder").glob("*.yaml")
-    return [CONFIGS / "completep-base.yaml", *sorted(found, key=lambda path: load_config(path, []).train.tokens or 0)]
+    return [
+        CONFIGS / "completep-base.yaml",
+        *sorted(found, key=lambda path: load_config(path, [], min).train.tokens or 0),
+    ]
 
 
 def table() -> str:
@@ -32,7 +35,7 @@ def table() -> str:
 
 def row(path: Path) -> str:
     """Return the line of one rung."""
-    config = load_config(path, [])
+    config = load_config(path, [], min)
     plan = plan_run(config)
     count, parts = totals(plan.rows), plan.proportions
     assert parts.tau is not None, "the ladder has weight decay"

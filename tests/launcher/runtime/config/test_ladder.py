@@ -18,7 +18,7 @@ README = ladder_table.CONFIGS / "README.md"
 
 @functools.cache
 def planned(path: Path) -> tuple[Config, RunPlan]:
-    config = load_config(path, [])
+    config = load_config(path, [], min)
     return config, plan_run(config)
 
 
