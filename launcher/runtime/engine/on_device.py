@@ -4,7 +4,8 @@ In every step DeepSpeed 0.19.8 reads the norm of the gradient on the host, in so
 that read waits for the whole backward pass, and then the device waits for the host. But torch's fused AdamW can be told
 by a number on the device to leave weights, moments and its count of steps as they are (`found_inf`, made for loss
 scaling). So here DeepSpeed's functions are replaced for the time of one update: the one that makes the norm also hands
-it to AdamW, and those that ask the host answer without looking. Numbers stay the same to the last bit.
+it to AdamW, and those that ask the host answer without looking. Numbers stay the same to the last bit, but for the
+order in which more than two ranks add up squares of norms.
 
 Two reads of DeepSpeed's are not reached from here: with states in the host's memory it needs the norm there, and at
 stage 3 it copies a constant to the device for each sub-group.
