@@ -181,7 +181,7 @@ def test_no_message_is_sent_without_content(
 
     monkeypatch.setattr(dist, "all_reduce", counted)
     assert engine.train_step(micro_batches(config), 0, 0.0).result.reports.shape == (0, 2)
-    assert len(sent) >= 2
+    assert sent
     assert min(sent) > 0
 
 

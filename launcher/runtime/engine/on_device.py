@@ -78,14 +78,14 @@ def global_norm(input_tensors: list[Tensor], norm_type: float = 2, **_unused: An
 def norm_of_shards(zero: Any, **_unused: Any) -> Tensor:
     """Return the norm of a gradient that is in shards as at stages 1 and 2, infinite if it is not finite. Collective.
 
-    DeepSpeed sends a message for each group, and starts a kernel for each tensor: here all groups go in one message,
-    and all tensors of a group through one kernel.
+    DeepSpeed sends a message for each group, and starts kernels for each tensor: here all groups go in one message, and
+    all tensors of a group through one kernel. Squares are added up in fp64 on a rank, as there.
     """
     squares = torch.zeros(len(zero.bit16_groups), device=zero.device)
     for group, square in enumerate(squares):
         part = [each for each in zero.averaged_gradients[group] if not getattr(each, "_zero_padding", False)]
         if part:
-            square.copy_(torch.stack(torch._foreach_norm(part, 2, torch.float32)).square().sum())
+            square.copy_(torch.stack(torch._foreach_norm(part, 2, torch.float64)).square().sum())
     norm: Tensor = torch.linalg.vector_norm(sum_over_ranks(squares).sqrt())
     return norm.masked_fill(~torch.isfinite(norm), torch.inf)
 
