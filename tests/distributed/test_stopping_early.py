@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import re
 import signal
 import socket
@@ -62,17 +60,10 @@ def test_a_sweep_while_python_imports(start: Start, tiny_config: Path, tmp_path:
     assert job.wait(SOON).code == REQUEUE, "it did not go on until it found that its file is no sweep"
 
 
-def port_that_no_kernel_gives() -> int:
-    """Return a free port that nobody gets who asks for any: a rank of another test could meet the one that is alone."""
-    for port in random.sample(range(20_000, 30_000), 100):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("100 ports are taken")
-
-
 def test_while_it_waits_for_the_other_ranks(start_pretrain: Start, tiny_config: Path) -> None:
     """One rank of two: the rendezvous is in C++, where no handler of Python's runs. The second signal does no harm."""
-    port = port_that_no_kernel_gives()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
     variables = {
         "RANK": "0",
         "LOCAL_RANK": "0",
@@ -80,7 +71,7 @@ def test_while_it_waits_for_the_other_ranks(start_pretrain: Start, tiny_config: 
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    job = start_pretrain(tiny_config, "alone", LONG, launcher="python", env=variables)
+    job = start_pretrain(tiny_config, "without_the_others", LONG, launcher="python", env=variables)
     job.wait_until(lambda: is_served(port))
     for number in (signal.SIGUSR1, signal.SIGTERM):
         job.processes[0].send_signal(number)
