@@ -80,7 +80,7 @@ def _losses(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) ->
     return cross_entropy.sum() + z_loss * log_z.square().sum(), cross_entropy, capped, log_probabilities
 
 
-Gradient = Callable[[Tensor, Tensor, float | None, float], tuple[Tensor, Tensor, Tensor]]
+LossesAndGradient = Callable[[Tensor, Tensor, float | None, float], tuple[Tensor, Tensor, Tensor]]
 
 
 def _losses_and_gradient(
@@ -110,7 +110,7 @@ def _in_one_pass(logits: Tensor, labels: Tensor, cap: float | None, z_loss: floa
     capped = soft_cap(logits.float(), cap)
     log_z = capped.logsumexp(-1, keepdim=True)
     ignored = (labels == IGNORED)[:, None]
-    target = labels[:, None].masked_fill(ignored, 0)
+    target = labels[:, None].clamp_min(0)
     cross_entropy = (log_z - capped.gather(1, target)).masked_fill(ignored, 0.0)
     loss = cross_entropy.sum() + z_loss * log_z.masked_fill(ignored, 0.0).square().sum()
     is_target = torch.arange(logits.size(1), device=logits.device) == target
@@ -121,7 +121,7 @@ def _in_one_pass(logits: Tensor, labels: Tensor, cap: float | None, z_loss: floa
 
 
 @functools.cache
-def _fused() -> Gradient:
+def _fused() -> LossesAndGradient:
     return torch.compile(_in_one_pass, dynamic=False)
 
 

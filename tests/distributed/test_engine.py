@@ -16,6 +16,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspeed_config
 from plumbline.launcher.runtime.run.scores import LossSums
+from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
 from tests.distributed.conftest import whole_weights
@@ -168,21 +169,15 @@ def test_what_deepspeed_did_not_adopt_is_refused(
         engine._verify({**requested, key: value})
 
 
-def test_no_message_is_sent_without_content(
-    engine: DeepSpeedEngine, config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An objective that reports nothing has nothing to sum over ranks, and NCCL is not asked to."""
+def test_no_message_is_sent_without_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An objective that reports nothing has nothing to sum over ranks, and NCCL is not asked to; nor by one rank."""
     sent: list[int] = []
-    all_reduce = dist.all_reduce
-
-    def counted(tensor: Tensor, *arguments: Any, **options: Any) -> Any:
-        sent.append(tensor.numel())
-        return all_reduce(tensor, *arguments, **options)
-
-    monkeypatch.setattr(dist, "all_reduce", counted)
-    assert engine.train_step(micro_batches(config), 0, 0.0).result.reports.shape == (0, 2)
-    assert sent
-    assert min(sent) > 0
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor: sent.append(tensor.numel()))
+    for ranks in (1, 2):
+        monkeypatch.setattr(dist, "get_world_size", lambda ranks=ranks: ranks)
+        for length in (0, 3):
+            sum_over_ranks(torch.ones(length))
+    assert sent == [3]
 
 
 def test_stage_3_moves_every_buffer_to_the_device(tiny_config: Path, world: World) -> None:

@@ -139,7 +139,8 @@ def model_states(config: Config, parameters: int, stage: int, ranks: int, activa
         gathered = min(parameters, LIVE) + min(parameters, sizes.prefetch)
         buffers, update = 4.0 * sizes.reduce + width * gathered, 0.0
     host = 0.0
-    if config.deepspeed.offload_optimizer and stage > 0:  # a rank's gradients follow their optimizer states, as copies
+    if config.deepspeed.offload_optimizer and stage > 0:
+        # A rank's gradients lie beside its states, at stage 1 in fp32 those of the step so far as well
         accumulates = stage == 1 and not mixed and config.data.accumulation_steps(ranks) > 1
         host, optimizer = optimizer + 4.0 * share * (2 if accumulates else 1), 0.0
     return DeviceMemory(weights, gradients, optimizer, buffers, activations, update, host)
