@@ -65,6 +65,16 @@ def main():
     return 7
 cli.run(main)
 """
+HEARD_TWICE = """
+import os
+from threading import Thread
+from plumbline.launcher.runtime.system.interrupts import end
+write = os.write
+os.write = lambda *given: (print("writing", flush=True), time.sleep(0.5), write(*given))
+Thread(target=end).start()
+time.sleep(0.2)
+end()
+"""
 BEHIND_WORK = "import atexit\natexit.register(lambda: (ready(), time.sleep(1000)))\ncli.run(lambda: 0)"
 
 
@@ -139,6 +149,12 @@ def test_the_second_one_ends_what_was_started_as_well() -> None:
     _, errors = process.communicate()
     assert (process.returncode, "Traceback" in errors) == (INTERRUPTED, False)
     child.wait(PATIENCE)
+
+
+def test_what_is_heard_by_two_threads_at_once_is_said_once() -> None:
+    process = begin(HEARD_TWICE)
+    output, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, errors, output) == (INTERRUPTED, "error: interrupted\n", "writing\n")
 
 
 def test_who_starts_a_command_may_have_interrupts_ignored() -> None:

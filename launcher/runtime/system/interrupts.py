@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from threading import Lock, Thread
+from threading import RLock, Thread
 from types import FrameType
 from typing import NoReturn
 
@@ -18,7 +18,8 @@ import psutil
 
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED
 
-_unsaid = Lock()
+_ending = RLock()
+"""Held by who ends the process, so that the other waits until it was said; a signal of one thread comes through."""
 
 
 class Interrupts:
@@ -78,6 +79,6 @@ def end() -> NoReturn:
     """End this process and those that it started, whatever they are at."""
     for child in psutil.Process().children(recursive=True):
         child.kill()
-    if _unsaid.acquire(blocking=False):  # both may be here at once, the thread and the handler
+    with _ending:
         os.write(2, b"error: interrupted\n")
-    os._exit(INTERRUPTED)
+        os._exit(INTERRUPTED)
