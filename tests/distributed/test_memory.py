@@ -44,10 +44,10 @@ SETTINGS = {
 FEW = [f"ZeRO-{stage}, {precision}, 2 micro-batches" for stage, precision in ((1, "bf16"), (2, "fp32"), (3, "bf16"))]
 
 
-def compare(start: Start, config: Path, folder: Path, names: list[str]) -> None:
+def compare(start: Start, config: Path, folder: Path, names: list[str], ranks: int = 2) -> None:
     settings = json.dumps({name: [*MODEL, *SETTINGS[name]] for name in names})
     program = Path(__file__).with_name("measure_memory.py")
-    outcome = start(program, [config, folder / "found.json", settings], folder, ranks=2).wait()
+    outcome = start(program, [config, folder / "found.json", settings], folder, ranks=ranks).wait()
     assert outcome.code == 0, outcome.stderr
     found: dict[str, dict[str, Any]] = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     rows = []
@@ -61,6 +61,12 @@ def compare(start: Start, config: Path, folder: Path, names: list[str]) -> None:
 
 def test_a_few_ranks_take_what_plan_says(start: Start, tiny_config: Path, tmp_path: Path) -> None:
     compare(start, tiny_config, tmp_path, FEW)
+
+
+def test_one_rank_takes_what_plan_says(start: Start, tiny_config: Path, tmp_path: Path) -> None:
+    """It has nobody to send gradients to, at stage 0 and, in bf16, stage 1."""
+    names = [f"ZeRO-{stage}, {precision}, 2 micro-batches" for stage in (0, 1) for precision in ("fp32", "bf16")]
+    compare(start, tiny_config, tmp_path, names, ranks=1)
 
 
 def test_all_ranks_take_what_plan_says(start: Start, tiny_config: Path, tmp_path: Path) -> None:

@@ -129,6 +129,10 @@ class DeepSpeedEngine(Engine):
             )
         super().__init__(config, plan, world, model)
         self._verify(self.requested)
+        if (
+            world.size == 1
+        ):  # DeepSpeed would copy all gradients into one message, sum that over one rank, and copy it back
+            self._engine.buffered_allreduce_fallback = self._sum_alone
         for part in optimizer.parts.values() if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
             if isinstance(part, ShardedMuon):
                 part.attach(zero_shards.locate_matrices(part, self._engine.optimizer, self.stage, world), world)
@@ -188,6 +192,12 @@ class DeepSpeedEngine(Engine):
         elif self.stage == 0:
             self._clipped_norm = clip_gradients(self.model, self.groups, self.config.optimizer)
         return losses.cross_entropy, losses.reports
+
+    def _sum_alone(self, **_unused: Any) -> None:
+        """Do what remains of DeepSpeed's sum over ranks where there is one: fill in missing gradients at stage 0."""
+        for parameter in self.model.parameters() if self.stage == 0 else ():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def _update(self) -> tuple[Tensor, Tensor]:
         if self.stage == 0:
