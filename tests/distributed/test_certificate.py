@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 PROGRAM = Path(__file__).parents[1] / "benchmarks" / "engine_certificate.py"
 
 
-def run(start: Start, folder: Path, *options: str) -> tuple[Outcome, dict[str, Any]]:
-    outcome = start(PROGRAM, options, folder, ranks=2).wait()
+def run(start: Start, folder: Path, *options: str, ranks: int = 2) -> tuple[Outcome, dict[str, Any]]:
+    outcome = start(PROGRAM, options, folder, ranks=ranks).wait()
     assert outcome.stdout, outcome.stderr
     return outcome, json.loads(outcome.stdout.splitlines()[-1])
 
@@ -35,6 +35,13 @@ def test_the_engine_computes_what_plain_pytorch_computes(certificate: dict[str, 
     assert [row["case"] for row in certificate["rows"] if row["exceeded"]] == []
     quantities = {"start", "loss", "gradient", "norm", "update", "state", "weights"}
     assert all(row["differences"].keys() == quantities for row in certificate["rows"])
+
+
+def test_so_does_a_rank_alone(start: Start, tmp_path: Path) -> None:
+    """It sums with nobody, and a tensor that no micro-batch has reached must have a gradient of zeros all the same."""
+    outcome, found = run(start, tmp_path, "--cases", "9", "--seed", "3", ranks=1)
+    assert set(outcome.codes) == {0}, [row["case"] for row in found["rows"] if row["exceeded"]]
+    assert any("stage 0" in row["case"] and "resting" in row["case"] for row in found["rows"])
 
 
 def test_offloaded_states_are_updated_alike(start: Start, tmp_path: Path) -> None:
