@@ -41,7 +41,8 @@ CPU = {
     "train_4x128": Part(
         "throughput.py --layers 4 --width 128 --length 64 --batch 12 --steps 20 --settings fp32:0,fp32:1,bf16:1", TINY
     ),
-    "hugging_face_trainer": Part("hugging_face_trainer.py", TINY),
+    "hugging_face_trainer": Part("other_trainers.py --trainer hugging_face", TINY),
+    "litgpt": Part("other_trainers.py --trainer litgpt", TINY),
     "loss_head": Part("loss_head.py --tokens 2048 --width 384 --vocabulary 8192", "--tokens 64 --rounds 2"),
     "attention_masks": Part("attention_masks.py --length 1024 --batch 2", TINY_MASKS),
     "optimizers": Part("optimizer_cost.py", f"--rounds 2 {TINY_RUN}"),
@@ -55,6 +56,7 @@ CPU = {
 TRAIN_124M = "throughput.py --compile --layers 12 --width 768 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
 TRAIN_400M = "throughput.py --compile --layers 24 --width 1024 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
 TRAIN_1400M = "throughput.py --compile --layers 24 --width 2048 --length 2048 --batch 4 --vocabulary 50304 --steps 6"
+OTHERS_124M = TRAIN_124M.replace("throughput", "other_trainers") + " --setting bf16:1"
 GPU = {
     "train_124m": Part(f"{TRAIN_124M} --settings bf16:0,bf16:1,bf16:2,bf16:3", TINY),
     "train_400m": Part(f"{TRAIN_400M} --settings bf16:1", TINY),
@@ -62,9 +64,8 @@ GPU = {
     "train_1.4b_float8": Part(
         f"{TRAIN_1400M} --settings bf16:1 precision.float8=tensorwise", f"{TINY} precision.float8_emulated=true"
     ),
-    "hugging_face_trainer": Part(
-        f"{TRAIN_124M.replace('throughput', 'hugging_face_trainer')} --setting bf16:1", f"{TINY} --rounds 1"
-    ),
+    "hugging_face_trainer": Part(f"{OTHERS_124M} --trainer hugging_face", f"{TINY} --rounds 1"),
+    "litgpt": Part(f"{OTHERS_124M} --trainer litgpt", f"{TINY} --rounds 1"),
     "loss_head": Part("loss_head.py --tokens 16384 --dtype bf16", "--tokens 64 --rounds 2"),
     "attention_masks": Part("attention_masks.py --dtype bf16", TINY_MASKS),
     "attention_masks_shared": Part("attention_masks.py --dtype bf16 --length 8192 --batch 1 --shared 4", TINY_MASKS),

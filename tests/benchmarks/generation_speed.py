@@ -21,8 +21,8 @@ from plumbline.launcher.runtime.models.open import device_named
 from plumbline.model.config import ModelConfig
 from plumbline.model.generation import generate
 from plumbline.model.objectives.next_token import NextTokenConfig
-from tests.benchmarks.hugging_face_trainer import stock_model
 from tests.benchmarks.lookahead_cost import make
+from tests.benchmarks.stock import stock_model
 from tests.benchmarks.turns import take_turns
 
 SIZES = {"layers": 6, "width": 384, "vocabulary": 8192, "prompt": 64, "tokens": 64, "rounds": 5}
