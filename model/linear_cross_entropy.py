@@ -151,27 +151,29 @@ class _LinearCrossEntropy(torch.autograd.Function):
             product = grad_logits.T @ h.masked_fill(ignored, 0.0)
             grad_weight = product.float() if grad_weight is None else grad_weight.add_(product)
         assert grad_weight is not None, "an empty batch has no loss"
-        ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+        ctx.gradients = [grad_hidden, grad_weight.to(weight.dtype)]  # not saved for backward, which would keep them
         ctx.mark_non_differentiable(nats)
         return total, nats
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _grad_cross_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the stored gradients."""
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return _scaled(grad_hidden, grad_loss), _scaled(grad_weight, grad_loss), None, None, None, None
+        """Scale the stored gradients and hand them out, once: a copy would be as large as the unembedding."""
+        if not ctx.gradients:
+            raise RuntimeError("linear_cross_entropy hands its gradients out once; compute the loss again")
+        grad_weight, grad_hidden = ctx.gradients.pop(), ctx.gradients.pop()
+        _scale(grad_hidden, grad_loss)
+        _scale(grad_weight, grad_loss)
+        return grad_hidden, grad_weight, None, None, None, None
 
 
-def _scaled(gradient: Tensor, scale: Tensor) -> Tensor:
-    """Return a gradient [n, m] times a scalar in fp32, rounded once.
+def _scale(gradient: Tensor, scale: Tensor) -> None:
+    """Multiply a gradient [n, m] by a scalar in fp32, in place, rounded once.
 
     A scale in bf16 would be wrong by up to 0.4 %, and the whole gradient with it: 1 over the number of targets is no
     power of two where labels are ignored. In pieces, because a large matrix in fp32 is memory at the peak of a step.
     """
     if gradient.dtype == scale.dtype:
-        return gradient * scale
-    scaled = torch.empty_like(gradient)
-    rows = max(1, CHUNK_ELEMENTS // gradient.size(1))
-    for part, result in zip(gradient.split(rows), scaled.split(rows), strict=True):
-        result.copy_(part.float() * scale)
-    return scaled
+        gradient.mul_(scale)
+        return
+    for part in gradient.split(max(1, CHUNK_ELEMENTS // gradient.size(1))):
+        part.copy_(part.float() * scale)

@@ -93,6 +93,25 @@ def test_nothing_but_ignored_labels(compiled: bool) -> None:
     assert (loss.item(), nats.abs().sum().item(), hidden.grad.abs().sum().item()) == (0.0, 0.0, 0.0)
 
 
+def test_gradients_are_handed_out_once_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled: list[int] = []
+    scale = module._scale
+
+    def noted(gradient: Tensor, by: Tensor) -> None:
+        scaled.append(gradient.data_ptr())
+        scale(gradient, by)
+
+    monkeypatch.setattr(module, "_scale", noted)
+    hidden, weight, labels = problem()
+    loss, _ = linear_cross_entropy(hidden, weight, labels)
+    loss.backward(retain_graph=True)
+    assert hidden.grad is not None
+    assert weight.grad is not None
+    assert scaled == [hidden.grad.data_ptr(), weight.grad.data_ptr()]
+    with pytest.raises(RuntimeError, match="hands its gradients out once"):
+        loss.backward()
+
+
 def test_the_scale_of_a_loss_is_not_rounded_to_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """1/23 in bf16 is 0.3 % too small, and so would be every gradient."""
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 7 * WIDTH)
