@@ -1,12 +1,14 @@
 """Say in one number how far the loss curves of a sweep's sizes lie from one another, rule by rule.
 
-    python tests/benchmarks/loss_collapse.py runs/sweeps/depth_curves [--curves rule] [--sizes size] [--window 10]
+    python tests/benchmarks/loss_collapse.py runs/sweeps/depth_curves [--curves rule] [--sizes size] [--parts 45]
+    python tests/benchmarks/loss_collapse.py runs/sweeps/ladder_curves --normalized [--irreducible NATS]
 
-It prints a JSON object: rule -> spread, noise, and the last loss of each size. Training losses are averaged over
-`window` steps and over seeds. The spread is the largest minus the smallest of the sizes' curves, mean over the steps
+It prints a JSON object: rule -> spread, noise, and the last loss of each size. Training losses are averaged over equal
+parts of a run and over seeds. The spread is the largest minus the smallest of the sizes' curves, mean over what comes
 after the first tenth, with a standard error from leaving out one seed at a time (jackknife); the noise is what the same
-measure makes of one size's seeds, each taken for a size. Curves that collapse (arXiv 2309.16620 over depth, 2507.02119)
-have a spread near the noise. Nats per token.
+measure makes of one size's seeds, each taken for a size. Curves that collapse have a spread near the noise: over depth
+as they are (arXiv 2309.16620), in nats per token; over sizes of which each has tokens for its size, --normalized (arXiv
+2507.02119), which divides the loss above an irreducible one by what is left of it, held out, when a run ends.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from plumbline.launcher.runtime.sweep.result import read_rows
 from plumbline.launcher.runtime.system.files import read_json_lines
 
 Array = npt.NDArray[np.float64]
-Curves = Mapping[str, Mapping[int, Array]]  # size -> seed -> losses [steps / window]
+Curves = Mapping[str, Mapping[int, Array]]  # size -> seed -> losses [parts]
 
 
 def main() -> None:
@@ -31,22 +33,28 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, help="folder of the sweep, whose run folders are there")
     parser.add_argument("--curves", default="rule", help="axis that is compared (default: rule)")
     parser.add_argument("--sizes", default="size", help="axis whose curves should collapse (default: size)")
-    parser.add_argument("--window", type=int, default=10, help="steps that are averaged (default: 10)")
+    parser.add_argument("--parts", type=int, default=45, help="parts of a run (default: 45)")
+    parser.add_argument("--normalized", action="store_true", help="over the loss with which a run ends")
+    parser.add_argument("--irreducible", type=float, default=0.0, metavar="NATS", help="loss of the largest of models")
     arguments = parser.parse_args()
+    if arguments.irreducible and not arguments.normalized:
+        parser.error("--irreducible belongs to --normalized: differences of losses do not depend on it")
     found: dict[str, dict[str, dict[int, Array]]] = {}
     for row in read_rows(arguments.sweep / "results.jsonl"):
         if row.outcome.status == "finished":
             rule, size = str(row.labels[arguments.curves]), str(row.labels[arguments.sizes])
-            losses = smoothed(Path(row.run) / "metrics.jsonl", arguments.window)
+            losses = smoothed(Path(row.run) / "metrics.jsonl", arguments.parts)
+            if arguments.normalized:
+                assert row.outcome.loss is not None, "a finished run was evaluated"
+                losses = (losses - arguments.irreducible) / (row.outcome.loss - arguments.irreducible)
             found.setdefault(rule, {}).setdefault(size, {})[row.seed] = losses
     print(json.dumps({rule: describe(curves) for rule, curves in found.items()}, indent=2))
 
 
-def smoothed(metrics: Path, window: int) -> Array:
-    """Return the training losses of a run, averaged over windows of steps; a last shorter window is left out."""
+def smoothed(metrics: Path, parts: int) -> Array:
+    """Return the training losses of a run, averaged over parts as equal as its steps allow."""
     losses = np.array([record["loss"] for _, record in read_json_lines(metrics) if "loss" in record])
-    whole = len(losses) // window * window
-    return np.asarray(losses[:whole].reshape(-1, window).mean(1))
+    return np.array([part.mean() for part in np.array_split(losses, parts)])
 
 
 def describe(curves: Curves) -> dict[str, object]:
