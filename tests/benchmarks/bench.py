@@ -56,6 +56,9 @@ CPU = {
 TRAIN_124M = "throughput.py --compile --layers 12 --width 768 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
 TRAIN_400M = "throughput.py --compile --layers 24 --width 1024 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
 TRAIN_1400M = "throughput.py --compile --layers 24 --width 2048 --length 2048 --batch 4 --vocabulary 50304 --steps 6"
+TRAIN_7B = (
+    "throughput.py --compile --layers 32 --width 4096 --length 2048 --batch 2 --vocabulary 50304 --steps 3 --alone"
+)
 OTHERS_124M = TRAIN_124M.replace("throughput", "other_trainers") + " --setting bf16:1"
 GPU = {
     "train_124m": Part(f"{TRAIN_124M} --settings bf16:0,bf16:1,bf16:2,bf16:3", TINY),
@@ -63,6 +66,9 @@ GPU = {
     "train_1.4b": Part(f"{TRAIN_1400M} --settings bf16:1", TINY),
     "train_1.4b_float8": Part(
         f"{TRAIN_1400M} --settings bf16:1 precision.float8=tensorwise", f"{TINY} precision.float8_emulated=true"
+    ),
+    "train_7b": Part(
+        f"{TRAIN_7B} --rounds 3 --settings bf16:1 train.activation_checkpointing=auto", f"{TINY} --settings bf16:1"
     ),
     "hugging_face_trainer": Part(f"{OTHERS_124M} --trainer hugging_face", f"{TINY} --rounds 1"),
     "litgpt": Part(f"{OTHERS_124M} --trainer litgpt", f"{TINY} --rounds 1"),

@@ -1,13 +1,14 @@
 """Compare training tokens/s of the engine with a plain PyTorch loop's: same model, same batches, same process count.
 
     python tests/benchmarks/throughput.py [--layers 6 --width 384 --length 256 --batch 8 --steps 6 --rounds 6]
-        [--settings fp32:0,fp32:1,bf16:1] [--compile] [section.key=value ...]
+        [--settings fp32:0,fp32:1,bf16:1] [--compile] [--alone] [section.key=value ...]
 
 A setting is a precision and a ZeRO stage; what else is given goes into the engine's configuration. Rounds of the two
 loops alternate, so that drift of the machine strikes both alike; each is timed as a whole, and the medians are
 compared, with the quartiles of the ratio of neighbours beside them. With --compile the plain loop compiles its model,
-and the engine its blocks. MFU is of the device's peak, named or measured. It prints one JSON object. Use one process
-and all cores (the default) or `torchrun --nproc-per-node N`.
+and the engine its blocks. With --alone there is no plain loop, for a model of which a device holds no second one; one
+that it does not hold at all, by the estimate of plan.py, is not tried. MFU is of the device's peak, named or measured.
+It prints one JSON object. Use one process and all cores (the default) or `torchrun --nproc-per-node N`.
 """
 
 import argparse
@@ -30,10 +31,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 
 from plumbline.data.loader import TrainBatches
 from plumbline.data.windows import Batch
+from plumbline.launcher.runtime.config.budget import GIB, totals
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.memory import Estimate
 from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.memory import device_bytes
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.speed import peak_flops
 from plumbline.model.decoder import CausalLM
@@ -117,9 +123,13 @@ def plain_loop(config: Config, world: World, compiled: bool) -> Loop:
 def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: World) -> dict[str, Any]:
     """Time both loops in alternating rounds."""
     config = make_config(arguments, corpus, setting, world)
+    if arguments.alone and (needed := estimated(config, world)) > device_bytes(world):
+        return {"setting": setting, "tokens_per_second": f"needs {needed / GIB:.0f} GiB"}
     batches = TrainBatches(config.data, 1, world.rank, world.size)
-    loops = engine_loop(config, world), plain_loop(config, world, arguments.compile)
-    seconds: tuple[list[float], list[float]] = ([], [])
+    loops = [engine_loop(config, world)]
+    if not arguments.alone:
+        loops.append(plain_loop(config, world, arguments.compile))
+    seconds: list[list[float]] = [[] for _ in loops]
     number = 0
     for round_number in range(arguments.rounds + 1):  # the first round warms up
         for times, loop in zip(seconds, loops, strict=True):
@@ -132,20 +142,29 @@ def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: Wo
             if round_number:
                 times.append((time.perf_counter() - start) / arguments.steps)
             number += arguments.steps
-    ours, theirs = map(statistics.median, seconds)
-    low, _, high = statistics.quantiles(other / own for own, other in zip(*seconds, strict=True))
+    ours, *theirs = map(statistics.median, seconds)
     tokens = arguments.batch * arguments.length * world.size
     dtype = torch.bfloat16 if config.deepspeed.precision == "bf16" else torch.float32
     flops = training_flops_per_token(config.model, arguments.length, config.objective) * tokens / world.size
     peak = peak_flops(world, dtype, None)
+    found = {"setting": setting, "tokens_per_second": round(tokens / ours), "mfu": round(flops / ours / peak, 3)}
+    if not theirs:
+        return found
+    low, _, high = statistics.quantiles(other / own for own, other in zip(*seconds, strict=True))
     return {
-        "setting": setting,
-        "tokens_per_second": round(tokens / ours),
-        "plain_tokens_per_second": round(tokens / theirs),
-        "ratio": round(theirs / ours, 3),
+        **found,
+        "plain_tokens_per_second": round(tokens / theirs[0]),
+        "ratio": round(theirs[0] / ours, 3),
         "quartiles_of_the_ratio": [round(low, 3), round(high, 3)],
-        "mfu": round(flops / ours / peak, 3),
     }
+
+
+def estimated(config: Config, world: World) -> float:
+    """Return the bytes that a run takes on a device, by the estimate."""
+    on_gpu, stage = world.device.type == "cuda", config.deepspeed.zero_stage
+    estimate = Estimate(config, totals(plan_run(config).rows).total, world.size, on_gpu=on_gpu)
+    recomputed = estimate.recomputed(stage, device_bytes(world), compiles(config, world.device))
+    return estimate.memory(stage, recomputed).total
 
 
 def main() -> None:
@@ -156,6 +175,7 @@ def main() -> None:
     parser.add_argument("--family", default="qwen3", choices=("qwen3", "gpt2"))
     parser.add_argument("--settings", default="fp32:0,fp32:1,bf16:1", metavar="PRECISION:STAGE,...")
     parser.add_argument("--compile", action="store_true", help="compile both")
+    parser.add_argument("--alone", action="store_true", help="no plain loop")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     arguments = parser.parse_intermixed_args()
     world = read_world()

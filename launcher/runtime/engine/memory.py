@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import torch
-
 from plumbline.launcher.runtime.config.budget import GIB, state_beyond_adamw
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.activations import activation_bytes
@@ -11,6 +9,7 @@ from plumbline.launcher.runtime.engine.buckets import buckets
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.log import TRAINING
+from plumbline.launcher.runtime.system.memory import device_bytes
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.recomputation import Recomputed
 
@@ -94,14 +93,14 @@ def choose_recomputed(config: Config, parameters: int, world: World) -> Recomput
         return asked
     if world.device.type != "cuda":
         return "none"
-    device_bytes = torch.cuda.get_device_properties(world.device).total_memory
+    room = device_bytes(world)
     estimate, stage = Estimate(config, parameters, world.size), config.deepspeed.zero_stage
-    chosen = from_main(lambda: estimate.recomputed(stage, device_bytes, compiles(config, world.device)), world)
+    chosen = from_main(lambda: estimate.recomputed(stage, room, compiles(config, world.device)), world)
     if world.is_main:
         total = estimate.memory(stage, chosen).total
         TRAINING.info(
             f"memory   activation checkpointing {chosen}: an estimate of {total / GIB:.1f} GiB, where a device has "
-            f"{device_bytes / GIB:.1f}"
+            f"{room / GIB:.1f}"
         )
     return chosen
 

@@ -6,11 +6,9 @@ it, but the roofline counts no latency, and none of the host's work, for the mes
 Devices are looked at anew at each start, so a run that goes on elsewhere may have another stage.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import psutil
 import torch
 
 from plumbline.launcher.runtime.config.budget import GIB, totals
@@ -20,7 +18,7 @@ from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.memory import USABLE, DeviceMemory, Estimate
 from plumbline.launcher.runtime.engine.network import Machine, StepTime, step_time
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
-from plumbline.launcher.runtime.system.threads import ranks_on_this_host
+from plumbline.launcher.runtime.system.memory import device_bytes
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.recomputation import Recomputed
@@ -95,19 +93,16 @@ def choose_stage(candidates: Mapping[int, Config], world: World, told: bool) -> 
         world: this process among all; its ranks need not have met.
         told: whether this rank tells it, and warns if none fits.
     """
-    if world.device.type == "cuda":
-        device_bytes = float(torch.cuda.get_device_properties(world.device).total_memory)
-    else:
-        device_bytes = psutil.virtual_memory().total / ranks_on_this_host(os.environ)
+    room = device_bytes(world)
     config, machine = next(iter(candidates.values())), Machine(world.size, FLOPS, BANDWIDTH)
-    estimates = estimate_stages(config, plan_run(config).rows, candidates, machine, device_bytes, world.device)
-    chosen = preferred(estimates, device_bytes)
+    estimates = estimate_stages(config, plan_run(config).rows, candidates, machine, room, world.device)
+    chosen = preferred(estimates, room)
     if told:
         sizes = ", ".join(f"{each.memory.total / GIB:.2f} at stage {stage}" for stage, each in estimates.items())
         TRAINING.info(
             f"stage    {chosen}, of deepspeed.zero_stage = auto: an estimate in GiB is {sizes}, and a device has "
-            f"{device_bytes / GIB:.1f}"
+            f"{room / GIB:.1f}"
         )
-        if fastest(estimates, device_bytes) is None:
+        if fastest(estimates, room) is None:
             LOG.warning("no ZeRO stage fits by the estimate; plan.py says what takes the memory")
     return chosen

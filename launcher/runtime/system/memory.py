@@ -1,10 +1,24 @@
-"""Let the allocator of the host keep the memory that tensors free, for a rank that computes there."""
+"""Know how much memory a rank's device has; and let the allocator of the host keep what tensors free there."""
 
 import ctypes
+import os
+
+import psutil
+import torch
+
+from plumbline.launcher.runtime.system.threads import ranks_on_this_host
+from plumbline.launcher.runtime.system.world import World
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of glibc's malloc.h
 KEPT = 2**30
 """Bytes at the end of the heap that stay with the process."""
+
+
+def device_bytes(world: World) -> float:
+    """Return the memory of this rank's device: of its GPU, or its even share of the host's, in bytes."""
+    if world.device.type == "cuda":
+        return float(torch.cuda.get_device_properties(world.device).total_memory)
+    return psutil.virtual_memory().total / ranks_on_this_host(os.environ)
 
 
 def keep_freed_memory() -> None:
