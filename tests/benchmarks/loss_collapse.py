@@ -35,7 +35,9 @@ def main() -> None:
     parser.add_argument("--sizes", default="size", help="axis whose curves should collapse (default: size)")
     parser.add_argument("--parts", type=int, default=45, help="parts of a run (default: 45)")
     parser.add_argument("--normalized", action="store_true", help="over the loss with which a run ends")
-    parser.add_argument("--irreducible", type=float, default=0.0, metavar="NATS", help="loss of the largest of models")
+    parser.add_argument(
+        "--irreducible", type=float, default=0.0, metavar="NATS", help="loss that no model gets below (default: 0)"
+    )
     arguments = parser.parse_args()
     if arguments.irreducible and not arguments.normalized:
         parser.error("--irreducible belongs to --normalized: differences of losses do not depend on it")
