@@ -129,9 +129,8 @@ class DeepSpeedEngine(Engine):
             )
         super().__init__(config, plan, world, model)
         self._verify(self.requested)
-        if (
-            world.size == 1
-        ):  # DeepSpeed would copy all gradients into one message, sum that over one rank, and copy it back
+        if world.size == 1:
+            # DeepSpeed would copy all gradients into one message, sum that over one rank, and copy it back
             self._engine.buffered_allreduce_fallback = self._sum_alone
         for part in optimizer.parts.values() if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
             if isinstance(part, ShardedMuon):

@@ -129,7 +129,7 @@ def model_states(config: Config, parameters: int, stage: int, ranks: int, activa
     if stage >= 3:
         weights /= ranks
     if stage == 0 or (stage == 1 and mixed):  # all gradients are summed in one piece, once activations are gone
-        buffers, update = 0.0, 4.0 * min(parameters, FLATTENED) * (ranks > 1)
+        buffers, update = 0.0, 4.0 * min(parameters, FLATTENED) if ranks > 1 else 0.0
     elif stage == 1:
         buffers, update = 4.0 * sizes.reduce, 4.0 * share
     elif stage == 2:  # two buckets take turns, and what is sent is fp32
