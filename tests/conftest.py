@@ -368,9 +368,12 @@ def corpus(command: Command, shared_folder: Path, tmp_path_factory: pytest.TempP
     return Path(shutil.copytree(made, tmp_path_factory.mktemp("corpora") / "email"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tiny_config(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model of two layers, twice as wide and deep as the base, so that its groups differ in all they can."""
+    """Return a model of two layers, twice as wide and deep as the base, so that its groups differ in all they can.
+
+    Its runs lie beside it, so each file of tests has one: names of runs need not differ from those of another file.
+    """
     folder = tmp_path_factory.mktemp("tiny")
     file = folder / "tiny.yaml"
     file.write_text(CONFIG.format(root=folder / "runs", corpus=corpus), encoding="utf-8")
