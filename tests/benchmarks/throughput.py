@@ -31,13 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 
 from plumbline.data.loader import TrainBatches
 from plumbline.data.windows import Batch
-from plumbline.launcher.runtime.config.budget import GIB, totals
+from plumbline.launcher.runtime.config.budget import GIB
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.memory import Estimate
+from plumbline.launcher.runtime.engine.network import Machine
+from plumbline.launcher.runtime.engine.stage import BANDWIDTH, FLOPS, estimate_stages, fastest
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.memory import device_bytes
 from plumbline.launcher.runtime.system.world import World, read_world
@@ -123,8 +123,11 @@ def plain_loop(config: Config, world: World, compiled: bool) -> Loop:
 def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: World) -> dict[str, Any]:
     """Time both loops in alternating rounds."""
     config = make_config(arguments, corpus, setting, world)
-    if arguments.alone and (needed := estimated(config, world)) > device_bytes(world):
-        return {"setting": setting, "tokens_per_second": f"needs {needed / GIB:.0f} GiB"}
+    if arguments.alone:
+        room, stage, machine = device_bytes(world), config.deepspeed.zero_stage, Machine(world.size, FLOPS, BANDWIDTH)
+        estimates = estimate_stages(config, plan_run(config).rows, [stage], machine, room, world.device)
+        if fastest(estimates, room) is None:
+            return {"setting": setting, "tokens_per_second": f"needs {estimates[stage].memory.total / GIB:.0f} GiB"}
     batches = TrainBatches(config.data, 1, world.rank, world.size)
     loops = [engine_loop(config, world)]
     if not arguments.alone:
@@ -157,14 +160,6 @@ def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: Wo
         "ratio": round(theirs[0] / ours, 3),
         "quartiles_of_the_ratio": [round(low, 3), round(high, 3)],
     }
-
-
-def estimated(config: Config, world: World) -> float:
-    """Return the bytes that a run takes on a device, by the estimate."""
-    on_gpu, stage = world.device.type == "cuda", config.deepspeed.zero_stage
-    estimate = Estimate(config, totals(plan_run(config).rows).total, world.size, on_gpu=on_gpu)
-    recomputed = estimate.recomputed(stage, device_bytes(world), compiles(config, world.device))
-    return estimate.memory(stage, recomputed).total
 
 
 def main() -> None:

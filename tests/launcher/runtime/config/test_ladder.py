@@ -33,7 +33,7 @@ def test_what_relates_the_parts_of_a_run_is_that_of_the_base(path: Path) -> None
     assert parts.tau == pytest.approx(base.proportions.tau, rel=0.003)
     assert parts.warmup_share == pytest.approx(0.05, abs=0.5 / plan.total_steps)
     assert parts.tokens_per_parameter == pytest.approx(20, rel=0.003)
-    assert 0.95 < parts.batch_tokens / best_batch_tokens(parts.tokens) < 2.75
+    assert 0.94 < parts.batch_tokens / best_batch_tokens(parts.tokens) < (2.75 if path == RUNGS[-1] else 1.9)
     m_b, m_d = parts.batch_tokens / base.proportions.batch_tokens, parts.tokens / base.proportions.tokens
     assert plan.settings.lr == pytest.approx(base.settings.lr * m_b**0.5 * m_d**-0.32)
     assert replace(plan.settings, lr=0, weight_decay=0) == replace(base.settings, lr=0, weight_decay=0)
