@@ -32,10 +32,9 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=3000, help="held-out graphs (default: 3000)")
     arguments = parser.parse_args()
     trained = load_model(arguments.run, with_objective=True)
-    assert trained.config is not None, "a run has a configuration"
-    assert isinstance(trained.module, CausalLM), "with its objective it is one of ours"
-    task = trained.config.data.train[0].task
-    assert isinstance(task, StarGraphConfig), f"{arguments.run} was not trained on a star graph"
+    task = None if trained.config is None else trained.config.data.train[0].task
+    if not isinstance(trained.module, CausalLM) or not isinstance(task, StarGraphConfig):
+        parser.error(f"{arguments.run} is no run that was trained on star_graph")
     examples = [task.example("validation", number) for number in range(arguments.examples)]
     tokens, labels = (torch.from_numpy(np.stack(part)) for part in zip(*examples, strict=True))
     source = int((labels[0] >= 0).nonzero()[1])  # of the answer's tokens the first is the source itself
