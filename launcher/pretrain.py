@@ -11,7 +11,8 @@ A cooldown from a checkpoint of another run is schedule.branch (docs/schedules.m
 The same command again resumes from the newest whole checkpoint, or says that the run is complete.
 Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (gradient, loss or weights
 not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died, a time limit of Slurm that is near),
-checkpoint written if a step was made: start the same command again; 86 nothing moved for train.hang_minutes.
+checkpoint written if a step was made: start the same command again; 86 nothing moved for train.hang_minutes; 87 a node
+computed wrong numbers; 88 a checkpoint could not be written: after either the same command goes on from the one before.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, CORRUPT, REQUEUE, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, CORRUPT, REQUEUE, UNSAVED, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.starting import announce, slurm_ranks
@@ -60,13 +61,21 @@ def begin() -> None:
     sleep_while_waiting()
 
 
-def fail(error: Exception, code: int) -> int:
-    """Log one clear error and return the exit code, which a launcher that ends this rank does not change."""
+def fail(error: Exception, code: int, of_all: bool = False) -> int:
+    """Log one clear error and return the exit code, which a launcher that ends this rank does not change.
+
+    Args:
+        error: what went wrong.
+        code: the exit code.
+        of_all: whether all ranks have this error, so that rank 0 alone need tell it.
+    """
     STOP.defer()
     if os.environ.get("RANK", "0") != "0":
-        # Most errors strike every rank alike. Rank 0 reports them, and its exit makes the launcher end the others; only
-        # a rank that fails alone lives long enough to report.
+        # Most errors strike every rank alike. Rank 0 reports them, and its exit makes most launchers end the others;
+        # only a rank that fails alone lives long enough to report.
         time.sleep(5)
+        if of_all:
+            return code
     LOG.error(error)
     return code
 
@@ -79,7 +88,7 @@ if __name__ == "__main__":
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnsavedError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import as_yaml, load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
@@ -163,14 +172,16 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, wat
     folder = config.run.folder
     try:
         complete = train(config, inputs, world, STOP, status, watchdog)
+    except UnsavedError as error:
+        return fail(error, status.end(UNSAVED, str(error)), of_all=True)
     except (ConfigError, CheckpointError, DamagedFileError, OSError) as error:
         return fail(error, status.end(UNUSABLE, str(error)))
     except WrongNodeError as error:
         if world.is_main and own_job() is not None:
             accuse(folder / "slurm", error.nodes)
-        return fail(error, status.end(CORRUPT, str(error)))
+        return fail(error, status.end(CORRUPT, str(error)), of_all=True)
     except TrainingError as error:
-        return fail(error, status.end(BROKEN, str(error)))
+        return fail(error, status.end(BROKEN, str(error)), of_all=True)
     startup.stop()
     TRAINING.info(f"{folder} is complete" if complete else f"stopped {STOP.reason}; the same command resumes {folder}")
     return status.end(COMPLETE, "complete") if complete else status.end(REQUEUE, f"stopped {STOP.reason}")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 IGNORED = -100
 CHUNK_ELEMENTS = 2**25  # logits alive at once: 128 MiB in fp32, large enough to keep a GPU busy
+TILE = 128  # rows of a matrix that a GPU multiplies at once
 
 
 def soft_cap(logits: Tensor, cap: float | None) -> Tensor:
@@ -65,7 +66,9 @@ def linear_cross_entropy(
 
 
 def _chunk_size(weight: Tensor) -> int:
-    return max(1, CHUNK_ELEMENTS // weight.size(0))
+    """Return the tokens of a chunk; on a GPU whole tiles of its matrix products, where one fits."""
+    tokens = max(1, CHUNK_ELEMENTS // weight.size(0))
+    return tokens - tokens % TILE if weight.is_cuda and tokens >= TILE else tokens
 
 
 def _losses(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -34,7 +34,9 @@ def block_sparse_attention(query: Tensor, key: Tensor, value: Tensor, mask: Bloc
     attend: Any = _compiled() if apart else flex_attention
     grouped = query.size(1) != key.size(1)
     query, key = query.to(value.dtype), key.to(value.dtype)  # autocast does this for other kernels, not for this one
-    mixed: Tensor = attend(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped)
+    # Below 128 queries torch takes a kernel for decoding, in which blocks of this size do not fit heads that share keys
+    options = {"FORCE_USE_FLEX_ATTENTION": True} if query.is_cuda else None
+    mixed: Tensor = attend(query, key, value, block_mask=mask, scale=scale, enable_gqa=grouped, kernel_options=options)
     return mixed
 
 

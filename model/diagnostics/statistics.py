@@ -29,8 +29,13 @@ def outlier_sums(x: Tensor) -> Sums:
     return {
         "channels": x.square().sum((0, 1)).double(),  # (D)
         "tokens": _count(x, x.size(0) * x.size(1)),
-        "ratios": (size.amax(-1) / size.median(-1).values).double().sum(),
+        "ratios": (size.amax(-1) / _median(size)).double().sum(),
     }
+
+
+def _median(values: Tensor) -> Tensor:
+    """Return the lower median along the last dimension. Sorted: on GPUs `median` refuses to be deterministic."""
+    return values.sort(-1).values[..., (values.size(-1) - 1) // 2]
 
 
 def outlier_statistics(sums: Sums) -> Statistics:

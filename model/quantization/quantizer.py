@@ -264,9 +264,12 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
 
 
 def _quantile(rows: Tensor, share: float) -> Tensor:
-    """Return the quantile along the last dimension, which may be longer than torch.quantile takes."""
+    """Return the quantile along the last dimension, which may be longer than torch.quantile takes.
+
+    Sorted: on GPUs `kthvalue` refuses to be deterministic.
+    """
     position = max(1, min(rows.size(-1), round(share * (rows.size(-1) - 1)) + 1))
-    return rows.kthvalue(position, dim=-1).values
+    return rows.sort(-1).values[..., position - 1]
 
 
 class _StraightThrough(torch.autograd.Function):

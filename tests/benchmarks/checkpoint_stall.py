@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice, product
 from pathlib import Path
@@ -41,7 +40,7 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=5)
     parser.add_argument("--local", type=Path, default=Path("/dev/shm"), help="folder of checkpoint.local")
     arguments = parser.parse_args()
-    world = replace(read_world(), device=torch.device("cpu"))
+    world = read_world()
     startup.start(world, 5.0)
     overrides = [
         "model.vocab_size=4096",

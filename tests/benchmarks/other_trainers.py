@@ -153,15 +153,15 @@ TRAINERS = {"hugging_face": (hugging_face, "accelerate"), "litgpt": (litgpt, "li
 
 def measure(arguments: argparse.Namespace, config: Config, world: World) -> dict[str, Any]:
     """Time both in alternating rounds; the first warms up."""
-    batches = TrainBatches(config.data, 1, world.rank, world.size)
+    batches = TrainBatches(config.data, 1, world.rank, world.size, for_gpu=world.device.type == "cuda")
     given = [batches.micro_batches(step)[0] for step in range(arguments.steps)]
     engine, other = engine_loop(config, world), TRAINERS[arguments.trainer][0](config, given, arguments.compile)
     ours, theirs = [], []
     for _ in range(arguments.rounds + 1):
         start = time.perf_counter()
         for step, batch in enumerate(given):
-            loss = engine(batch, step)
-        loss.item()
+            wait = engine(batch, step)
+        wait()
         ours.append((time.perf_counter() - start) / arguments.steps)
         theirs.append(other())
     tokens = arguments.batch * arguments.length

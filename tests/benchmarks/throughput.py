@@ -38,6 +38,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.network import Machine
 from plumbline.launcher.runtime.engine.stage import BANDWIDTH, FLOPS, estimate_stages, fastest
+from plumbline.launcher.runtime.engine.step_result import StepUnderWay
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.memory import device_bytes
 from plumbline.launcher.runtime.system.world import World, read_world
@@ -51,8 +52,8 @@ from plumbline.model.parameterization.table import parameter_table
 from tests.benchmarks.step_cost import write_random_text
 
 SIZES = {"layers": 6, "width": 384, "length": 256, "batch": 8, "vocabulary": 8192, "steps": 6, "rounds": 6}
-Loop = Callable[[Batch, int], torch.Tensor]
-"""Make a step of a batch and its number; the loss, which nobody has waited for."""
+Loop = Callable[[Batch, int], Callable[[], object]]
+"""Make a step of a batch and its number, for which nobody has waited; what is returned waits for it."""
 
 
 def make_config(arguments: argparse.Namespace, corpus: Path, setting: str, world: World) -> Config:
@@ -87,7 +88,15 @@ def make_config(arguments: argparse.Namespace, corpus: Path, setting: str, world
 def engine_loop(config: Config, world: World) -> Loop:
     """Return a step of the engine."""
     engine = DeepSpeedEngine(config, world)
-    return lambda batch, number: engine.train_step([batch], number, 1e-3).result.loss
+    under_way: list[StepUnderWay] = []
+
+    def step(batch: Batch, number: int) -> Callable[[], object]:
+        under_way.append(engine.train_step([batch], number, 1e-3))
+        if len(under_way) > 1:
+            _ = under_way.pop(0).result  # as training reads a step: once the next is given to the device
+        return lambda: under_way.pop().result
+
+    return step
 
 
 def plain_loop(config: Config, world: World, compiled: bool) -> Loop:
@@ -105,8 +114,9 @@ def plain_loop(config: Config, world: World, compiled: bool) -> Loop:
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
 
-    def step(batch: Batch, _: int) -> torch.Tensor:
-        inputs, labels = batch["input_ids"].to(world.device), batch["labels"].to(world.device)
+    def step(batch: Batch, _: int) -> Callable[[], object]:
+        inputs = batch["input_ids"].to(world.device, non_blocking=True)
+        labels = batch["labels"].to(world.device, non_blocking=True)
         bf16 = config.deepspeed.precision == "bf16"
         with torch.autocast(world.device.type, torch.bfloat16) if bf16 else nullcontext():
             logits = model(inputs)
@@ -115,7 +125,7 @@ def plain_loop(config: Config, world: World, compiled: bool) -> Loop:
         clip_grad_norm_(decay + rest, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach()
+        return loss.detach().item
 
     return step
 
@@ -128,7 +138,7 @@ def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: Wo
         estimates = estimate_stages(config, plan_run(config).rows, [stage], machine, room, world.device)
         if fastest(estimates, room) is None:
             return {"setting": setting, "tokens_per_second": f"needs {estimates[stage].memory.total / GIB:.0f} GiB"}
-    batches = TrainBatches(config.data, 1, world.rank, world.size)
+    batches = TrainBatches(config.data, 1, world.rank, world.size, for_gpu=world.device.type == "cuda")
     loops = [engine_loop(config, world)]
     if not arguments.alone:
         loops.append(plain_loop(config, world, arguments.compile))
@@ -140,8 +150,8 @@ def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: Wo
             dist.barrier()
             start = time.perf_counter()
             for step, batch in enumerate(given):
-                loss = loop(batch, number + step)
-            loss.item()
+                wait = loop(batch, number + step)
+            wait()
             if round_number:
                 times.append((time.perf_counter() - start) / arguments.steps)
             number += arguments.steps

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint import resume
-from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, WEIGHT, SavedTensors, read_model
+from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
+from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, WEIGHT, read_model
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine

@@ -74,7 +74,7 @@ def moved(
                 engine.train_step(inputs.train.micro_batches(step), step, 1e-3)
         else:
             assert resume.load(engine, folders[-1]) == state_after(2, inputs)
-        files.append(collect(engine))
+        files.append(collect(engine)[0])
         folders.append(save(engine, config, state_after(2, inputs), tmp_path / str(len(files)), world))
         engines.append(engine)
     return files, engines

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from plumbline.launcher.runtime.checkpoint import commit, save
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError
+from plumbline.launcher.runtime.checkpoint.store import UnsavedError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train import loop
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.guards.non_finite import NonFinite
 from plumbline.launcher.runtime.train.train import train
@@ -88,7 +89,7 @@ def test_too_many_failed_saves_in_a_row_end_training(
 
     monkeypatch.setattr(save, "make_room", make_room)
     config = configure(tiny_config, tmp_path, "train.steps=60", "checkpoint.max_failures=3")
-    with pytest.raises(CheckpointError, match=r"start the same command again; 3 checkpoints in a row were not written"):
+    with pytest.raises(UnsavedError, match=r"start the same command again; 3 checkpoints in a row were not written"):
         attempt(config, world)
     assert max(Run(config.run.folder).column("loss")) in (6, 8), "the third is of step 6, and known at the next save"
 
@@ -122,9 +123,33 @@ def test_a_run_whose_last_save_failed_is_not_complete(
 ) -> None:
     config = configure(tiny_config, tmp_path)
     block_save(monkeypatch, 6)
-    with pytest.raises(CheckpointError, match=r"checkpoint not written .* start the same command again"):
+    monkeypatch.setattr(loop, "PAUSES", (0.0, 0.0))
+    with pytest.raises(UnsavedError, match=r"checkpoint not written .* start the same command again"):
         attempt(config, world)
     assert not (config.run.folder / "result.json").exists()
     monkeypatch.undo()
     assert attempt(config, world), "it goes on from step 4"
     assert list(Run(config.run.folder).column("loss")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_last_save_that_fails_for_a_moment_is_tried_again(
+    tiny_config: Path,
+    tmp_path: Path,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    left = [OSError("a moment"), OSError("another one")]
+
+    def make_room(staging: Path) -> None:
+        if staging.name.startswith(".step_00000006.") and left:
+            raise left.pop(0)
+        commit.make_room(staging)
+
+    monkeypatch.setattr(save, "make_room", make_room)
+    monkeypatch.setattr(loop, "PAUSES", (0.25, 0.5))
+    config = configure(tiny_config, tmp_path)
+    assert attempt(config, world)
+    errors = capsys.readouterr().err
+    assert [f"Trying again in {pause} s" in errors for pause in ("0.25", "0.5")] == [True, True]
+    assert "step_00000006" in Run(config.run.folder).checkpoints

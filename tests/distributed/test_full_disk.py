@@ -14,7 +14,7 @@ from plumbline.launcher.runtime.checkpoint import store
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.metrics import MetricsLog
-from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNSAVED
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import loop
@@ -84,7 +84,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_one_error_and_the_same_command
     job.wait_until(lambda: "step_00000010" in run.checkpoints)
     with filled(disk):
         outcome = job.wait()
-    assert outcome.code == UNUSABLE
+    assert outcome.code == UNSAVED
     assert len([line for line in outcome.stderr.splitlines() if line.startswith("error: ")]) == 1, outcome.stderr
     assert "2 checkpoints in a row were not written" in outcome.stderr
     assert "metrics.jsonl lacks its last " in outcome.stderr

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-from plumbline.launcher.runtime.checkpoint import commit, resume, store
+from plumbline.launcher.runtime.checkpoint import commit, local, resume, store
 from plumbline.launcher.runtime.checkpoint.local import MARKER, LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
@@ -122,6 +123,26 @@ def test_the_newer_of_both_tiers_counts_and_the_rest_goes(
     assert [path.name for path in nearby.folder.iterdir() if path.is_dir()] == [part.name]
     nearby.tidy(root / "step_00000001")
     assert [path.name for path in nearby.folder.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize(("own", "kept"), [(0, [0, 2, 9]), (2, [0, 1, 2, 5, 9])])
+def test_what_ranks_left_that_are_on_other_nodes_now_goes(
+    keep: Callable[[LocalCheckpoints, int], Path],
+    nearby: LocalCheckpoints,
+    here: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    own: int,
+    kept: list[int],
+) -> None:
+    """Slurm numbers ranks by the names of nodes: where one is replaced, those behind it move. The lowest one tidies."""
+    keep(nearby, 2)
+    for rank in (1, 2, 5, 9):
+        nearby.folder.with_name(f"rank_{rank:05d}").mkdir()
+    hosts = ["n1", "n2", "n1", *["n3"] * 6, "n1"]
+    monkeypatch.setattr(local, "gather_objects", lambda _value, _world: hosts)
+    monkeypatch.setattr(local, "from_main", lambda action, _world: action())
+    LocalCheckpoints(here, World(own, 0, len(hosts), torch.device("cpu"))).tidy(None)
+    assert sorted(int(folder.name[5:]) for folder in nearby.folder.parent.glob("rank_*")) == kept
 
 
 def test_a_change_of_what_is_trained_leaves_it_aside(

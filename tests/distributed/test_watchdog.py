@@ -77,6 +77,19 @@ def test_it_ends_the_process_when_nothing_moves_and_not_before(
     assert not ended.wait(1)
 
 
+def test_it_ends_the_process_where_the_disk_hangs_as_well(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "GRACE", 0.0)
+    monkeypatch.setattr(watchdog, "PATIENCE", 0.5)
+    ended, answers = threading.Event(), threading.Event()
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: answers.wait(60))
+    Watchdog(tmp_path / "stacks", world, minutes=0.5 / 60, end=lambda _code: ended.set())
+    assert ended.wait(30)
+    assert not answers.is_set()
+    answers.set()
+
+
 @pytest.mark.parametrize("blow", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_rank_that_never_comes_is_missed(start_pretrain: Start, tiny_config: Path, blow: signal.Signals) -> None:
     """Struck at once, ahead of the imports. What an earlier attempt wrote that came no further is not heard."""

@@ -40,7 +40,7 @@ def run_submit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 def test_the_run_folder_holds_the_job_as_it_was_checked(run_submit: Submit, config: Path) -> None:
     options = ("--nodes", "2", "--gpus-per-node", "4", "--time", "2:00:00", "--partition", "big", "--dry-run")
-    printed = run_submit("--config", config, *options, "optimizer.lr=0.001", "data.micro_batch_size=2")
+    printed = run_submit("--config", config, *options, "optimizer.lr=0.001", "data.micro_batch_size=2", streams=True)
     checked = load_config(config, ["optimizer.lr=0.001", "data.micro_batch_size=2"])
     config.write_text("edited while the job waits in the queue")
 
@@ -53,6 +53,7 @@ def test_the_run_folder_holds_the_job_as_it_was_checked(run_submit: Submit, conf
     assert {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--time=2:00:00", "--partition=big"} <= asked
     assert f"--config={folder}/config-1.yaml" in asked
     assert not any("account" in option or "cpus" in option for option in asked)
+    assert "warning: --cpus-per-task was not given: " in printed
 
 
 def test_a_second_submission_keeps_the_first(run_submit: Submit, config: Path) -> None:
@@ -95,6 +96,28 @@ def test_a_time_limit_too_short_to_train_in_is_refused(run_submit: Submit, confi
     errors = run_submit(*command, fails=True)
     assert errors.startswith("error: --time 10:00 is less than 600 s of --notice")
     assert not (config.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "path", "warned"), [("2", "file://{}", True), ("1", "file://{}", False), ("2", "{}", False)]
+)
+def test_one_cache_of_many_nodes_is_a_warning(
+    run_submit: Submit,
+    config: Path,
+    corpus: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nodes: str,
+    path: str,
+    warned: bool,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(config.parent / "home"))
+    command = ("--config", config, "--nodes", nodes, "--tasks-per-node", "1", "--dry-run")
+    printed = run_submit(*command, f"data.train=[{{path: '{path.format(corpus)}'}}]", streams=True)
+    assert ("data.cache.path is not set" in printed) == warned
+    own = f"data.cache.path={config.parent / 'local'}"
+    assert "data.cache.path is not set" not in run_submit(
+        *command, f"data.train=[{{path: '{path.format(corpus)}'}}]", own, streams=True
+    )
 
 
 @pytest.mark.parametrize(("seconds", "warned"), [(149, False), (151, True)])

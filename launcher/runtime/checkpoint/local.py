@@ -77,6 +77,8 @@ class LocalCheckpoints:
         """Where the checkpoints of this rank are."""
         hosts = gather_objects(socket.gethostname(), world)
         self._names = [f"rank {rank} on {host}" for rank, host in enumerate(hosts)]
+        self._beside = [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
+        """Ranks on this node."""
 
     def save(self, snapshot: Snapshot, group: dist.ProcessGroup | None = None) -> Path:
         """Write what this rank needs to go on, and return its folder; the one before goes. Collective.
@@ -135,7 +137,8 @@ class LocalCheckpoints:
             return
         remove_leftovers(self.folder)
         unwanted = [folder for folder in checkpoints(self.folder) if folder != kept]
-        unwanted += [rank for rank in self._home.glob("rank_*") if int(rank.name[5:]) >= self._world.size]
+        if self._world.rank == min(self._beside):  # ranks that were on this node before, and are elsewhere now
+            unwanted += [rank for rank in self._home.glob("rank_*") if int(rank.name[5:]) not in self._beside]
         for folder in unwanted:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plumbline.launcher.runtime.checkpoint.store import CONFIG, STATE, BrokenWeightsError, TrainState
-from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, WEIGHT, collect, shard_name
+from plumbline.launcher.runtime.checkpoint.tensors import collect, shard_name
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.load import as_yaml
 from plumbline.launcher.runtime.config.schema import Config
@@ -44,8 +44,8 @@ def take_snapshot(engine: Engine, config: Config, state: TrainState, world: Worl
     Raises:
         BrokenWeightsError: a weight is not finite.
     """
-    mine = collect(engine, by_itself)
-    _check_finite(mine, world)
+    mine, broken = collect(engine, by_itself)
+    _refuse_broken(broken, world)
     files: dict[str, TensorFile | str] = {shard_name(world.rank): mine}
     if world.is_main or by_itself:
         files[CONFIG] = as_yaml(config)
@@ -59,10 +59,8 @@ def take_snapshot(engine: Engine, config: Config, state: TrainState, world: Worl
     return Snapshot(files, facts)
 
 
-def _check_finite(mine: TensorFile, world: World) -> None:
-    """Raise BrokenWeightsError on all ranks if a weight, or its average, is not finite on any of them."""
-    kept = (item for item in mine.tensors.items() if item[0].startswith((f"{WEIGHT}/", f"{AVERAGE}/")))
-    broken = [name.partition("/")[2] for name, tensor in kept if not tensor.isfinite().all()]
+def _refuse_broken(broken: list[str], world: World) -> None:
+    """Raise BrokenWeightsError on all ranks if a tensor on any of them is broken."""
     broken = sorted({name for share in gather_objects(broken, world) for name in share})
     if broken:
         raise BrokenWeightsError(f"{len(broken)} tensors hold weights that are not finite, {broken[0]} for one")

@@ -32,6 +32,10 @@ class CheckpointError(ValueError):
     """Refuse a checkpoint that cannot be used, or a resume that would contradict it."""
 
 
+class UnsavedError(CheckpointError):
+    """End a run that could not write a checkpoint that it cannot do without."""
+
+
 class BrokenWeightsError(CheckpointError):
     """Refuse weights that are not finite: saved, they would take the place of a checkpoint that is of use."""
 

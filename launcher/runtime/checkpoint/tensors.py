@@ -16,23 +16,19 @@ DeepSpeed is needed to read a checkpoint.
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from plumbline.data.damage import reading
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError, read_manifest
+from plumbline.launcher.runtime.checkpoint.saved_tensors import FOLDER, SavedTensors, read_headers_together
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.optimizer import verify_settings
 
-FOLDER = "state"  # of a checkpoint
 WEIGHT, AVERAGE = "weight", "ema"
 
 
@@ -44,8 +40,8 @@ def shard_name(rank: int) -> str:
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def collect(engine: Engine, by_itself: bool = False) -> TensorFile:
-    """Return this rank's file, copied to host memory.
+def collect(engine: Engine, by_itself: bool = False) -> tuple[TensorFile, list[str]]:
+    """Return this rank's file, copied to host memory, and the tensors whose weights or averages in it are not finite.
 
     Args:
         engine: what is saved.
@@ -53,6 +49,7 @@ def collect(engine: Engine, by_itself: bool = False) -> TensorFile:
             divide what several of them keep.
     """
     tensors: dict[str, Tensor] = {}
+    finite: dict[str, Tensor] = {}
     index: dict[str, Any] = {}
     for number, piece in enumerate(engine.pieces()):
         mine = piece if by_itself else piece.share(engine.world)
@@ -64,6 +61,8 @@ def collect(engine: Engine, by_itself: bool = False) -> TensorFile:
             if isinstance(value, Tensor) and value.shape == piece.shard.shape:
                 if mine.length:
                     tensors[f"{kind}/{piece.name}"] = _to_host(mine.of(value))
+                    if kind in (WEIGHT, AVERAGE):
+                        finite[f"{kind}/{piece.name}"] = _is_finite(mine.of(value))
             elif not (by_itself or writes_whole) or not piece.length:
                 continue
             elif isinstance(value, Tensor):
@@ -77,7 +76,9 @@ def collect(engine: Engine, by_itself: bool = False) -> TensorFile:
         metadata["average"] = json.dumps({"half_life": engine.ema.half_life, "tokens": engine.ema.tokens})
     if engine.world.device.type == "cuda":
         torch.cuda.synchronize()  # the copies are there
-    return TensorFile(tensors, metadata)
+    flags = torch.stack(list(finite.values())).tolist() if finite else []
+    broken = [key.partition("/")[2] for key, flag in zip(finite, flags, strict=True) if not flag]
+    return TensorFile(tensors, metadata), broken
 
 
 def _values(engine: Engine, piece: Piece) -> Iterator[tuple[str, Any]]:
@@ -90,107 +91,18 @@ def _values(engine: Engine, piece: Piece) -> Iterator[tuple[str, Any]]:
     yield from engine.optimizer_state.get(piece.shard, {}).items()
 
 
+def _is_finite(values: Tensor) -> Tensor:
+    """Return whether all values are finite, as a flag on their device; of their copy the host would take its time."""
+    return torch.stack(values.detach().aminmax()).isfinite().all()
+
+
 def _to_host(tensor: Tensor) -> Tensor:
     """Begin to copy a tensor to host memory, pinned for a GPU, which torch keeps for the next save."""
     host = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=tensor.is_cuda)
     return host.copy_(tensor.detach(), non_blocking=True)
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Say which range of a tensor a file holds."""
-
-    file: Any
-    """Open safetensors file."""
-    start: int
-    end: int
-
-
-class SavedTensors:
-    """Read tensors of a checkpoint by name and range, from the files of all the ranks that wrote it.
-
-    Args:
-        folder: the checkpoint, whose files have been verified.
-
-    Raises:
-        DamagedFileError: a file holds something else than its rank wrote, whatever the checksums say.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._stack = folder, ExitStack()
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        """Name -> shape, of every tensor of the model."""
-        self.whole: dict[str, dict[str, Any]] = {}
-        """Name -> kind -> a tensor or a number, of what the optimizer keeps for the tensor as a whole."""
-        self.kinds: dict[str, set[str]] = {}
-        """Name -> what is kept for each element: weight, ema, and names of the optimizer's states."""
-        self._parts: dict[str, list[_Part]] = {}
-        self.average: dict[str, int] | None = None
-        """Half-life and tokens of the moving average; None where there is none."""
-        for name in sorted(read_manifest(folder)["files"]):
-            if name.startswith(f"{FOLDER}/"):
-                with reading(folder / name):
-                    self._open(folder / name)
-
-    def __enter__(self) -> "SavedTensors":
-        """Return this, whose files are open."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the files."""
-        self._stack.close()
-
-    def _open(self, path: Path) -> None:
-        file = self._stack.enter_context(safe_open(path, framework="pt"))
-        metadata = file.metadata()
-        if "average" in metadata:
-            self.average = json.loads(metadata["average"])
-        index = json.loads(metadata["index"])
-        for name, entry in index.items():
-            self.shapes[name] = tuple(entry["shape"])
-            whole = {kind: file.get_tensor(f"{kind}/{name}") for kind in entry["whole"]}
-            self.whole.setdefault(name, {}).update({**whole, **entry["numbers"]})
-        for key in file.keys():  # noqa: SIM118
-            kept = file.get_slice(key)
-            if kept.get_dtype() != "F32":
-                raise ValueError(f"{key} is {kept.get_dtype()}, expected F32")
-            kind, _, name = key.partition("/")
-            if kind not in index[name]["whole"]:
-                self.kinds.setdefault(name, set()).add(kind)
-                start, (length,) = index[name]["start"], kept.get_shape()
-                self._parts.setdefault(key, []).append(_Part(file, start, start + length))
-
-    def read(self, kind: str, name: str, start: int, length: int) -> Tensor:
-        """Return a range of a flattened tensor: fp32 [length], on the CPU.
-
-        Raises:
-            CheckpointError: the files do not hold all of it.
-        """
-        found = torch.empty(length)
-        missing = length
-        for part in self._parts.get(f"{kind}/{name}", ()):
-            first, last = max(start, part.start), min(start + length, part.end)
-            if first < last:
-                saved = part.file.get_slice(f"{kind}/{name}")
-                found[first - start : last - start] = saved[first - part.start : last - part.start]
-                missing -= last - first
-        if missing:
-            raise CheckpointError(f"{self._folder}: lacks {missing} of {length} elements of {kind} of {name}")
-        return found
-
-    def tensor(self, kind: str, name: str) -> Tensor:
-        """Return a tensor of the model, or its average, in its shape.
-
-        Raises:
-            CheckpointError: the files do not hold all of it.
-        """
-        shape = self.shapes[name]
-        return self.read(kind, name, 0, torch.Size(shape).numel()).view(shape)
+# -- going on from it --------------------------------------------------------------------------------------------------
 
 
 def restore(engine: Engine, folder: Path) -> None:
@@ -201,7 +113,7 @@ def restore(engine: Engine, folder: Path) -> None:
     Raises:
         CheckpointError: the tensors are not those of the model, or not all of them were updated equally often.
     """
-    with SavedTensors(folder) as saved, torch.no_grad():
+    with SavedTensors(folder, read_headers_together(folder, engine.world)) as saved, torch.no_grad():
         _check_shapes(engine.pieces(), saved, folder)
         state: dict[Tensor, dict[str, Any]] = {}
         for piece in engine.pieces():
@@ -229,7 +141,7 @@ def _read_state(piece: Piece, saved: SavedTensors, state: dict[str, Any], folder
         if kind not in state:  # the first tensor of a shard makes room for all of them
             state[kind] = torch.zeros_like(piece.shard, requires_grad=False)
         piece.of(state[kind]).copy_(saved.read(kind, piece.name, piece.start, piece.length))
-    for kind, value in saved.whole[piece.name].items():
+    for kind, value in saved.whole(piece.name).items():
         value = value.to(piece.shard.device) if isinstance(value, Tensor) else value
         known = state.setdefault(kind, value)
         if not torch.equal(torch.as_tensor(known), torch.as_tensor(value)):

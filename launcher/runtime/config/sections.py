@@ -159,7 +159,7 @@ class CheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_
     background: bool = True
     """Write behind training, which then waits only for the copy to host memory; a second one waits for the first."""
     max_failures: PositiveInt = 10
-    """Checkpoints in a row that could not be written, after which training ends with exit code 2."""
+    """Checkpoints in a row that could not be written, after which training ends with exit code 88."""
     local: LocalCheckpointConfig | None = None
     """Also save on the nodes, where it is quick: a resume on the same nodes goes on from there (docs/runs.md). None:
     only in the run folder."""

@@ -7,12 +7,15 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
+from plumbline.launcher.runtime.system.deadline import NOTICE, read_notice
 from plumbline.launcher.runtime.system.slurm import REPOSITORY
 
 SHORT = 30
 """Seconds of KillWait, Slurm's default, under which a save that SIGTERM asked for has little time."""
 LONG = 1800
 """Seconds of SlurmdTimeout for which a dead node would keep a job waiting."""
+FEW = 4
+"""Cores of a rank under which those that train, read, write checkpoints and compile get in each other's way."""
 EARLY = 60
 """Seconds by which the notice ahead of a time limit may come early (man sbatch, --signal)."""
 
@@ -21,6 +24,7 @@ def measure(place: Place) -> Facts:
     """Ask the controller from rank 0, and look at this task's cores on all."""
     facts: Facts = {
         "in a job": "SLURM_JOB_ID" in os.environ,
+        "device": place.world.device.type,
         "cores": len(os.sched_getaffinity(0)),
         "threads": os.environ.get("OMP_NUM_THREADS", ""),
         "cores asked for": os.environ.get("SLURM_CPUS_PER_TASK", ""),
@@ -30,7 +34,7 @@ def measure(place: Place) -> Facts:
         if job := os.environ.get("SLURM_JOB_ID"):
             facts["job"] = words(_ask("job", job))
             facts["partition"] = words(_ask("partition", facts["job"].get("Partition", "")))
-            facts["notice"] = notice()
+            facts["notice"] = int(read_notice()) if os.environ.get(NOTICE) else notice()
     return facts
 
 
@@ -142,4 +146,9 @@ def _cores(report: Report) -> list[Finding]:
         if value.isdigit() and int(value) > cores:
             text = f"rank {report.rank} is bound to {cores} core(s), {name} is {value}"
             findings.append(Finding("warning", report.node, text, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"))
+    if report.facts.get("device") == "cuda" and cores < FEW:
+        text = (
+            f"rank {report.rank} has {cores} core(s) beside its GPU, for training, readers, checkpoints and compilers"
+        )
+        findings.append(Finding("warning", report.node, text, "ask for more by --cpus-per-task"))
     return findings

@@ -7,8 +7,9 @@ scaling). So here DeepSpeed's functions are replaced for the time of one update:
 it to AdamW, and those that ask the host answer without looking. Numbers stay the same to the last bit, but for the
 order in which more than two ranks add up squares of norms.
 
-Two reads of DeepSpeed's are not reached from here: with states in the host's memory it needs the norm there, and at
-stage 3 it copies a constant to the device for each sub-group.
+What is not reached from here: with states in the host's memory DeepSpeed needs the norm there; at stage 3 it copies a
+constant to the device for each sub-group; and at stages 2 and 3 it waits for the sums of gradients after each backward
+pass.
 """
 
 from collections.abc import Callable, Iterator

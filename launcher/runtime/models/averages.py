@@ -18,6 +18,7 @@ from torch import Tensor
 from plumbline.data.damage import reading
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint import tensors
+from plumbline.launcher.runtime.checkpoint.saved_tensors import FOLDER
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.load import load_config
@@ -50,7 +51,7 @@ def open_weights(path: Path, average: str | None) -> OpenedWeights:
         ValueError: `average` cannot be read; the run has no such average or checkpoints; another checkpoint that takes
             part is damaged or of another model.
     """
-    needed = (f"{tensors.FOLDER}/", checkpoint.CONFIG)
+    needed = (f"{FOLDER}/", checkpoint.CONFIG)
     folders = _window(
         path, average, partial(checkpoint.problems, contents=True, only=lambda name: name.startswith(needed))
     )

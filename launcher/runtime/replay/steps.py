@@ -12,7 +12,8 @@ from plumbline.data.loader import TrainBatches
 from plumbline.data.skipped import SkippedData
 from plumbline.data.streams import IGNORED
 from plumbline.launcher.runtime.checkpoint import resume
-from plumbline.launcher.runtime.checkpoint.tensors import WEIGHT, SavedTensors, collect
+from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
+from plumbline.launcher.runtime.checkpoint.tensors import WEIGHT, collect
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.reproducible import check_ranks
 from plumbline.launcher.runtime.config.schema import Config
@@ -90,7 +91,7 @@ class Replay:
             folder: the checkpoint.
             tolerance: of the norm of a weight's difference over that of the weight; None: everything to the last bit.
         """
-        mine = collect(self.engine)
+        mine, _ = collect(self.engine)
         index = json.loads(mine.metadata["index"])
         with SavedTensors(folder) as saved:
             found = next((key for key, value in mine.tensors.items() if _unlike(key, value, index, saved, tolerance)),
@@ -104,7 +105,7 @@ def _unlike(key: str, value: Tensor, index: dict[str, Any], saved: SavedTensors,
     if tolerance is not None and kind != WEIGHT:
         return False  # moments of small gradients have no digit in common once the order of summation changes
     if kind in index[name]["whole"]:
-        other = saved.whole[name][kind]
+        other = saved.whole(name)[kind]
     else:
         other = saved.read(kind, name, index[name]["start"], value.numel())
     if tolerance is None:

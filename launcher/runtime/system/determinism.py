@@ -21,6 +21,7 @@ def enforce(wanted: bool, device: torch.device) -> None:
     """
     if torch.are_deterministic_algorithms_enabled() != wanted:  # the call alone imports Inductor
         torch.use_deterministic_algorithms(wanted)
+    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - nobody reads it; filling costs
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = wanted, False
     if not wanted or device.type != "cuda":
         return
@@ -29,10 +30,10 @@ def enforce(wanted: bool, device: torch.device) -> None:
         raise ValueError(
             f"CUBLAS_WORKSPACE_CONFIG = {found}: run.deterministic = true needs {' or '.join(WORKSPACES)}: unset it"
         )
-    if found is None and torch.cuda.is_initialized():
+    if found is None and torch.cuda.memory_reserved(device):  # to ask what device it is does no harm
         raise ValueError(
-            "run.deterministic = true: CUDA is in use already, without CUBLAS_WORKSPACE_CONFIG: export "
-            f"CUBLAS_WORKSPACE_CONFIG={WORKSPACES[0]} before the start"
+            "run.deterministic = true: this process has computed on the GPU already, without CUBLAS_WORKSPACE_CONFIG: "
+            f"export CUBLAS_WORKSPACE_CONFIG={WORKSPACES[0]} before the start"
         )
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES[0])
     os.environ.setdefault("NCCL_ALGO", "Ring")  # one order of summation, where NCCL would choose among several

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import re
+import resource
 import shutil
 import socket
 import sys
@@ -20,6 +21,8 @@ import torch.distributed as dist
 from plumbline.launcher.runtime.system.memory import keep_freed_memory
 from plumbline.launcher.runtime.system.threads import host_threads
 from plumbline.launcher.runtime.system.world import World
+
+MANY_FILES = 65536
 
 
 def start(world: World, timeout_minutes: float) -> None:
@@ -41,6 +44,7 @@ def start(world: World, timeout_minutes: float) -> None:
             compile_start_up_operator()
         else:
             torch.cuda.set_device(world.device)
+        allow_many_files()
         import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
 
         theirs = logging.getLogger("DeepSpeed")  # prints on every rank, and to standard output
@@ -64,6 +68,14 @@ def start(world: World, timeout_minutes: float) -> None:
                 f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
                 f"the launcher another --master_port. {str(error).splitlines()[0]}"
             ) from error
+
+
+def allow_many_files() -> None:
+    """Let this process have as many open files as it may: a connection to each of many ranks is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(MANY_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def compile_start_up_operator() -> None:

@@ -10,6 +10,8 @@ NAME = "OMP_NUM_THREADS"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables by which a user says how threads wait for each other."""
 CGROUPS = Path("/sys/fs/cgroup")
+OF_LAUNCHERS = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+"""Variables by which torchrun and DeepSpeed say how many ranks a host has."""
 
 
 def sleep_while_waiting() -> None:
@@ -30,6 +32,9 @@ def host_threads() -> int | None:
     if _is_chosen(os.environ):
         return None
     cores = min(len(os.sched_getaffinity(0)), _quota(Path("/proc/self/cgroup").read_text(encoding="utf-8")))
+    own = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    if own.isdigit() and not any(name in os.environ for name in OF_LAUNCHERS):  # no other rank is in this task of srun
+        return max(1, min(int(cores), int(own)))
     return max(1, int(cores) // ranks_on_this_host(os.environ))
 
 
@@ -61,5 +66,5 @@ def _is_chosen(environment: Mapping[str, str]) -> bool:
 
 def ranks_on_this_host(environment: Mapping[str, str]) -> int:
     """Return how many ranks this host has, as torchrun, DeepSpeed or Slurm tells it; 1 where none does."""
-    names = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+    names = (*OF_LAUNCHERS, "SLURM_NTASKS_PER_NODE")
     return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), 1)

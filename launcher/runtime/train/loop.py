@@ -7,6 +7,7 @@ of data, the schedule, dropout and evaluation are pure functions of the step, so
 writes the same numbers, to the last bit, as one that was never interrupted. A guard may send it back to a checkpoint.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -35,7 +36,7 @@ from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.tracking import open_feeds
 from plumbline.launcher.runtime.system.collectives import any_rank, from_main
 from plumbline.launcher.runtime.system.files import write_json
-from plumbline.launcher.runtime.system.log import TRAINING
+from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import garbage
@@ -52,6 +53,9 @@ from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.launcher.runtime.train.step_lines import MadeStep, StepLines
 from plumbline.launcher.runtime.train.stragglers import Stragglers
 from plumbline.launcher.runtime.train.watchdog import Watchdog
+
+PAUSES = (5.0, 15.0)
+"""Seconds before a checkpoint that the run cannot do without is tried again: disks in a network have moments."""
 
 
 class Trainer:
@@ -284,14 +288,18 @@ class Trainer:
             self.log.write(record)
         self.guards.after_evaluation(record)
         if step == self.plan.total_steps:
+            self.watchdog.wait()  # for rank 0, which opens the model and samples
             from_main(lambda: self._finish(record), self.world)
+            self.watchdog.moved("ending")
         return True
 
     def _finish(self, record: dict[str, Any]) -> None:
-        """Write the samples, then the result that marks the run as complete."""
-        folder = self.config.run.folder
-        write_samples(self.config)
-        write_json(folder / RESULT, record)
+        """Write the result that marks the run as complete, then the samples, for which it is not made again."""
+        write_json(self.config.run.folder / RESULT, record)
+        try:
+            write_samples(self.config)
+        except OSError as error:
+            LOG.warning(f"the samples of train.sample_prompts were not written: {error}")
 
     def _may_save(self) -> bool:
         """Return whether this is a step at which checkpoints are written, if the weights are worth one."""
@@ -322,7 +330,7 @@ class Trainer:
         Raises:
             RollBack: a weight is not finite.
             TrainingError: ranks differ in what is to be saved.
-            CheckpointError: one that `must` be could not be written, or too many in a row.
+            UnsavedError: one that `must` be could not be written, or too many in a row.
         """
         self.status.enter("checkpoint")
         self.guards.before_save(self.state.step)
@@ -336,6 +344,12 @@ class Trainer:
 
         try:
             ended = self.writer.save(take, must, locally)
+            for pause in PAUSES if must else ():
+                if ended is None or ended.error is None:
+                    break
+                LOG.warning(f"step {self.state.step}: {ended.error}. Trying again in {pause:g} s")
+                time.sleep(pause)
+                ended = self.writer.save(take, must, locally)
         except checkpoint.BrokenWeightsError as error:
             raise RollBack(NonFinite.name, self.state.step, self.state.step, str(error)) from error
         self._count(ended, must)
@@ -350,9 +364,9 @@ class Trainer:
         self.failed_saves += 1
         limit = self.config.checkpoint.max_failures
         if must:
-            raise checkpoint.CheckpointError(f"{saved.error} and start the same command again") from saved.error
+            raise checkpoint.UnsavedError(f"{saved.error} and start the same command again") from saved.error
         if self.failed_saves >= limit:
-            raise checkpoint.CheckpointError(
+            raise checkpoint.UnsavedError(
                 f"{saved.error} and start the same command again; {limit} checkpoints in a row were not written "
                 "(checkpoint.max_failures)"
             ) from saved.error

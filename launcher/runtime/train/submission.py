@@ -5,6 +5,7 @@ The run folder holds what was submitted: `slurm/config-N.yaml`, the configuratio
 not change it. The job itself is slurm/pretrain.sbatch.
 """
 
+from collections.abc import Iterator
 from math import ceil
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.run.folder import finished_step
-from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.status_file import read_status
 from plumbline.launcher.runtime.system.attempts import forget
 from plumbline.launcher.runtime.system.log import LOG
@@ -51,13 +52,29 @@ def check(config: Config, request: Request) -> None:
     else:
         saved = load_config(newest / "config.yaml", [])
         check_resume(saved, config, inputs.fingerprints, newest)
+    for caution in _cautions(config, request, inputs):
+        LOG.warning(caution)
+
+
+def _cautions(config: Config, request: Request, inputs: Inputs) -> Iterator[str]:
+    """Yield what the job can be submitted with, and is better not."""
+    if request.gpus_per_node is not None and request.cpus_per_task is None:
+        yield (
+            "--cpus-per-task was not given: unless the site says otherwise, Slurm gives each rank one core, which "
+            "training, readers, checkpoints and compilers share; give a node's cores over its GPUs, --cpus-per-task 12"
+        )
+    if inputs.train.is_remote and request.nodes > 1 and config.data.cache.path is None:
+        yield (
+            "data.cache.path is not set: nodes that share their users' homes share one cache there, under one lock; "
+            "give a folder on each node's own disk"
+        )
     try:
         status = read_status(config.run.folder)
     except (ValueError, OSError):  # the next start warns of it
-        status = None
+        return
     seconds = None if status is None else status.save_seconds
     if seconds is not None and seconds > request.notice / 2:
-        LOG.warning(
+        yield (
             f"the last save of {config.run.folder} took {seconds:.0f} s, more than half of the {request.notice} s of "
             f"--notice, and a stop may wait for a save before its own; give --notice {ceil(3 * seconds)}"
         )

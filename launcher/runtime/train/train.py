@@ -73,6 +73,7 @@ def make_trainer(
     root = config.run.folder / "checkpoints"
     local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)
     found = resume.find(root, world, local)
+    watchdog.moved("starting")  # checkpoints are verified to the last byte
     if found is not None:
         resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)
         from_main(partial(tidy, root, found), world)
@@ -90,5 +91,6 @@ def make_trainer(
         weights = initial_weights(config)
     trainer = Trainer(config, inputs, world, stop, weights, local=local, status=status, watchdog=watchdog)
     if found is not None:
+        watchdog.moved("reading the checkpoint")
         trainer.resume(found)
     return trainer

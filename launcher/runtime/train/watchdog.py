@@ -24,6 +24,7 @@ from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
 
 GRACE = 5.0  # seconds that ranks have to write, which do not notice at the same moment
+PATIENCE = 30.0  # seconds that writing may take beyond that: the disk may be what hangs
 COLLECTIVE = ("torch/distributed/", "deepspeed/comm/", "runtime/system/collectives.py")
 """Parts of file names by which a rank that waits for others is known."""
 
@@ -82,17 +83,21 @@ class Watchdog:
     def _watch(self, seconds: float) -> None:
         while not self._stopped.wait(min(1.0, seconds / 10)):
             if time.monotonic() - self._since > seconds:
-                try:
-                    self._report(seconds)
-                except OSError as error:  # the disk may be what hangs
-                    LOG.error(f"nothing moved for {self._minutes:g} minutes while {self._doing}; no stacks: {error}")
-                finally:
-                    if self.tell is not None:
-                        self.tell(
-                            HUNG, f"nothing moved for {self._minutes:g} minutes (train.hang_minutes): see stacks/"
-                        )
-                    self._end(HUNG)
+                last_words = threading.Thread(target=self._say, args=(seconds,), daemon=True)
+                last_words.start()
+                last_words.join(GRACE + PATIENCE)
+                self._end(HUNG)
                 return
+
+    def _say(self, seconds: float) -> None:
+        """Report, and tell the status of the run, as far as the disk lets."""
+        try:
+            self._report(seconds)
+        except OSError as error:
+            LOG.error(f"nothing moved for {self._minutes:g} minutes while {self._doing}; no stacks: {error}")
+        finally:
+            if self.tell is not None:
+                self.tell(HUNG, f"nothing moved for {self._minutes:g} minutes (train.hang_minutes): see stacks/")
 
     def _report(self, seconds: float) -> None:
         """Write where this rank stands, then say of all ranks that wrote what holds them up."""

@@ -277,6 +277,33 @@ def test_masks_in_blocks_are_the_dense_ones(
 
 
 @torch.no_grad()
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("settings", "passes"), [("grow", 4), ("fixed", 2)])
+def test_compiled_blocks_take_masks_in_blocks_in_one_graph_a_pass(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch, settings: str, passes: int
+) -> None:
+    """Each kind of pass has its graph, whatever the next batch's documents and anchors are; no Python cuts it."""
+    model, thinker = thinking_model(make_model, SETTINGS[settings], num_key_value_heads=1, document_mask=True)
+    tokens, graphs = tokens_of(model), []
+
+    def count(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    dense = [committed(model, thinker, tokens, anchors) for anchors in (ANCHORS, ANCHORS + 1)]
+    monkeypatch.setattr(masks, "dense_mask", masks.block_mask)
+    torch._dynamo.reset()
+    for layer in model.model.layers:
+        layer.forward = torch.compile(layer.forward, dynamic=False, fullgraph=True, backend=count)
+    for anchors, expected in zip((ANCHORS, ANCHORS + 1), dense, strict=True):
+        for found, each in zip(committed(model, thinker, tokens, anchors), expected, strict=True):
+            torch.testing.assert_close(found, each, rtol=1e-9, atol=1e-9)
+    torch._dynamo.reset()
+    kernels = [graph.code.count("ops.higher_order.flex_attention(") for graph in graphs]
+    assert kernels == [0, *[1] * passes], "text, with its mask written out; then the passes, the committed one last"
+
+
+@torch.no_grad()
 def test_thoughts_that_text_sees_would_leak_into_later_ones(make_model: MakeModel) -> None:
     """Why committed thoughts go into a second text pass: read from it, the second thought depends on the first."""
     model, thinker = thinking_model(make_model, GROW)

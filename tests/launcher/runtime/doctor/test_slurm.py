@@ -112,6 +112,16 @@ def test_a_preemption_without_notice_is_warned_of(reports: Reports) -> None:
     assert [finding.level for finding in slurm.judge(reports([facts(preempting)]))] == ["ok"], "its partition is spared"
 
 
+def test_a_gpu_with_hardly_a_core_is_warned_of(reports: Reports) -> None:
+    """Which Slurm gives to each rank where nobody says how many."""
+    alone = facts(cores=1, threads="1", device="cuda")
+    (found,) = slurm.judge(reports([facts(), alone]))
+    assert (found.level, found.node) == ("warning", "n1")
+    assert found.text.startswith("rank 1 has 1 core(s) beside its GPU")
+    assert [each.level for each in slurm.judge(reports([facts(device="cuda")]))] == ["ok"]
+    assert [each.level for each in slurm.judge(reports([facts(cores=1, threads="1", device="cpu")]))] == ["ok"]
+
+
 def test_without_a_cluster_it_is_skipped(reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text("#!/bin/sh\necho 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2\nexit 1\n")

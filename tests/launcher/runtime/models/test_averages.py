@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import xxhash
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from plumbline.launcher.runtime.checkpoint import commit
+from plumbline.data.damage import DamagedFileError
+from plumbline.launcher.runtime.checkpoint import commit, saved_tensors
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
+from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
-from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, SavedTensors, mean_model, read_model, shard_name
+from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, mean_model, read_model, shard_name
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.load import as_yaml, load_config, save_config
 from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
+from plumbline.launcher.runtime.system.world import World
 from plumbline.model.decoder import CausalLM
 
 if TYPE_CHECKING:
@@ -265,6 +271,44 @@ def test_a_range_comes_from_whichever_files_hold_it(tmp_path: Path) -> None:
             saved.read("weight", "x", 8, 4)
         with pytest.raises(CheckpointError, match=r"lacks 10 of 10 elements of ema of x"):
             saved.tensor("ema", "x")
+
+
+def test_many_ranks_open_no_file_each_that_they_do_not_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, size = torch.arange(12.0), 2
+    folder = write_checkpoint(tmp_path, 1, {"x": values.view(3, 4)}, ranks=4)
+    told: list[object] = [None] * size
+    all_here = threading.Barrier(size, timeout=60)
+    opened: list[str] = []
+
+    def gather(value: object, world: World) -> list[object]:
+        told[world.rank] = value
+        all_here.wait()
+        found = list(told)
+        all_here.wait()
+        return found
+
+    def open_file(path: Path, framework: str) -> object:
+        opened.append(path.name)
+        return safe_open(path, framework=framework)
+
+    def read_all() -> list[dict[str, saved_tensors.Header]]:
+        worlds = [World(rank, 0, size, torch.device("cpu")) for rank in range(size)]
+        with ThreadPoolExecutor(size) as ranks:
+            return list(ranks.map(lambda world: saved_tensors.read_headers_together(folder, world), worlds))
+
+    monkeypatch.setattr(saved_tensors, "gather_objects", gather)
+    monkeypatch.setattr(saved_tensors, "safe_open", open_file)
+    one, other = read_all()
+    assert one == other
+    assert sorted(opened) == [Path(shard_name(rank)).name for rank in range(4)], "each by one of the two"
+    opened.clear()
+    with SavedTensors(folder, other) as saved:
+        assert torch.equal(saved.read("weight", "x", 4, 2), values[4:6])
+    assert opened == ["rank_00001.safetensors"]
+    (folder / shard_name(3)).write_bytes(b"cut")
+    with pytest.raises(DamagedFileError, match=r"rank_00003\.safetensors: cannot be read"):
+        read_all()
+    assert all_here.n_waiting == 0, "both heard of it"
 
 
 def test_a_half_life_of_less_than_a_step_is_refused(tiny_config: Path) -> None:

@@ -52,9 +52,9 @@ def test_a_workspace_that_varies_is_refused() -> None:
     enforce(False, GPU)
 
 
-def test_cuda_in_use_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(ValueError, match="CUDA is in use already, without CUBLAS_WORKSPACE_CONFIG: export"):
+def test_who_has_computed_on_the_gpu_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 2**21)
+    with pytest.raises(ValueError, match="has computed on the GPU already, without CUBLAS_WORKSPACE_CONFIG: export"):
         enforce(True, GPU)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     enforce(True, GPU)

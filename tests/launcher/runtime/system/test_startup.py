@@ -1,0 +1,28 @@
+"""What a process asks of its system before ranks meet."""
+
+import resource
+
+import pytest
+
+from plumbline.launcher.runtime.system.startup import MANY_FILES, allow_many_files
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "asked"),
+    [
+        (1024, 2**20, [(MANY_FILES, 2**20)]),
+        (1024, resource.RLIM_INFINITY, [(MANY_FILES, resource.RLIM_INFINITY)]),
+        (1024, 4096, [(4096, 4096)]),
+        (4096, 4096, []),
+        (2**20, 2**20, []),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, []),
+    ],
+)
+def test_as_many_files_as_ranks_need_where_that_is_allowed(
+    soft: int, hard: int, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _which, limits: found.append(limits))
+    allow_many_files()
+    assert found == asked
