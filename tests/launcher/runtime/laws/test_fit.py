@@ -14,6 +14,7 @@ from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.system import cli
 from plumbline.model.scaling_laws.points import points
 from plumbline.model.scaling_laws.published import KUMAR
+from tests.conftest import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -261,3 +262,20 @@ def test_plan_refuses_a_law_that_is_none(run: Run, tiny_config: Path, tmp_path: 
     code, output, errors = run(plan.main, "--config", tiny_config, "--law", name)
     assert (code, output) == (2, "")
     assert words in errors
+
+
+def test_the_page_says_what_its_rows_give(run: Run, tmp_path: Path) -> None:
+    """Figures of docs/laws.md without bounds, which are drawn."""
+    rows = [REPOSITORY / "docs" / "results" / name for name in ("precision.jsonl", "precision_rtn.jsonl")]
+    code, _, errors = run(fit.main, *rows, "--output", tmp_path / "law", "--bootstrap", "0")
+    assert code == 0, errors
+    law = json.loads((tmp_path / "law" / "law.json").read_text())
+    page = (REPOSITORY / "docs" / "laws.md").read_text()
+    fitted, after = law["fit"], law["fit_post"]
+    assert (
+        f"| nothing: {law['training']['points']} points | {fitted['r2']:.3f} of all losses, {after['r2']:.3f} of "
+        f"delta_PTQ | {fitted['mean_absolute_error']:.3f}, {after['mean_absolute_error']:.4f} |"
+    ) in page
+    for name, digits in {"gamma_a": 1, "gamma_kv": 2, "gamma_post": 2, "gamma_N": 2, "gamma_D": 2}.items():
+        assert f"| {name} | {law['constants'][name]:.{digits}f} (" in page
+    assert f"| optimum of bits in training | {law['derived']['optimal_bits']:.1f} (" in page
