@@ -98,7 +98,7 @@ Next, in the environment (source .venv/bin/activate):
   python launcher/prepare.py --source YOUR_TEXT --tokenizer train-bpe:8192 --output corpora/mine
   deepspeed --quiet launcher/pretrain.py --config {CONFIG} run.name=mine 'data.train=[{{path: corpora/mine}}]'
       the same on your text (on CPUs: deepspeed --num_accelerators N ...; the ranks share batches evenly)
-  python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8
+  python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8 --cpus-per-task 12
       on a Slurm cluster
 """
 

@@ -1,7 +1,7 @@
 # PYTHON_ARGCOMPLETE_OK
 """Check a configuration and queue its pretraining on a Slurm cluster.
 
-python launcher/submit.py --config configs/NAME.yaml --nodes 4 --gpus-per-node 8 --time 24:00:00 train.steps=20000
+python launcher/submit.py --config configs/NAME.yaml --nodes 4 --gpus-per-node 8 --cpus-per-task 12 train.steps=20000
 
 The configuration is read, checked and stored in the run folder together with the sbatch command (see
 launcher/runtime/train/submission.py); slurm/pretrain.sbatch is what then runs on the nodes.
