@@ -5,7 +5,7 @@
     deepspeed --quiet --num_accelerators 2 launcher/pretrain.py --config configs/quickstart.yaml   two CPU processes
     python launcher/pretrain.py --config configs/quickstart.yaml optimizer.lr=0.002     one process
     python launcher/pretrain.py --config configs/quickstart.yaml --dry-run              check all, show the first batch
-    python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8 --cpus-per-task 12    Slurm
+    python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8 --cpus-per-task 12  Slurm
 
 A cooldown from a checkpoint of another run is schedule.branch (docs/schedules.md).
 The same command again resumes from the newest whole checkpoint, or says that the run is complete.
