@@ -53,12 +53,13 @@ def test_a_run_that_ends_broken_is_not_complete(
     assert [name for name in run.checkpoints if name != "latest"] == saved
 
 
-def block_save(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Let the save of `step` find no place for its staging folder."""
+def block_save(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 99) -> None:
+    """Let the save of `step` find no place for its staging folder, so many times."""
+    left = [OSError("no place")] * times
 
     def make_room(staging: Path) -> None:
-        if staging.name.startswith(f".step_{step:08d}."):
-            raise OSError("no place")
+        if staging.name.startswith(f".step_{step:08d}.") and left:
+            raise left.pop()
         commit.make_room(staging)
 
     monkeypatch.setattr(save, "make_room", make_room)
@@ -139,14 +140,7 @@ def test_a_last_save_that_fails_for_a_moment_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    left = [OSError("a moment"), OSError("another one")]
-
-    def make_room(staging: Path) -> None:
-        if staging.name.startswith(".step_00000006.") and left:
-            raise left.pop(0)
-        commit.make_room(staging)
-
-    monkeypatch.setattr(save, "make_room", make_room)
+    block_save(monkeypatch, 6, times=2)
     monkeypatch.setattr(loop, "PAUSES", (0.25, 0.5))
     config = configure(tiny_config, tmp_path)
     assert attempt(config, world)

@@ -146,7 +146,7 @@ def _cores(report: Report) -> list[Finding]:
         if value.isdigit() and int(value) > cores:
             text = f"rank {report.rank} is bound to {cores} core(s), {name} is {value}"
             findings.append(Finding("warning", report.node, text, "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"))
-    if report.facts.get("device") == "cuda" and cores < FEW:
+    if report.facts["device"] == "cuda" and cores < FEW:
         text = (
             f"rank {report.rank} has {cores} core(s) beside its GPU, for training, readers, checkpoints and compilers"
         )

@@ -21,7 +21,8 @@ def enforce(wanted: bool, device: torch.device) -> None:
     """
     if torch.are_deterministic_algorithms_enabled() != wanted:  # the call alone imports Inductor
         torch.use_deterministic_algorithms(wanted)
-    setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)  # noqa: B010 - nobody reads it; filling costs
+    # Nobody reads such memory here, and torch would fill each new buffer
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = wanted, False
     if not wanted or device.type != "cuda":
         return

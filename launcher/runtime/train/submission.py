@@ -61,7 +61,8 @@ def _cautions(config: Config, request: Request, inputs: Inputs) -> Iterator[str]
     if request.gpus_per_node is not None and request.cpus_per_task is None:
         yield (
             "--cpus-per-task was not given: unless the site says otherwise, Slurm gives each rank one core, which "
-            "training, readers, checkpoints and compilers share; give a node's cores over its GPUs, --cpus-per-task 12"
+            "training, readers, checkpoints and compilers share; give the cores of a node over its GPUs, such as "
+            "--cpus-per-task 12"
         )
     if inputs.train.is_remote and request.nodes > 1 and config.data.cache.path is None:
         yield (

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.doctor import disk, files, shared_files
 from plumbline.launcher.runtime.doctor.check import LocalNeed, Need, Place, Report
+from plumbline.launcher.runtime.doctor.start import local_need_of
 from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
@@ -139,3 +142,15 @@ def test_what_ranks_do_not_see_of_each_other(reports: Reports, changes: dict[str
     (found,) = shared_files.judge(reports([main, shared(**changes)]))
     assert (found.level, found.node) == (level, "n1")
     assert found.text.startswith(text)
+
+
+def test_what_another_rank_left_on_the_node_is_no_checkpoint_of_this_one(tiny_config: Path, tmp_path: Path) -> None:
+    config = load_config(tiny_config, [f"checkpoint.local.path={tmp_path}", "checkpoint.local.interval=5"])
+    copies = []
+    for rank in (None, 0, 1):
+        if rank is not None:
+            (tmp_path / f"{config.run.name}-0123" / f"rank_{rank:05d}").mkdir(parents=True)
+        need = local_need_of(config, plan_run(config), World(1, 0, 2, torch.device("cpu")))
+        assert need is not None
+        copies.append(need.copies)
+    assert copies == [2, 2, 1]

@@ -39,6 +39,7 @@ PARTITION = "PartitionName=main GraceTime=0 MaxTime=UNLIMITED Nodes=n[1-2] Preem
 
 def facts(configuration: str = CONFIGURATION, job: str = JOB, partition: str = PARTITION, **own: Any) -> dict[str, Any]:
     return {
+        "device": "cpu",
         "cores": 4,
         "threads": "4",
         "cores asked for": "",
@@ -119,7 +120,7 @@ def test_a_gpu_with_hardly_a_core_is_warned_of(reports: Reports) -> None:
     assert (found.level, found.node) == ("warning", "n1")
     assert found.text.startswith("rank 1 has 1 core(s) beside its GPU")
     assert [each.level for each in slurm.judge(reports([facts(device="cuda")]))] == ["ok"]
-    assert [each.level for each in slurm.judge(reports([facts(cores=1, threads="1", device="cpu")]))] == ["ok"]
+    assert [each.level for each in slurm.judge(reports([facts(cores=1, threads="1")]))] == ["ok"]
 
 
 def test_without_a_cluster_it_is_skipped(reports: Reports, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
