@@ -148,9 +148,10 @@ def _is_damaged(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint; the manifest first, so that a half-deleted one never passes for whole."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(folder)
+    """Delete a checkpoint, under a hidden name: whatever is killed when, the next save or attempt finds no part of it."""
+    hidden = staging_folder(folder.parent, step_of(folder))
+    move(folder, hidden)
+    shutil.rmtree(hidden)
 
 
 def _write_file(path: Path, content: TensorFile | str) -> FileFacts:
