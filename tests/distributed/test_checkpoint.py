@@ -401,26 +401,6 @@ def test_a_checkpoint_that_cannot_be_deleted_is_tried_again(
     ]  # fmt: skip
 
 
-def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_part_of_it(
-    root: Path, tiny_config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The attempt that follows may have nothing left to save: what is there must be whole without another save."""
-
-    class KilledError(BaseException):
-        """Stand for SIGKILL, which nobody handles."""
-
-    def die(folder: Path, **_options: Any) -> None:
-        next(path for path in folder.rglob("*") if path.is_file()).unlink()
-        raise KilledError
-
-    with monkeypatch.context() as patched, pytest.raises(KilledError):
-        patched.setattr(shutil, "rmtree", die)
-        commit.prune(root, 3, load_config(tiny_config, ["checkpoint.keep_last=2"]).checkpoint)
-    assert [checkpoint.problems(folder, contents=True) for folder in checkpoint.checkpoints(root)] == [[], []]
-    commit.tidy(root, root / "step_00000003")
-    assert sorted(path.name for path in root.iterdir()) == ["latest", "step_00000002", "step_00000003"]
-
-
 def newest(job: Job) -> int:
     """Return the step of the newest checkpoint of a run."""
     return max(int(name[5:]) for name in job.run.checkpoints if name.startswith("step_"))

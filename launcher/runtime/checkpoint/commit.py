@@ -148,7 +148,7 @@ def _is_damaged(folder: Path) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a checkpoint, under a hidden name: whatever is killed when, the next save or attempt finds no part of it."""
+    """Delete a checkpoint, under a hidden name: whatever is killed when, who looks later finds no part of it."""
     hidden = staging_folder(folder.parent, step_of(folder))
     move(folder, hidden)
     shutil.rmtree(hidden)
