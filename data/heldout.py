@@ -12,7 +12,7 @@ where it begins depends on that document alone.
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +48,12 @@ class HeldOut:
     """Documents whose hash is below this are held out, as long as they are not cut."""
     cut_above: float
     """Documents of more bytes than this are cut in two; infinite where none is."""
+    exception: "tuple[int, HeldOut] | None" = None
+    """A place, and the rule for what is there."""
+
+    def rule_at(self, where: int) -> "HeldOut":
+        """Return the rule for the documents at a place."""
+        return self.exception[1] if self.exception and where == self.exception[0] else self
 
     def split(self, text: str, size: int, where: int) -> Iterator[Document]:
         """Mark a document as held out or not; cut a large one in two where the text as a whole asks for it.
@@ -57,11 +63,12 @@ class HeldOut:
             size: Its bytes.
             where: Its place.
         """
-        if size > self.cut_above:
-            for part, held_out in zip(cut(text, self.fraction), (False, True), strict=True):
+        rule = self.rule_at(where)
+        if size > rule.cut_above:
+            for part, held_out in zip(cut(text, rule.fraction), (False, True), strict=True):
                 yield Document(part, len(part.encode()), held_out)
         else:
-            yield Document(text, size, where < self.threshold)
+            yield Document(text, size, where < rule.threshold)
 
 
 def place(data: bytes, seed: int) -> int:
@@ -80,7 +87,7 @@ def choose(parts: Iterable[tuple[UInt64s, UInt64s]], fraction: float) -> HeldOut
         ValueError: there is nothing to split.
     """
     count = total = below = at_lowest = at_highest = 0
-    asked, lowest, highest = min(int(fraction * EVERYTHING), EVERYTHING - 1), EVERYTHING, -1
+    asked, lowest, highest = threshold_of(fraction), EVERYTHING, -1
     for places, sizes in parts:
         if not len(places):
             continue
@@ -107,6 +114,27 @@ def choose(parts: Iterable[tuple[UInt64s, UInt64s]], fraction: float) -> HeldOut
     else:
         cut_above = max(LARGE * fraction * total, smallest_cut(fraction))
     return HeldOut(fraction, count, total, threshold, cut_above)
+
+
+def threshold_of(fraction: float) -> int:
+    """Return the place below which a document of many is held out."""
+    return min(int(fraction * EVERYTHING), EVERYTHING - 1)
+
+
+def as_before(rule: HeldOut) -> HeldOut:
+    """Return the rule for documents that are added to those for which `choose` made a rule.
+
+    Where none of them was below the place that was asked for, or all were, `choose` put the threshold beside one of
+    them, wherever it was. What is at that place goes where it went; everything else is chosen by what was asked for.
+    """
+    asked, single = threshold_of(rule.fraction), rule.cut_above < 0  # which had to be cut whatever its size
+    beside = rule.threshold - 1 if single or rule.threshold > asked else rule.threshold
+    return replace(
+        rule,
+        threshold=asked,
+        cut_above=math.inf if single else rule.cut_above,
+        exception=None if rule.threshold == asked else (beside, rule),
+    )
 
 
 def smallest_cut(fraction: float) -> float:

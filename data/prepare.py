@@ -57,12 +57,13 @@ def prepare(request: Request) -> Result:
     identity = request.identity()
     if exists_already(request.output, identity, request.overwrite):
         manifest = read_manifest(request.output)
-        _warn_of_share(request, manifest, "prepare it again with --overwrite")
+        warn_of_share(manifest, request.validation_fraction, "prepare it again with --overwrite")
         return Result(request.output, manifest, None)
 
     with resumed_folder(request.output, CORPUS, key_of(identity)) as folder:
         manifest = finished(folder) or _fill(request, folder, identity)
-        _warn_of_share(request, manifest, "give more text, or another --validation-fraction")
+        warn_of_share(manifest, request.validation_fraction, "give more text, or another --validation-fraction")
+        exists_already(request.output, identity, request.overwrite)  # raises if another process made another meanwhile
     return Result(request.output, manifest, time.monotonic() - started)
 
 
@@ -80,14 +81,13 @@ def exists_already(output: Path, wanted: Mapping[str, Any], overwrite: bool) -> 
     return True
 
 
-def _warn_of_share(request: Request, manifest: Manifest, remedy: str) -> None:
-    """Say so if the share of the text that is held out is far from the one that was asked for."""
+def warn_of_share(manifest: Manifest, fraction: float, remedy: str) -> None:
+    """Say so if the share of the text that is held out is far from `fraction`, which was asked for."""
     sizes = {name: record.source_bytes for name, record in manifest.splits.items()}
     share = sizes["validation"] / sum(sizes.values())
-    if not is_near(share, request.validation_fraction):
+    if not is_near(share, fraction):
         LOG.warning(
-            f"{share:.1%} of the text is held out, and --validation-fraction asked for "
-            f"{request.validation_fraction:.1%}; {remedy}"
+            f"{share:.1%} of the text is held out, and --validation-fraction asked for {fraction:.1%}; {remedy}"
         )
 
 

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import errno
 import fcntl
-import glob
 import os
 import re
 import shutil
@@ -125,7 +124,7 @@ def resumed_folder(output: Path, kind: FolderKind, key: str) -> Iterator[Path]:
     Args:
         output: The name that the folder gets on a clean exit.
         kind: What it may replace.
-        key: Stands for everything that what is in it depends on.
+        key: Stands for everything that what is in it depends on; hexadecimal digits.
 
     Raises:
         ValueError: `output` may not be replaced (`check_replaceable`).
@@ -287,8 +286,14 @@ def _clean(output: Path) -> None:
 
 
 def _hidden(output: Path, ending: str) -> list[Path]:
-    """Return the folders beside an output that are named after it and end so."""
-    return list(output.parent.glob(f".{glob.escape(output.name)}.*{ending}"))
+    """Return the folders beside an output that are named after it and end so.
+
+    Another output's name may begin with this one's and a dot.
+    """
+    number = "" if ending == PARTIAL else r"\.\d+"
+    name = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]+{number}{re.escape(ending)}")
+    folders = output.parent.glob(f".*{ending}")  # no pattern of a glob can say that there is no further dot
+    return [folder for folder in folders if name.fullmatch(folder.name)]
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from plumbline.data.corpus import folder_at, read_manifest
-from plumbline.data.heldout import HeldOut, UInt64s, smallest_cut
+from plumbline.data.heldout import HeldOut, UInt64s, as_before, threshold_of
 from plumbline.data.indexed import Int64s
 from plumbline.data.manifest import MANIFEST, Counts, FileRecord, Manifest, SplitRecord
 from plumbline.data.preparation.duplicates import check_mode
@@ -33,7 +33,7 @@ from plumbline.data.preparation.manifest import (
 from plumbline.data.preparation.request import Request, key_of
 from plumbline.data.preparation.shards import sum_of
 from plumbline.data.preparation.verifying import checked_frequencies
-from plumbline.data.prepare import Result, exists_already
+from plumbline.data.prepare import Result, exists_already, warn_of_share
 from plumbline.data.sources import Sources
 from plumbline.data.workspace import new_folder, resumed_folder
 
@@ -73,6 +73,7 @@ def append(
         manifest = finished(folder) or _fill(request, folder, before, identity)
         if read_manifest(corpus) != before:
             raise ValueError(f"--output {corpus}: was changed meanwhile; run the same command again")
+        warn_of_share(manifest, fraction, "prepare all of the text together")
     return Result(corpus, manifest, time.monotonic() - started)
 
 
@@ -105,11 +106,10 @@ def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple
     if documents == 0:
         raise ValueError("no document to read: every source is empty or is not UTF-8 text; check --append")
     rule = before.held_out
-    threshold = int(rule.threshold, 16) if rule else int(fraction * 2**64)
-    # Below 0 it is the rule of a single document, which had to be cut whatever its size
-    cut = None if rule is None else rule.cut_above
-    cut_above = math.inf if cut is None or cut < 0 else max(cut, smallest_cut(fraction))
-    return HeldOut(fraction, documents, total, threshold, cut_above)
+    if rule is None:  # corpora of before said nothing, and cut nothing
+        return HeldOut(fraction, documents, total, threshold_of(fraction), math.inf)
+    cut_above = math.inf if rule.cut_above is None else rule.cut_above
+    return as_before(HeldOut(fraction, documents, total, int(rule.threshold, 16), cut_above))
 
 
 def _grown(before: Manifest, filled: Filled, identity: dict[str, Any], frequencies: Int64s) -> Manifest:

@@ -104,9 +104,10 @@ class Plan:
         if facts.documents == 0 or not self.is_kept(unit, 0, 1).all():
             return
         row = self.work.documents(unit)[0]
-        size = int(row["size"])
-        ranges = [(0, size, int(row["place"]) < self.held_out.threshold)]
-        if size > self.held_out.cut_above:
+        size, place = int(row["size"]), int(row["place"])
+        rule = self.held_out.rule_at(place)
+        ranges = [(0, size, place < rule.threshold)]
+        if size > rule.cut_above:
             if not 0 < facts.cut < size:
                 raise too_short(f"{size} bytes")
             ranges = [(0, facts.cut, False), (facts.cut, size, True)]

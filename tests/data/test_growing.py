@@ -74,6 +74,35 @@ def test_appended_documents_are_held_out_by_the_same_rule(corpus: Path, tmp_path
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize("old", [["one long text, all there was " * 50], ["one", "two", "three"]])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_what_joins_a_few_documents_is_held_out_by_the_share_that_was_asked_for(
+    tmp_path: Path, old: list[str], seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rule of a few put the threshold beside one of them, wherever it was."""
+    prepare(Request(source(tmp_path / "old.jsonl", old), "byte", tmp_path / "c", 0.05, seed))
+    before = open_corpus(tmp_path / "c")
+    caplog.clear()
+    append(tmp_path / "c", source(tmp_path / "new.jsonl", [*NEW, *old]))
+    assert "of the text is held out" not in caplog.text
+    after = open_corpus(tmp_path / "c")
+    for split in ("train", "validation"):
+        found = documents(after, split)
+        copies = documents(before, split)
+        assert found[: len(copies)] == copies
+        assert found[-len(copies) :] == copies, "copies go where the others went"
+        joined = found[len(copies) : -len(copies)]
+        assert all((place(text.encode(), seed) < 0.05 * 2**64) == (split == "validation") for text in joined)
+
+
+def test_a_share_that_is_far_from_what_was_asked_for_is_told(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(corpus, source(tmp_path / "new.jsonl", ["a copy of a text that is trained on"] * 5000))
+    assert "0." in caplog.text
+    assert "of the text is held out, and --validation-fraction asked for 10.0%" in caplog.text
+
+
 def test_what_was_appended_is_not_appended_again(corpus: Path, tmp_path: Path) -> None:
     new = source(tmp_path / "new.jsonl", NEW)
     append(corpus, new)

@@ -14,13 +14,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from plumbline.data.corpus import open_corpus
+from plumbline.data import prepare as preparing
+from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.preparation.manifest import CORPUS
 from plumbline.data.preparation.sizes import parse_size
 from plumbline.data.preparation.verifying import verify
@@ -318,18 +320,36 @@ def test_two_runs_into_one_output_leave_each_other_alone(tmp_path: Path) -> None
     assert leftovers(tmp_path) == []
 
 
+def test_a_corpus_that_another_process_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "text.txt").write_text("some text\n" * 100)
+    request = Request(Sources((str(tmp_path / "text.txt"),)), "byte", tmp_path / "c", 0.1)
+    filled = preparing.fill
+
+    def fill_slowly(*arguments: Any) -> Any:
+        with monkeypatch.context() as patched:
+            patched.setattr(preparing, "fill", filled)
+            preparing.prepare(replace(request, seed=7))
+        return filled(*arguments)
+
+    monkeypatch.setattr(preparing, "fill", fill_slowly)
+    with pytest.raises(ValueError, match=r"c: holds another corpus \(seed was 7, now 0"):
+        preparing.prepare(request)
+    assert read_manifest(tmp_path / "c").request["seed"] == 7
+    assert leftovers(tmp_path) == []
+
+
 def test_what_was_interrupted_is_gone_on_with_by_one_at_a_time(tmp_path: Path) -> None:
     def interrupted(error: BaseException) -> None:
-        with resumed_folder(tmp_path / "c", CORPUS, "key") as folder:
+        with resumed_folder(tmp_path / "c", CORPUS, "beef") as folder:
             (folder / "work").touch()
             raise error
 
     with pytest.raises(KeyboardInterrupt):
         interrupted(KeyboardInterrupt())
-    assert [path.name for path in leftovers(tmp_path)] == [".c.key.partial"]
-    with pytest.raises(RuntimeError, match="stop"), resumed_folder(tmp_path / "c", CORPUS, "key") as first:  # noqa: PT012
+    assert [path.name for path in leftovers(tmp_path)] == [".c.beef.partial"]
+    with pytest.raises(RuntimeError, match="stop"), resumed_folder(tmp_path / "c", CORPUS, "beef") as first:  # noqa: PT012
         assert (first / "work").exists()
-        with pytest.raises(OSError, match="again"), resumed_folder(tmp_path / "c", CORPUS, "key") as second:  # noqa: PT012
+        with pytest.raises(OSError, match="again"), resumed_folder(tmp_path / "c", CORPUS, "beef") as second:  # noqa: PT012
             assert list(second.iterdir()) == []
             raise OSError("again")
         assert leftovers(tmp_path) == [first]

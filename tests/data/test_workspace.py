@@ -1,0 +1,61 @@
+"""Folders that are published whole leave alone what is not theirs, whatever it is called."""
+
+from pathlib import Path
+
+import pytest
+
+from plumbline.data import workspace
+from plumbline.data.workspace import FolderKind, new_folder, restore, resumed_folder
+
+KIND = FolderKind("a folder of this test", marks=("mark",), others=())
+
+
+def interrupted(output: Path, key: str) -> Path:
+    """Leave the work of a process that was ended."""
+    with pytest.raises(KeyboardInterrupt), resumed_folder(output, KIND, key) as folder:  # noqa: PT012
+        (folder / "mark").write_text(output.name)
+        raise KeyboardInterrupt
+    return folder
+
+
+def make(output: Path) -> None:
+    with new_folder(output, KIND) as folder:
+        (folder / "mark").write_text(f"new {output.name}")
+
+
+@pytest.mark.parametrize("longer", ["c4.en", "c4.beef", "c4.1", "c4.beef.1"])
+def test_work_of_an_output_whose_name_begins_alike_stays(tmp_path: Path, longer: str) -> None:
+    work = interrupted(tmp_path / longer, "0123456789abcdef")
+    make(tmp_path / "c4")
+    assert (work / "mark").read_text() == longer
+    own = interrupted(tmp_path / "c4", "fedcba9876543210")
+    make(tmp_path / "c4")
+    assert not own.exists()
+    assert (work / "mark").exists()
+
+
+@pytest.mark.parametrize("longer", ["c4.en", "c4.beef", "c4.1"])
+def test_what_replaces_an_output_whose_name_begins_alike_stays(
+    tmp_path: Path, longer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the two names that take turns where folders cannot be exchanged: it has neither of them."""
+    output = tmp_path / longer
+    make(output)
+    moved = workspace.move
+
+    def die(source: Path, target: Path) -> None:
+        if target == output:
+            raise KeyboardInterrupt
+        moved(source, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        patched.setattr(workspace, "exchange", lambda *_: False)
+        patched.setattr(workspace, "move", die)
+        make(output)
+    assert not output.exists()
+    restore(tmp_path / "c4")
+    assert not (tmp_path / "c4").exists()
+    make(tmp_path / "c4")
+    make(tmp_path / "c4")
+    restore(output)
+    assert (output / "mark").read_text() == f"new {longer}"
