@@ -1,7 +1,7 @@
 """Name the inputs of a corpus, in the same order every time, and cut them into units that one process reads.
 
-    PATH, GLOB, DIRECTORY       .jsonl[.gz|.zst], .json.gz, .json.zst, .parquet, .arrow: one document per row;
-                                any other file: one document per file
+    PATH, GLOB, DIRECTORY       .jsonl, .ndjson, .json of such lines, each also as .gz or .zst, .parquet, .arrow: one
+                                document per row; any other file: one document per file
     hf:NAME[:CONFIG[:SPLIT]]    a Hugging Face dataset from the hub or a local folder, streamed; SPLIT is train
     stdlib                      the Python standard library's own source code, already on every machine
 
@@ -10,9 +10,11 @@ What each kind of file is read by stands in preparation/records.py.
 
 import glob
 import json
+import os
+import re
 import string
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +27,10 @@ from plumbline.data.preparation.long_text import PART_BYTES
 
 UNIT_BYTES = 64 << 20
 """Most bytes of a file of lines, or of small files together, that are one unit."""
-LINES = ".jsonl"
+LINES = (".jsonl", ".ndjson")
+COMPRESSED_LINES = tuple(f"{lines}{packed}" for lines in (*LINES, ".json") for packed in (".gz", ".zst"))
 TABLES = (".csv", ".tsv", ".xls", ".xlsx")
-COMPRESSED_LINES = (".jsonl.gz", ".jsonl.zst", ".json.gz", ".json.zst")
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 SAVED_SPLITS, SAVED_FILES = "dataset_dict.json", "state.json"  # what `datasets` writes with save_to_disk
 
 
@@ -99,7 +102,7 @@ class Sources:
             digest.update(f"{spec}\n".encode())
             for path in _files_of(spec):
                 status = path.stat()
-                digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode())
+                digest.update(os.fsencode(f"{path} {status.st_size} {status.st_mtime_ns}\n"))
         return digest.hexdigest()
 
     def options(self) -> dict[str, Any]:
@@ -123,7 +126,7 @@ class Sources:
         group: list[str] = []  # of small files of text, in a row
         size = 0
         for path in files:
-            kind = kind_of(path)
+            kind = kind_of(path, self.fields)
             bytes_here = path.stat().st_size
             if kind == "text" and bytes_here <= PART_BYTES:
                 group.append(str(path))
@@ -143,15 +146,35 @@ class Sources:
 
 
 def unescaped(text: str | None) -> str | None:
-    r"""Return a separator or a template as it was meant on the command line, where \n and \t are written out."""
-    return None if text is None else text.replace("\\n", "\n").replace("\\t", "\t")
+    r"""Return a separator or a template as it was meant on the command line, where \n, \t and \\ are written out."""
+    meant = {"n": "\n", "t": "\t", "\\": "\\"}
+    return None if text is None else re.sub(r"\\([nt\\])", lambda found: meant[found[1]], text)
 
 
-def kind_of(path: Path) -> str:
-    """Return how a file is read, by the end of its name."""
-    if path.name.endswith(COMPRESSED_LINES):
+def kind_of(path: Path, fields: Collection[str]) -> str:
+    """Return how a file is read, by the end of its name; .json by its first line as well.
+
+    Args:
+        path: the file.
+        fields: of a row, that the text is made of.
+    """
+    name = path.name.lower()
+    if name.endswith(COMPRESSED_LINES):
         return "compressed lines"
-    return {LINES: "lines", ".parquet": "parquet", ".arrow": "arrow"}.get(path.suffix, "text")
+    if name.endswith(LINES) or (name.endswith(".json") and _begins_with_row(path, fields)):
+        return "lines"
+    return {".parquet": "parquet", ".arrow": "arrow"}.get(path.suffix.lower(), "text")
+
+
+def _begins_with_row(path: Path, fields: Collection[str]) -> bool:
+    """Return whether the first line of a file is by itself a row with these fields, as in an unpacked .json.gz."""
+    with path.open("rb") as file:
+        first = file.readline(PART_BYTES)
+    try:
+        row = json.loads(first)
+    except ValueError:
+        return False
+    return isinstance(row, dict) and row.keys() >= set(fields)
 
 
 def _units_of_dataset(source: int, spec: str) -> Iterator[Unit]:
@@ -179,7 +202,7 @@ def open_dataset(spec: str) -> Any:
         raise ValueError(f"--source {spec}: the hub cannot be reached; give files, or see to the network")
     try:
         return datasets.load_dataset(name, config or None, split=split, streaming=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: it is a script, which none runs any more
         raise ValueError(f"--source {spec}: datasets cannot load it: {str(error).splitlines()[0]}") from error
 
 
@@ -220,9 +243,18 @@ def _files_of(spec: str) -> list[Path]:
                 f"--source {tables[0]}: a table, which would be read as one text, its commas included: write it as "
                 ".jsonl or .parquet, a document in each row"
             )
+        if packed := [path for path in files if _is_packed(path)]:
+            raise ValueError(
+                f"--source {packed[0]}: is packed, and of such files {COMPRESSED_LINES} are read: unpack it"
+            )
     if not files:
         raise ValueError(f"--source {spec}: no file matches; give a file, a folder, a glob, hf:NAME or stdlib")
     return files
+
+
+def _is_packed(path: Path) -> bool:
+    name = path.name.lower()
+    return name.endswith(PACKED) and not name.endswith(COMPRESSED_LINES)
 
 
 def _files_under(folder: Path) -> list[Path]:

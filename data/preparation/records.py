@@ -171,7 +171,7 @@ def _read_compressed(sources: Sources, unit: Unit, _: int | None) -> Iterator[Re
 
 
 def _decompressed(name: str) -> Any:
-    if name.endswith(".gz"):
+    if name.lower().endswith(".gz"):
         return gzip.open(name)
     import pyarrow  # comes with datasets, and knows zstd
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import pytest
 
-from plumbline.data import prepare as preparing
 from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.preparation.manifest import CORPUS
 from plumbline.data.preparation.sizes import parse_size
@@ -323,17 +322,18 @@ def test_two_runs_into_one_output_leave_each_other_alone(tmp_path: Path) -> None
 def test_a_corpus_that_another_process_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text("some text\n" * 100)
     request = Request(Sources((str(tmp_path / "text.txt"),)), "byte", tmp_path / "c", 0.1)
-    filled = preparing.fill
+    module = sys.modules[prepare.__module__]
+    filled = vars(module)["fill"]
 
     def fill_slowly(*arguments: Any) -> Any:
         with monkeypatch.context() as patched:
-            patched.setattr(preparing, "fill", filled)
-            preparing.prepare(replace(request, seed=7))
+            patched.setattr(module, "fill", filled)
+            prepare(replace(request, seed=7))
         return filled(*arguments)
 
-    monkeypatch.setattr(preparing, "fill", fill_slowly)
+    monkeypatch.setattr(module, "fill", fill_slowly)
     with pytest.raises(ValueError, match=r"c: holds another corpus \(seed was 7, now 0"):
-        preparing.prepare(request)
+        prepare(request)
     assert read_manifest(tmp_path / "c").request["seed"] == 7
     assert leftovers(tmp_path) == []
 

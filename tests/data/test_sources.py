@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from plumbline.data.preparation.records import HARMLESS, read_records
-from plumbline.data.sources import Sources
+from plumbline.data.sources import Sources, unescaped
 
 TEXTS = ["first\n", "zweite Zeile\r\n", "第三"]
 
@@ -68,6 +68,32 @@ def test_rows_of_every_kind_of_file(tmp_path: Path) -> None:
     assert read(tmp_path / "dots.parquet", text_key="a.b")[0] == TEXTS
     (tmp_path / "d.jsonl").write_bytes(json_lines(*TEXTS, key="body"))
     assert read(tmp_path / "d.jsonl", text_key="body")[0] == TEXTS
+
+
+def test_rows_by_the_names_that_others_give_them(tmp_path: Path) -> None:
+    (tmp_path / "a.ndjson").write_bytes(json_lines(*TEXTS))
+    (tmp_path / "b.JSONL").write_bytes(json_lines(*TEXTS))
+    (tmp_path / "c.NDJSON.GZ").write_bytes(gzip.compress(json_lines(*TEXTS)))
+    (tmp_path / "d.json").write_bytes(json_lines(*TEXTS))
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), tmp_path / "e.PARQUET")
+    assert read(tmp_path) == (TEXTS * 5, {})
+
+
+@pytest.mark.parametrize("text", ['{"text":\n"one"}\n', '{"title": "one"}\n{"title": "two"}\n', "[1]\n", "{\n"])
+def test_any_other_json_is_a_document(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert read(tmp_path) == ([text], {})
+
+
+def test_a_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
+    for ending in ("txt", "jsonl"):
+        (tmp_path / os.fsdecode(f"caf\xe9.{ending}".encode("latin-1"))).write_bytes(json_lines(*TEXTS))
+    assert Sources((str(tmp_path),)).fingerprint()
+    assert read(tmp_path)[0] == [*TEXTS, json_lines(*TEXTS).decode()]
+
+
+def test_a_separator_is_typed_as_python_writes_it() -> None:
+    assert unescaped(r"\n\t|\\newpage|\x") == "\n\t|\\newpage|\\x"
 
 
 def test_compressed_lines(tmp_path: Path) -> None:
@@ -160,6 +186,10 @@ def test_hugging_face_datasets_stream(tmp_path: Path) -> None:
         read(f"hf:{tmp_path}", text_key="body")
     with pytest.raises(ValueError, match="datasets cannot load it"):
         read(f"hf:{tmp_path}::nothing")
+    (tmp_path / "scripted").mkdir()
+    (tmp_path / "scripted" / "scripted.py").touch()
+    with pytest.raises(ValueError, match="datasets cannot load it: Dataset scripts are no longer supported"):
+        read(f"hf:{tmp_path}/scripted")
 
 
 def test_separator_cuts_plain_text_only(tmp_path: Path) -> None:
@@ -254,3 +284,10 @@ def test_a_table_is_not_read_as_one_text(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"rows\.csv: a table, which would be read as one text"):
             list(Sources((str(spec),)).units())
     assert len(list(Sources((str(tmp_path),)).units())) == 1, "in a folder of text it is text"
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.bz2", "a.zip", "a.tar.zst", "a.JSONL.XZ"])
+def test_what_is_packed_otherwise_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"\x1f\x8b")
+    with pytest.raises(ValueError, match=rf"{name}: is packed, and of such files .*\.jsonl\.gz.* are read: unpack it"):
+        list(Sources((str(tmp_path / "*"),)).units())
