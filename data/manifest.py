@@ -76,6 +76,9 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
     eos_token_id: int = Field(ge=0)
     """The token that ends each document."""
 
+    begins_with: list[int] = []
+    """The tokens that begin each document, where its tokenizer puts some before every text."""
+
     splits: dict[str, SplitRecord]
     """train and validation; validation alone where everything is held out."""
 

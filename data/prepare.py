@@ -108,6 +108,7 @@ def _manifest(request: Request, folder: Path, identity: dict[str, Any], filled: 
         tokenizer=TokenizerRecord(spec=request.tokenizer, sha256=tokenizer_sha256(folder / "tokenizer")),
         vocab_size=filled.encoder.vocab_size,
         eos_token_id=filled.encoder.eos_token_id,
+        begins_with=filled.encoder.begins_with,
         splits={
             split: SplitRecord(**totals.counts[split].model_dump(), shards=totals.pairs[split] if sharded else [])
             for split in SPLITS

@@ -15,6 +15,8 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
+from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -252,6 +254,7 @@ class Encoder:
 
     Attributes:
         vocab_size: Number of ids, the end-of-text token included.
+        begins_with: What the tokenizer itself puts before a text, Llama's <s> say; begins every document.
         eos_token_id: Ends every document.
         dtype: What the ids are stored as.
     """
@@ -279,24 +282,51 @@ class Encoder:
         if eos_token_id is None:
             raise ValueError(f"--tokenizer {spec}: its eos_token {eos!r} is not in its vocabulary; add it there")
         self.eos_token_id: int = eos_token_id
+        template = self._tokenizer.encode("a")
+        first = takewhile(itemgetter(1), zip(template.ids, template.special_tokens_mask, strict=True))
+        # Where an end begins a text as well, the document before has one already
+        self.begins_with = [token for token, _ in first if token != eos_token_id]
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self.dtype = token_dtype(self.vocab_size)
+        self._tokenizer = _blind_to_special_pieces(self._tokenizer)
 
-    def encode(self, text: str, ends: bool = True) -> Integers:
-        """Return the ids [length] of one document and the end-of-text token.
+    def encode(self, text: str, begins: bool = True, ends: bool = True) -> Integers:
+        """Return the ids [length] of one document, with what begins it and the end-of-text token.
 
         Args:
             text: The document, or a part of one.
+            begins: Whether the document begins here.
             ends: Whether the document ends here.
         """
+        first = self.begins_with if begins else []
         if self._bytes_only:  # the same ids, some 800 times faster
             ids: Any = np.frombuffer(text.encode(), np.uint8)
         else:
             ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        tokens = np.empty(len(ids) + ends, self.dtype)
-        tokens[: len(ids)] = ids
-        tokens[len(ids) :] = self.eos_token_id
+        tokens = np.empty(len(first) + len(ids) + ends, self.dtype)
+        tokens[: len(first)] = first
+        tokens[len(first) : len(first) + len(ids)] = ids
+        tokens[len(first) + len(ids) :] = self.eos_token_id
         return tokens
+
+
+def _blind_to_special_pieces(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that reads the name of a special token as text where its Unigram model has a piece for it.
+
+    SentencePiece never matches the names of such pieces, </s> or <pad>; the tokenizers library does.
+    """
+    facts = json.loads(tokenizer.to_str())
+    special = {token["content"] for token in facts["added_tokens"] if token["special"]}
+    if facts["model"]["type"] != "Unigram" or special.isdisjoint(piece for piece, _ in facts["model"]["vocab"]):
+        return tokenizer
+    # The number of a piece is its place, so it stays, under a name that no text has
+    facts["model"]["vocab"] = [
+        [f"\0{piece}" if piece in special else piece, score] for piece, score in facts["model"]["vocab"]
+    ]
+    facts["added_tokens"] = [token for token in facts["added_tokens"] if not token["special"]]
+    blind = Tokenizer.from_str(json.dumps(facts))
+    blind.encode_special_tokens = True
+    return blind
 
 
 class Decoder:

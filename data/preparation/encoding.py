@@ -101,19 +101,20 @@ def encode_long_part(job: EncodingJob, unit: Unit, piece: Piece) -> None:
     if piece.long:
         begin, end, number, held_out = piece.long
         data = read_part(Path(unit.names[0]), begin, end, number)
-        found.add(held_out, len(data), [encoder.encode(data.decode(), ends=piece.long.ends)])
+        found.add(held_out, len(data), [encoder.encode(data.decode(), piece.long.begins, piece.long.ends)])
     found.save(job.work.piece(piece.shard, piece.unit, piece.number))
 
 
 def encode_document(encoder: Encoder, text: str, size: int) -> Iterator[Integers]:
-    """Yield the tokens of a document of `size` bytes part by part, the end-of-text token with the last."""
+    """Yield the tokens of a document of `size` bytes part by part, with what begins and ends it."""
     if size <= PART_BYTES:
         yield encoder.encode(text)
         return
-    *firsts, last = parts(text.encode())
-    for part in firsts:
-        yield encoder.encode(part.decode(), ends=False)
-    yield encoder.encode(last.decode())
+    first, *middle, last = parts(text.encode())
+    yield encoder.encode(first.decode(), ends=False)
+    for part in middle:
+        yield encoder.encode(part.decode(), begins=False, ends=False)
+    yield encoder.encode(last.decode(), begins=False)
 
 
 class Encoded(NamedTuple):

@@ -35,6 +35,7 @@ from plumbline.data.preparation.shards import sum_of
 from plumbline.data.preparation.verifying import checked_frequencies
 from plumbline.data.prepare import Result, exists_already, warn_of_share
 from plumbline.data.sources import Sources
+from plumbline.data.tokenizers import Encoder
 from plumbline.data.workspace import new_folder, resumed_folder
 
 SHAPES_THE_SPLIT = ("seed", "validation_fraction")
@@ -80,6 +81,12 @@ def append(
 def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, Any]) -> Manifest:
     """Fill the folder of a corpus that grows; return what is in it then."""
     corpus = request.output
+    begins_with = Encoder(corpus / before.folder / "tokenizer", before.tokenizer.spec).begins_with
+    if before.begins_with != begins_with:
+        raise ValueError(
+            f"--output {corpus}: its documents begin with {before.begins_with}, and what is appended would with "
+            f"{begins_with}: prepare all of the text again"
+        )
     _, frequencies = checked_frequencies(corpus)
     if not (folder / "tokenizer").is_dir():
         shutil.copytree(corpus / before.folder / "tokenizer", folder / ".tokenizer", dirs_exist_ok=True)
@@ -159,6 +166,11 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
         if manifest.tokenizer.sha256 != manifests[0].tokenizer.sha256:
             raise ValueError(
                 f"--merge: the tokenizers of {corpora[0]} and {corpus} differ; prepare one again with the other's"
+            )
+        if manifest.begins_with != manifests[0].begins_with:
+            raise ValueError(
+                f"--merge: documents of {corpora[0]} begin with {manifests[0].begins_with}, of {corpus} with "
+                f"{manifest.begins_with}; prepare the one that is older again"
             )
     request, warnings = _request_of_all(manifests)
     if exists_already(output, request, overwrite):

@@ -26,6 +26,11 @@ class LongPart(NamedTuple):
     held_out: bool
 
     @property
+    def begins(self) -> bool:
+        """Return whether the document begins with this part."""
+        return self.number == 0
+
+    @property
     def ends(self) -> bool:
         """Return whether the document ends with this part."""
         return self.begin + (self.number + 1) * PART_BYTES >= self.end

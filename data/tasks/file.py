@@ -179,8 +179,8 @@ def read(task: FileConfig) -> FileExamples:
     prompts, lines = [], []
     longer = 0
     for line, prompt, answer in _texts(task, content):
-        asked = encoder.encode(before.replace("{prompt}", prompt))[:-1]
-        said = encoder.encode(answer + after)
+        asked = encoder.encode(before.replace("{prompt}", prompt), ends=False)
+        said = encoder.encode(answer + after, begins=False)
         if not len(asked):
             raise _malformed(task, line, f"{task.prompt_key}: nothing to read before the answer")
         if task.max_tokens is not None and len(asked) + len(said) - 1 > task.max_tokens:

@@ -1,4 +1,4 @@
-"""Make corpora of many shards."""
+"""Make corpora of many shards, and a tokenizer that begins texts."""
 
 import json
 import shutil
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer, processors
 
 from plumbline.data.corpus import open_corpus
 from plumbline.data.indexed import IndexedWriter, token_dtype
+from plumbline.data.tokenizers import build_tokenizer
 
 
 def write_pairs(folder: Path, groups: Sequence[Sequence[int]], names: Sequence[str] = ()) -> list[Path]:
@@ -67,4 +69,16 @@ def simulate(source: Path, folder: Path, shards: int, tokens: int) -> Path:
     manifest = json.loads((source / "corpus.json").read_text())
     train = {"documents": shards, "tokens": shards * tokens, "source_bytes": 4 * shards * tokens, "shards": names}
     (folder / "corpus.json").write_text(json.dumps({**manifest, "files": files, "splits": {"train": train}}))
+    return folder
+
+
+def begins_texts(folder: Path) -> Path:
+    """Write a byte tokenizer that puts <s>, token 257, before every text, as Llama's does."""
+    build_tokenizer("byte", [], folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 257)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<s>"}))
     return folder

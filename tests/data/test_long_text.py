@@ -16,6 +16,7 @@ from plumbline.data.preparation.long_text import byte_of_cut, parts, read_part, 
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.tokenizers import Encoder
+from tests.data.made import begins_texts
 
 TEXTS = st.text("ab é🎉\n\r", min_size=1, max_size=200)
 
@@ -87,8 +88,9 @@ def test_a_long_document_is_one_document_of_the_same_tokens(
     for number, text in enumerate(short):
         (folder / f"b{number}.txt").write_text(text)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in (long_source, *short)))
-    for tokenizer in ("byte", "train-bpe:400", "train-unigram:400"):
-        output = tmp_path / tokenizer.replace(":", "-")
+    begins = str(begins_texts(tmp_path / "begins"))
+    for tokenizer in ("byte", "train-bpe:400", "train-unigram:400", begins):
+        output = tmp_path / f"of-{Path(tokenizer).name.replace(':', '-')}"
         prepare(Request(Sources((str(folder),)), tokenizer, output, 0.02))
         prepare(Request(Sources((str(tmp_path / "rows.jsonl"),)), tokenizer, output.with_suffix(".rows"), 0.02))
         encoder = Encoder(output / "tokenizer", tokenizer)

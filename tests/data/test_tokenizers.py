@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, models, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from plumbline.data.tokenizers import (
@@ -166,6 +166,21 @@ def test_truncation_padding_and_added_tokens_are_not_adopted(folders: dict[str, 
     tokenizer.save(str(source / "tokenizer.json"))
     build_tokenizer(str(source), [], tmp_path / "adopted")
     assert Encoder(tmp_path / "adopted", str(source)).encode("abcdef").tolist() == [*b"abcdef", 256]
+
+
+@pytest.mark.parametrize("text", ["<s>old price</s> new", "a <pad> b"])
+def test_names_of_special_pieces_are_text(tmp_path: Path, text: str) -> None:
+    """As in T5: SentencePiece has pieces for them that no text matches."""
+    names = ["<pad>", "</s>", "<unk>", "<s>"]
+    pieces = [*((name, 0.0) for name in names), *((chr(code), -3.0) for code in range(0x20, 0x7F))]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    tokenizer.add_special_tokens(names)
+    (tmp_path / "source").mkdir()
+    tokenizer.save(str(tmp_path / "source" / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+    (tmp_path / "source" / "tokenizer_config.json").write_text(json.dumps(config))
+    encoder = Encoder(tmp_path / "source", "source")
+    assert encoder.encode(text).tolist() == [*(4 + ord(character) - 0x20 for character in text), 1]
 
 
 def test_a_tokenizer_without_an_end_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

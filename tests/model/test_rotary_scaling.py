@@ -63,7 +63,7 @@ def test_frequencies_are_those_of_transformers(head_dim: int, rope_parameters: d
     factor=st.floats(1.0, 64.0),
     original=st.integers(16, 2**16),
     low=st.floats(0.25, 4.0),
-    width=st.floats(1.1, 32.0),
+    width=st.floats(1.5, 32.0),  # near 1 the ramp divides by the difference of two rounded numbers
     truncate=st.booleans(),
 )
 def test_any_frequencies_are_those_of_transformers(

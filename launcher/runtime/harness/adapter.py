@@ -55,7 +55,7 @@ class HarnessModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Return the token before a text: beginning-of-text, else end-of-text, as between texts in training."""
+        """Return the token before a text, as in training: beginning-of-text, else the end of the text before."""
         return self._prefix
 
     @property

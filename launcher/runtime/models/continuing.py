@@ -5,6 +5,8 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -125,14 +127,27 @@ class TextStream:
         return str(all_of_it[len(before) :])
 
 
+def tokens_of(tokenizer: Any, text: str) -> list[Any]:
+    """Return the token ids of a text as a document begins with it; [None] for an empty one that nothing begins.
+
+    What the tokenizer itself puts before a text (Llama's <s>) begins every document of a corpus, too.
+    """
+    marked = tokenizer("a", return_special_tokens_mask=True)
+    pairs = zip(marked["input_ids"], marked["special_tokens_mask"], strict=True)
+    own = [token for token, _ in takewhile(itemgetter(1), pairs) if token != tokenizer.eos_token_id]
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    if tokens[: len(own)] != own:
+        tokens = [*own, *tokens]
+    return tokens or [tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id]
+
+
 def encode(facts: ModelFacts, tokenizer: Any, text: str, seed: int, max_new_tokens: int) -> Prompt:
     """Return a prompt as the model reads it; an empty text begins a document.
 
     Raises:
         ValueError: it does not fit the model, or the tokenizer has no token to begin a document with.
     """
-    begin = tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
-    tokens = tokenizer.encode(text, add_special_tokens=False) or [begin]
+    tokens = tokens_of(tokenizer, text)
     if tokens == [None]:
         raise ValueError(f"{facts.path}: its tokenizer has neither eos_token nor bos_token, so give a prompt")
     shown = repr(text if len(text) <= 40 else f"{text[:37]}...")

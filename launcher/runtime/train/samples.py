@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.models.continuing import tokens_of
 from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
 
 SAMPLE_TOKENS = 200
@@ -21,7 +22,7 @@ def write_samples(config: Config) -> None:
     model, tokenizer = load_model(folder, torch.device("cpu")), load_tokenizer(folder / "tokenizer")
     texts = []
     for prompt in config.train.sample_prompts:
-        prompt_ids = tokenizer.encode(prompt, add_special_tokens=False) or [tokenizer.eos_token_id]
+        prompt_ids = tokens_of(tokenizer, prompt)
         room = model.context_length - len(prompt_ids)
         new_ids = model.continuation(
             prompt_ids,

@@ -12,9 +12,10 @@ from torch import nn
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from plumbline.data.tokenizers import build_tokenizer
-from plumbline.launcher.runtime.models.continuing import TextStream, alike, encode, read_prompts
+from plumbline.launcher.runtime.models.continuing import TextStream, alike, encode, read_prompts, tokens_of
 from plumbline.launcher.runtime.models.facts import ModelFacts, model_facts
 from plumbline.launcher.runtime.models.open import LoadedModel, stock_reader
+from tests.data.made import begins_texts
 
 TEXT = "naïve café 😀 → 東京\tend\n\n  of «text» 😀😀"
 
@@ -40,6 +41,16 @@ def test_a_stream_is_the_text_of_all_its_tokens(folder: Path, spec: str) -> None
     assert "".join([*pieces, stream.rest()]) == reader.decode(tokens)
     assert not any("\ufffd" in piece for piece in pieces), "no half of a character"
     assert sum(map(bool, pieces)) > len(tokens) / 3, "it comes as it is drawn"
+
+
+@pytest.mark.parametrize(("text", "expected"), [("ab", [257, 97, 98]), ("<s>ab", [257, 97, 98]), ("", [257])])
+def test_a_prompt_begins_as_documents_of_its_tokenizer_do(tmp_path: Path, text: str, expected: list[int]) -> None:
+    assert tokens_of(AutoTokenizer.from_pretrained(begins_texts(tmp_path / "begins")), text) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("ab", [97, 98]), ("", [256])])
+def test_a_prompt_of_a_tokenizer_that_begins_no_text(folder: Path, text: str, expected: list[int]) -> None:
+    assert tokens_of(tokenizer(folder, "byte"), text) == expected
 
 
 def test_what_ends_in_half_a_character_is_given_at_the_end(folder: Path) -> None:

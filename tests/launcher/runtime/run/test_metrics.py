@@ -254,7 +254,7 @@ def test_environment_says_what_a_result_may_depend_on(monkeypatch: pytest.Monkey
     facts = environment(WORLD)
     assert facts["command"] == ["launcher/pretrain.py", "--config", "x.yaml"], "as it was typed"
     json.dumps(facts)
-    assert facts["packages"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(facts["packages"]["torch"]), "which leaves +cu130 out"
     assert facts["packages"]["deepspeed"]
     assert facts["world_size"] == 2
     assert facts["cpus"] >= 1
