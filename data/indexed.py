@@ -182,8 +182,14 @@ def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None) -
     end = int(pointers[-1]) + int(lengths[-1]) * dtype.itemsize if sequences else 0
     # Nearly always one sequence is one document, and the mapped offsets serve as they are, without a copy.
     if identity is None:
-        identity = indices == sequences + 1 and bool(np.all(documents[1:] - documents[:-1] == 1))
+        identity = indices == sequences + 1 and _counts_by_one(documents)
     return Index(dtype, end, pointers if identity else np.append(pointers, end)[documents[:-1]], identity)
+
+
+def _counts_by_one(documents: npt.NDArray[np.int64], block: int = 2**20) -> bool:
+    """Return whether each number is one more than the one before; some at a time, for an index may be large."""
+    starts = range(0, len(documents) - 1, block)
+    return all(bool((np.diff(documents[start : start + block + 1]) == 1).all()) for start in starts)
 
 
 def read_header(file: BinaryIO, name: str | Path) -> tuple[np.dtype[np.integer[Any]], int, int]:

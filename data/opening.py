@@ -1,13 +1,16 @@
 """Open the sources of a run: corpora, packed or not, and tasks, by name, all made with one tokenizer."""
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 
 from plumbline.data.config import DataConfig, SourceConfig
-from plumbline.data.corpus import Split, open_corpus
+from plumbline.data.corpus import Corpus, Split, open_corpus
 from plumbline.data.packed import open_packed
 from plumbline.data.remote.cache import CacheConfig
 from plumbline.data.streams import SampleSource, WindowStream, training_split
 from plumbline.data.tasks.source import TaskSource
+
+LOG = logging.getLogger(__name__)
 
 
 def training_stream(corpus: SampleSource, config: DataConfig) -> WindowStream:
@@ -60,8 +63,19 @@ def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
     if config.validation:
         held_out = open_corpora(config.validation, config.cache)
         check_same_tokenizer([*corpora.items(), *held_out.items()])
+        _warn_of_what_is_trained_on(corpora, held_out)
         return {name: corpus.held_out for name, corpus in held_out.items()}
     return {name: corpus.splits["validation"] for name, corpus in corpora.items() if "validation" in corpus.splits}
+
+
+def _warn_of_what_is_trained_on(trained: Mapping[str, SampleSource], evaluated: Mapping[str, SampleSource]) -> None:
+    """Say which sources are evaluated on all that is trained on: bare pairs have no split that is held out."""
+    fingerprints = [corpus.fingerprint for corpus in trained.values()]
+    for name, corpus in evaluated.items():
+        if isinstance(corpus, Corpus) and "validation" not in corpus.splits and corpus.fingerprint in fingerprints:
+            LOG.warning(
+                f"data.validation: {name} ({corpus}) is trained on: its loss says nothing of text that is held out"
+            )
 
 
 def check_same_tokenizer(corpora: Iterable[tuple[str, SampleSource]]) -> None:

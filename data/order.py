@@ -148,8 +148,9 @@ class TrainOrder:
         for position, source in enumerate(sources):
             if (first := fingerprints.index(source.fingerprint)) < position:
                 raise ValueError(
-                    f"data.train: {sources[first].name} and {source.name} hold the same tokens and would be read in "
-                    "the same order; list the corpus once, with the sum of the weights"
+                    f"data.train: {sources[first].name} and {source.name} hold the same tokens (bare pairs: documents "
+                    "of the same lengths) and would be read in the same order; list the corpus once, with the sum of "
+                    "the weights"
                 )
         self.mixture = Mixture(sources)
         self._num_windows = np.array([source.num_windows for source in sources], np.int64)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from plumbline.data.corpus import open_corpus
+from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.preparation.growing import append, merge
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
@@ -31,7 +31,7 @@ def test_documents_begin_as_the_tokenizer_begins_texts(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "adopted")("ab")["input_ids"] == encoder.encode("ab")[:-1].tolist()
     make(tmp_path, "c", source)
     corpus = open_corpus(tmp_path / "c")
-    assert corpus.manifest.begins_with == [257]
+    assert read_manifest(tmp_path / "c").begins_with == [257]
     found = [corpus.splits[split].indexed.read(0, 5).tolist() for split in ("train", "validation")]
     assert sorted(found) == [[257, *b"one", 256], [257, *b"two", 256]]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plumbline.data import indexed
 from plumbline.data.indexed import IndexedWriter, open_indexed, token_dtype
 
 
@@ -69,6 +70,13 @@ def test_one_sequence_documents_start_where_the_index_says(tmp_path: Path) -> No
     assert opened.document_starts(0, 6).tolist() == [2, 3]
     assert opened.document_starts(2, 6).tolist() == [3]  # strictly after the first token asked for
     assert opened.document_starts(0, 3).tolist() == [2]  # and before the last
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 100])
+@pytest.mark.parametrize(("numbers", "expected"), [([0], True), ([0, 1, 2, 3], True), ([0, 1, 3, 4], False),
+                                                   ([0, 1, 2, 2], False), ([0, 2], False)])  # fmt: skip
+def test_an_index_is_looked_at_a_block_at_a_time(numbers: list[int], expected: bool, block: int) -> None:
+    assert indexed._counts_by_one(np.array(numbers), block) is expected
 
 
 def test_an_empty_corpus_opens(tmp_path: Path) -> None:

@@ -363,7 +363,7 @@ def test_validation_needs_something_to_predict(make_pair: MakePair) -> None:
 
 
 def test_validation_defaults_to_what_training_holds_out(
-    byte_corpus: Path, make_pair: MakePair, make_config: MakeConfig
+    byte_corpus: Path, make_pair: MakePair, make_config: MakeConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepared, bare = open_corpus(byte_corpus), make_pair([100])
     config = make_config(prepared, bare)
@@ -373,6 +373,8 @@ def test_validation_defaults_to_what_training_holds_out(
         "bytes": "validation",
         "tokens": "train",
     }
+    assert [record.getMessage().partition(" (")[0] for record in caplog.records] == ["data.validation: tokens"]
+    assert "is trained on" in caplog.text
 
 
 def test_ids_beyond_the_vocabulary_name_their_corpus(make_pair: MakePair, make_config: MakeConfig) -> None:
