@@ -27,7 +27,7 @@ from plumbline.data.preparation.sizes import parse_size
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
-from plumbline.data.workspace import FolderKind, new_folder, resumed_folder
+from plumbline.data.workspace import new_folder
 from plumbline.launcher.prepare import main
 from plumbline.launcher.runtime.system import cli
 
@@ -307,18 +307,6 @@ def test_a_killed_run_leaves_no_corpus_and_the_next_one_cleans_up(tmp_path: Path
     open_corpus(output)
 
 
-def test_two_runs_into_one_output_leave_each_other_alone(tmp_path: Path) -> None:
-    owned = FolderKind("a folder of this test", marks=("owner",), others=())
-    with new_folder(tmp_path / "c", owned) as first:
-        (first / "owner").write_text("first")
-        with new_folder(tmp_path / "c", owned) as second:
-            (second / "owner").write_text("second")
-        assert (first / "owner").read_text() == "first"
-        assert (tmp_path / "c" / "owner").read_text() == "second"
-    assert (tmp_path / "c" / "owner").read_text() == "first"
-    assert leftovers(tmp_path) == []
-
-
 def test_a_corpus_that_another_process_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "text.txt").write_text("some text\n" * 100)
     request = Request(Sources((str(tmp_path / "text.txt"),)), "byte", tmp_path / "c", 0.1)
@@ -335,30 +323,6 @@ def test_a_corpus_that_another_process_made_meanwhile_stays(tmp_path: Path, monk
     with pytest.raises(ValueError, match=r"c: holds another corpus \(seed was 7, now 0"):
         prepare(request)
     assert read_manifest(tmp_path / "c").request["seed"] == 7
-    assert leftovers(tmp_path) == []
-
-
-def test_what_was_interrupted_is_gone_on_with_by_one_at_a_time(tmp_path: Path) -> None:
-    def interrupted(error: BaseException) -> None:
-        with resumed_folder(tmp_path / "c", CORPUS, "beef") as folder:
-            (folder / "work").touch()
-            raise error
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted(KeyboardInterrupt())
-    assert [path.name for path in leftovers(tmp_path)] == [".c.beef.partial"]
-    with pytest.raises(RuntimeError, match="stop"), resumed_folder(tmp_path / "c", CORPUS, "beef") as first:  # noqa: PT012
-        assert (first / "work").exists()
-        with pytest.raises(OSError, match="again"), resumed_folder(tmp_path / "c", CORPUS, "beef") as second:  # noqa: PT012
-            assert list(second.iterdir()) == []
-            raise OSError("again")
-        assert leftovers(tmp_path) == [first]
-        raise RuntimeError("stop")
-    with pytest.raises(OSError, match="broken"):
-        interrupted(OSError("broken"))
-    assert len(leftovers(tmp_path)) == 1
-    with pytest.raises(ValueError, match="wrong"):
-        interrupted(ValueError("wrong"))
     assert leftovers(tmp_path) == []
 
 

@@ -1,4 +1,4 @@
-"""Folders that are published whole leave alone what is not theirs, whatever it is called."""
+"""Folders are published whole, by one process at a time, and leave alone what is not theirs, whatever it is called."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from plumbline.data import workspace
 from plumbline.data.workspace import FolderKind, new_folder, restore, resumed_folder
+from tests.data.test_prepare import leftovers
 
 KIND = FolderKind("a folder of this test", marks=("mark",), others=())
 
@@ -59,3 +60,38 @@ def test_what_replaces_an_output_whose_name_begins_alike_stays(
     make(tmp_path / "c4")
     restore(output)
     assert (output / "mark").read_text() == f"new {longer}"
+
+
+def test_two_runs_into_one_output_leave_each_other_alone(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "c", KIND) as first:
+        (first / "mark").write_text("first")
+        with new_folder(tmp_path / "c", KIND) as second:
+            (second / "mark").write_text("second")
+        assert (first / "mark").read_text() == "first"
+        assert (tmp_path / "c" / "mark").read_text() == "second"
+    assert (tmp_path / "c" / "mark").read_text() == "first"
+    assert leftovers(tmp_path) == []
+
+
+def test_what_was_interrupted_is_gone_on_with_by_one_at_a_time(tmp_path: Path) -> None:
+    def interrupted(error: BaseException) -> None:
+        with resumed_folder(tmp_path / "c", KIND, "beef") as folder:
+            (folder / "work").touch()
+            raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(KeyboardInterrupt())
+    assert [path.name for path in leftovers(tmp_path)] == [".c.beef.partial"]
+    with pytest.raises(RuntimeError, match="stop"), resumed_folder(tmp_path / "c", KIND, "beef") as first:  # noqa: PT012
+        assert (first / "work").exists()
+        with pytest.raises(OSError, match="again"), resumed_folder(tmp_path / "c", KIND, "beef") as second:  # noqa: PT012
+            assert list(second.iterdir()) == []
+            raise OSError("again")
+        assert leftovers(tmp_path) == [first]
+        raise RuntimeError("stop")
+    with pytest.raises(OSError, match="broken"):
+        interrupted(OSError("broken"))
+    assert len(leftovers(tmp_path)) == 1
+    with pytest.raises(ValueError, match="wrong"):
+        interrupted(ValueError("wrong"))
+    assert leftovers(tmp_path) == []
