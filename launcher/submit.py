@@ -34,7 +34,7 @@ if __name__ == "__main__":
     cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import leaves_stage_open, load_config
 from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
 from plumbline.launcher.runtime.train.submission import check, write_submission
 
@@ -49,10 +49,11 @@ def main() -> None:
         cpus_per_task=arguments.cpus_per_task,
         **cli.job_options(arguments),
     )
-    config = load_config(arguments.config, arguments.overrides, min)  # the job chooses, if it is asked to
+    config = load_config(arguments.config, arguments.overrides, min)  # of auto: no check depends on it
+    open_stage = leaves_stage_open(arguments.config, arguments.overrides)
     check(config, request)
     require_sbatch(arguments.dry_run)
-    script = write_submission(config, request, arguments.chain)
+    script = write_submission(config, open_stage, request, arguments.chain)
     jobs = [] if arguments.dry_run else submit(script)
     logs = [str(script.parent / f"job-{job_id}.log") for job_id in jobs]
     if arguments.json:

@@ -6,7 +6,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.system import cli
 
 if TYPE_CHECKING:
+    from plumbline.launcher.runtime.config.schema import Config
     from tests.slurm.conftest import Cluster
 
 Submit = Callable[..., str]
@@ -54,6 +55,22 @@ def test_the_run_folder_holds_the_job_as_it_was_checked(run_submit: Submit, conf
     assert f"--config={folder}/config-1.yaml" in asked
     assert not any("account" in option or "cpus" in option for option in asked)
     assert "warning: --cpus-per-task was not given: " in printed
+
+
+@pytest.mark.parametrize(("overrides", "stages"), [([], {1, 2, 3}), (["optimizer.name=soap"], {0})])
+def test_a_job_chooses_its_stage_where_the_run_leaves_it_open(
+    run_submit: Submit, config: Path, overrides: list[str], stages: set[int]
+) -> None:
+    run_submit("--config", config, "--tasks-per-node", "1", "--dry-run", "deepspeed.zero_stage=auto", *overrides)
+    asked: list[Mapping[int, Config]] = []
+
+    def choose(candidates: Mapping[int, Config]) -> int:
+        asked.append(candidates)
+        return max(candidates)
+
+    found = load_config(config.parent / "runs" / "tiny" / "slurm" / "config-1.yaml", [], choose)
+    assert set(asked[0]) == stages
+    assert found == load_config(config, [f"deepspeed.zero_stage={max(stages)}", *overrides])
 
 
 def test_a_second_submission_keeps_the_first(run_submit: Submit, config: Path) -> None:

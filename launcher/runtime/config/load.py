@@ -32,19 +32,32 @@ def load_config(path: Path, overrides: list[str], choose_stage: ChooseStage | No
         ConfigError: unreadable file, bad YAML, unknown keys, wrong types or values; one line for each problem.
     """
     values, source = read_values(path, overrides), str(path)
-    section = values.get("deepspeed")
-    if not isinstance(section, dict) or section.get("zero_stage") != AUTO:
+    if not _is_open(values):
         return resolve(values, source)
     if choose_stage is None:
         raise ConfigError(
             f"{path}: deepspeed.zero_stage = {AUTO} is for one run, whose devices are known when it starts: give a "
             "number from 0 to 3 here"
         )
-    candidates = _by_stage(values, section, source)
+    candidates = _by_stage(values, source)
     return candidates[choose_stage(candidates)]
 
 
-def _by_stage(values: dict[str, Any], section: dict[str, Any], source: str) -> dict[int, Config]:
+def leaves_stage_open(path: Path, overrides: list[str]) -> bool:
+    """Return whether a YAML file and overrides leave deepspeed.zero_stage to the devices that the run starts on.
+
+    Raises:
+        ConfigError: unreadable file, bad YAML, or something that is no override.
+    """
+    return _is_open(read_values(path, overrides))
+
+
+def _is_open(values: Mapping[str, Any]) -> bool:
+    section = values.get("deepspeed")
+    return isinstance(section, dict) and section.get("zero_stage") == AUTO
+
+
+def _by_stage(values: dict[str, Any], source: str) -> dict[int, Config]:
     """Return the configuration with each ZeRO stage that it permits; stage 0 only where it permits no other.
 
     Raises:
@@ -56,7 +69,7 @@ def _by_stage(values: dict[str, Any], section: dict[str, Any], source: str) -> d
         if stage == 0 and found:
             break
         try:
-            found[stage] = resolve({**values, "deepspeed": {**section, "zero_stage": stage}}, source)
+            found[stage] = resolve({**values, "deepspeed": {**values["deepspeed"], "zero_stage": stage}}, source)
         except ConfigError as error:
             refusals.append(error)
     if not found:
@@ -64,14 +77,22 @@ def _by_stage(values: dict[str, Any], section: dict[str, Any], source: str) -> d
     return found
 
 
-def as_yaml(config: Config) -> str:
-    """Return the resolved configuration as YAML that `load_config` reads back to an equal object."""
-    return OmegaConf.to_yaml(OmegaConf.create(_escape(config.model_dump())))
+def as_yaml(config: Config, open_stage: bool = False) -> str:
+    """Return the resolved configuration as YAML that `load_config` reads back to an equal object.
+
+    Args:
+        config: to write.
+        open_stage: write `auto` for its ZeRO stage, which whoever reads it then chooses anew.
+    """
+    values = config.model_dump()
+    if open_stage:
+        values["deepspeed"]["zero_stage"] = AUTO
+    return OmegaConf.to_yaml(OmegaConf.create(_escape(values)))
 
 
-def save_config(config: Config, path: Path) -> None:
-    """Write the resolved configuration, whole or not at all, as YAML that `load_config` reads back to an equal one."""
-    write_whole(path, as_yaml(config))
+def save_config(config: Config, path: Path, open_stage: bool = False) -> None:
+    """Write what `as_yaml` returns, whole or not at all."""
+    write_whole(path, as_yaml(config, open_stage))
 
 
 def _escape(value: Any) -> Any:

@@ -81,16 +81,21 @@ def _cautions(config: Config, request: Request, inputs: Inputs) -> Iterator[str]
         )
 
 
-def write_submission(config: Config, request: Request, chain: int) -> Path:
+def write_submission(config: Config, open_stage: bool, request: Request, chain: int) -> Path:
     """Write the next `config-N.yaml` and `submit-N.sh` under the run's slurm/ folder; returns the script's path.
 
-    The script queues a chain of `chain` jobs, each of which waits for those before it.
     Relative paths in the configuration mean what they mean here: the job starts in the current folder.
+
+    Args:
+        config: as it was checked.
+        open_stage: leave its ZeRO stage to the devices that each job gets (`deepspeed.zero_stage: auto`).
+        request: what is asked of the cluster.
+        chain: how many jobs the script queues, each of which waits for those before it.
     """
     folder = config.run.folder / "slurm"
     number = next_number(folder)
     config_file = folder / f"config-{number}.yaml"
-    save_config(config, config_file)
+    save_config(config, config_file, open_stage)
     forget(folder)
     script = folder / f"submit-{number}.sh"
     options = {
