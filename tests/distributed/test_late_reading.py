@@ -144,7 +144,10 @@ def test_no_checkpoint_is_of_a_step_whose_update_was_skipped(
     assert list(run.column("skipped")) == [2, 5]
 
 
-STAGES = [(stage, precision, "null") for stage in range(4) for precision in ("fp32", "bf16")]
+PRECISIONS = ("fp32", "bf16")
+STAGES = [("adamw", stage, precision, "null") for stage in range(4) for precision in PRECISIONS]
+HOSTED = [(name, 0, precision, "null") for name in ("muon", "soap") for precision in PRECISIONS]
+"""Where no number on the device tells the optimizer to skip."""
 
 
 @pytest.fixture
@@ -156,21 +159,31 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize(("stage", "precision", "reproducible"), [*STAGES, (1, "bf16", "any_ranks")])
+@pytest.mark.parametrize(
+    ("optimizer", "stage", "precision", "reproducible"), [*STAGES, ("adamw", 1, "bf16", "any_ranks"), *HOSTED]
+)
 def test_a_gradient_that_is_not_finite_changes_nothing(
-    tiny_config: Path, world: World, monkeypatch: pytest.MonkeyPatch, stage: int, precision: str, reproducible: str
+    tiny_config: Path,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    optimizer: str,
+    stage: int,
+    precision: str,
+    reproducible: str,
 ) -> None:
-    """The device decides it: weights, moments and the count of updates go on as if the step had not been."""
-    overrides = [f"deepspeed.zero_stage={stage}", f"deepspeed.precision={precision}"]
-    overrides.append(f"run.reproducible={reproducible}")
+    """Weights, their average, moments and the count of updates go on as if the step had not been."""
+    overrides = [f"optimizer.name={optimizer}", f"deepspeed.zero_stage={stage}", f"deepspeed.precision={precision}"]
+    overrides += [f"run.reproducible={reproducible}", "train.ema_half_life_tokens=1000"]
     config = load_config(tiny_config, overrides)
     batches = TrainBatches(config.data, config.run.seed)
 
     def train_steps(*numbers: int) -> tuple[list[bool], list[float], list[Tensor]]:
         engine = make_engine(config, world)
         found = [engine.train_step(batches.micro_batches(step), step, 1e-3).result for step in numbers]
-        states = [value for shard in engine.optimizer_state.values() for value in shard.values()]
-        tensors = [*engine.master_weights(), *states]
+        states = [torch.as_tensor(value) for shard in engine.optimizer_state.values() for value in shard.values()]
+        assert engine.ema is not None
+        weights = engine.master_weights()
+        tensors = [*weights, *(engine.ema.of(each) for each in weights), *states]
         return [each.applied for each in found], [each.grad_norm for each in found], [t.clone() for t in tensors]
 
     break_gradients(monkeypatch, 2)  # which is what makes step 1 from 0

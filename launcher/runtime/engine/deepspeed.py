@@ -220,8 +220,10 @@ class DeepSpeedEngine(Engine):
         skipped = not_finite(norm)
         if self._on_device:
             self._optimizer.found_inf = skipped
+        elif skipped:
+            self._optimizer.zero_grad()  # no optimizer updates what has no gradient, and DeepSpeed counts as ever
         self._engine.step()
-        return norm, 1 - skipped if self._on_device else torch.ones_like(norm)
+        return norm, 1 - skipped
 
     def _limit_base_norm(self) -> Tensor | None:
         """Make DeepSpeed, which limits the plain norm, clip by the base-equivalent one, and return that.
