@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ DOWN = re.compile(r"\bDOWN\b|\bFAIL\b|NOT_RESPONDING|\*")
 UNUSABLE_NODE = re.compile(rf"{DOWN.pattern}|DRAIN|MAINT")
 """What marks a node on which no job starts."""
 LAUNCH_FAILED = re.compile(r"failed on node ([^\s:]+):")
+UNREACHED = re.compile("Unable to contact slurm controller|Socket timed out")
+"""What Slurm's commands say while the controller starts again, or has too much to do."""
+PAUSES = (10.0,) * 6
+"""Seconds between tries to reach it."""
 NOBODY = ("", "(null)")
 ASK_SECONDS = 120
 """Time for all nodes to start a step. A node that is gone is given up on within the sum of Slurm's own timeouts."""
@@ -172,8 +177,19 @@ def _unless_null(value: str) -> str:
 
 
 def _scontrol(*arguments: str, patience: float | None = None) -> str:
-    """Return what scontrol prints. Raises ValueError with its words where it fails, OSError where it is not there."""
-    done = subprocess.run(("scontrol", *arguments), capture_output=True, text=True, timeout=patience, check=False)
-    if done.returncode:
-        raise ValueError(f"scontrol {' '.join(arguments)}: {done.stderr.strip()}")
-    return done.stdout
+    """Return what scontrol prints; without a limit of patience, ask again for a minute where no controller is reached.
+
+    Raises:
+        OSError: there is no scontrol.
+        ValueError: it fails; with its words.
+        subprocess.TimeoutExpired: it has not answered within the patience.
+    """
+    pauses = iter(PAUSES if patience is None else ())
+    while True:
+        done = subprocess.run(("scontrol", *arguments), capture_output=True, text=True, timeout=patience, check=False)
+        if not done.returncode:
+            return done.stdout
+        pause = next(pauses, None) if UNREACHED.search(done.stderr) else None
+        if pause is None:
+            raise ValueError(f"scontrol {' '.join(arguments)}: {done.stderr.strip()}")
+        time.sleep(pause)

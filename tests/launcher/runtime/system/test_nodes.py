@@ -21,7 +21,10 @@ Partition=big,old Features=h100&ib" ;;
 *"show node"*) cat {folder}/nodes ;;
 *"hostnames n[1-3]"*) printf 'n1\nn2\nn3\n' ;;
 *"hostnames"*) echo "${{@: -1}}" ;;
-requeue*) [[ ! -e {folder}/refused ]] || {{ echo "Job is not allowed to" >&2; exit 1; }} ;;
+requeue*) read -r left says 2>/dev/null < {folder}/refused || exit 0
+    [[ $left == 0 ]] && exit 0
+    echo "$((left - 1)) $says" > {folder}/refused
+    echo "$says" >&2; exit 1 ;;
 esac
 """
 SRUN = """\
@@ -142,9 +145,26 @@ def test_a_requeued_job_keeps_the_nodes_that_it_excluded_before(slurm: Path, job
 
 
 def test_a_job_that_slurm_does_not_requeue_is_an_error_in_its_words(slurm: Path, job: nodes.Job) -> None:
-    (slurm / "refused").touch()
+    (slurm / "refused").write_text("9 Job is not allowed to\n")
     with pytest.raises(ValueError, match="scontrol requeue 7: Job is not allowed to"):
         nodes.requeue(job, [])
+    assert (slurm / "asked").read_text().splitlines().count("requeue 7") == 1
+
+
+@pytest.mark.parametrize("says", ["Unable to contact slurm controller (connect failure)", "Socket timed out on send"])
+def test_a_controller_that_is_away_for_a_moment_is_asked_again(
+    slurm: Path, job: nodes.Job, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr("time.sleep", paused.append)
+    (slurm / "refused").write_text(f"2 {says}\n")
+    nodes.requeue(job, ["n2"])
+    assert (slurm / "asked").read_text().splitlines()[-2:] == ["requeue 7", "update JobId=7 ExcNodeList=n2,n9"]
+    assert paused == [10.0] * 2
+    (slurm / "refused").write_text(f"9 {says}\n")
+    with pytest.raises(ValueError, match=r"scontrol requeue 7: .*(Unable to contact|Socket timed out)"):
+        nodes.requeue(job, [])
+    assert sum(paused) == 80, "a minute more"
 
 
 def test_a_task_of_an_array_is_known_by_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
