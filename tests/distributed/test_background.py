@@ -9,17 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from plumbline.launcher.runtime.checkpoint import commit, resume, save, store
+from plumbline.launcher.runtime.checkpoint import background, commit, resume, save, store
 from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, Saved
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.exit_codes import HUNG
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
-from plumbline.launcher.runtime.train import loop
+from plumbline.launcher.runtime.train import loop, watchdog
 from plumbline.launcher.runtime.train.train import train
+from plumbline.launcher.runtime.train.watchdog import Watchdog
 from tests.distributed.conftest import state_after
 
 if TYPE_CHECKING:
@@ -144,6 +147,70 @@ def test_of_two_checkpoints_in_a_row_one_is_in_memory(
     config = load_config(tiny_config, overrides)
     assert train(config, open_inputs(config, world), world, StopRequest())
     assert order == ["copied", "written"] * 3
+
+
+def test_a_save_that_goes_on_is_no_hang(
+    config: Config,
+    world: World,
+    snapshot: Callable[[int], Snapshot],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither while parts of files come to the disk, nor while others write."""
+    told, heard = threading.Semaphore(0), []
+    writer = CheckpointWriter(config, tmp_path, world, moved=lambda _doing: told.release())
+
+    def forget() -> None:
+        while told.acquire(blocking=False):
+            pass
+
+    def write_files(files: Any, folder: Path, moved: Callable[[], object]) -> Any:
+        def move() -> None:
+            forget()
+            moved()
+            heard.append(told.acquire(timeout=PATIENCE))
+
+        return commit.write_files(files, folder, move)
+
+    def gather(share: Any, *arguments: Any) -> Any:
+        if isinstance(share, tuple):  # how an action of this rank has ended
+            forget()
+            heard.append(told.acquire(timeout=PATIENCE))
+        return gather_objects(share, *arguments)
+
+    monkeypatch.setattr(background, "LOOK", 0.01)
+    monkeypatch.setattr(commit, "SYNC_BYTES", 1)
+    monkeypatch.setattr(save, "write_files", write_files)
+    monkeypatch.setattr(save, "gather_objects", gather)
+    assert writer.save(lambda: snapshot(1), wait=True) == Saved(1, None)
+    writer.close()
+    (folder,) = store.checkpoints(tmp_path)
+    files = sum(file.is_file() for file in folder.rglob("*"))
+    assert all(heard)
+    agreements = 3  # a place, all files, the final name
+    assert len(heard) > files + agreements, "a large file moves before its end"
+
+
+def test_a_save_whose_disk_hangs_is_one(
+    config: Config,
+    world: World,
+    disk: SlowDisk,
+    snapshot: Callable[[int], Snapshot],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watchdog, "GRACE", 0.0)
+    codes: list[int] = []
+
+    def end(code: int) -> None:
+        codes.append(code)
+        disk.free.release()
+
+    watching = Watchdog(tmp_path / "stacks", world, minutes=2 / 60, end=end)
+    writer = CheckpointWriter(config, tmp_path, world, moved=watching.moved)
+    assert writer.save(lambda: snapshot(1), wait=True) == Saved(1, None)
+    writer.close()
+    assert codes == [HUNG]
 
 
 def test_a_bug_in_the_thread_does_not_pass_for_the_checkpoint_before(

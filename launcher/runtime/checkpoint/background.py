@@ -14,12 +14,15 @@ from threading import Thread
 import torch.distributed as dist
 
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
-from plumbline.launcher.runtime.checkpoint.save import commit
+from plumbline.launcher.runtime.checkpoint.save import Pace, commit
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
+
+LOOK = 1.0
+"""Seconds between looks at a save that training waits for."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,18 @@ class CheckpointWriter:
         root: the folder of its checkpoints.
         world: this process among all; the process group must be up.
         local: those on the nodes, if there are any.
+        moved: is told, in words, that a save goes on for which training waits.
     """
 
-    def __init__(self, config: Config, root: Path, world: World, local: LocalCheckpoints | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        root: Path,
+        world: World,
+        local: LocalCheckpoints | None = None,
+        moved: Callable[[str], object] = lambda _doing: None,
+    ) -> None:
+        self._moved, self._pace = moved, Pace()
         self._settings, self._root, self._world, self._local = config.checkpoint, root, world, local
         timeout = timedelta(minutes=config.deepspeed.timeout_minutes)
         self._group = dist.new_group(backend="gloo", timeout=timeout)
@@ -58,7 +70,12 @@ class CheckpointWriter:
         if self._thread is None:
             return None
         begun = time.monotonic()
-        self._thread.join()
+        seen = self._pace.parts
+        while self._thread.is_alive():
+            self._thread.join(LOOK)
+            if self._pace.waits or self._pace.parts > seen:
+                seen = self._pace.parts
+                self._moved("waiting for a checkpoint")
         self._thread, self._waited = None, time.monotonic() - begun
         assert self._last is not None, "the thread says how it ended"
         return self._last
@@ -109,9 +126,9 @@ class CheckpointWriter:
         try:
             if locally:
                 assert self._local is not None
-                folder = self._local.save(snapshot, self._group)
+                folder = self._local.save(snapshot, self._group, self._pace)
             else:
-                folder = commit(snapshot, self._root, self._settings, self._world, self._group)
+                folder = commit(snapshot, self._root, self._settings, self._world, self._group, self._pace)
         except (CheckpointError, RuntimeError) as error:  # RuntimeError: a rank has died, and training ends by it
             self._last = Saved(step, CheckpointError(str(error)), locally)
             if not must:

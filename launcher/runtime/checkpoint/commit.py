@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,6 +32,9 @@ from plumbline.launcher.runtime.config.sections import CheckpointConfig
 from plumbline.launcher.runtime.system.files import remove_leftovers as remove_leftovers_of
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.system.log import LOG
+
+SYNC_BYTES = 2**30
+"""Bytes of a file after which those written so far are brought to the disk, so that a slow one is known to move."""
 
 
 def staging_folder(root: Path, step: int) -> Path:
@@ -71,8 +74,15 @@ def remove_leftovers(root: Path) -> None:
     remove_leftovers_of(root / POINTER)
 
 
-def write_files(files: Mapping[str, TensorFile | str], folder: Path) -> dict[str, FileFacts]:
+def write_files(
+    files: Mapping[str, TensorFile | str], folder: Path, moved: Callable[[], object] = lambda: None
+) -> dict[str, FileFacts]:
     """Write one rank's files of a snapshot to disk, and return the size and checksum of each.
+
+    Args:
+        files: path in the folder -> content.
+        folder: where to.
+        moved: is told of each part of a file that is on the disk.
 
     Raises:
         OSError: one could not be written.
@@ -80,7 +90,7 @@ def write_files(files: Mapping[str, TensorFile | str], folder: Path) -> dict[str
     facts = {}
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        facts[name] = _write_file(folder / name, content)
+        facts[name] = _write_file(folder / name, content, moved)
     for parent in {(folder / name).parent for name in files}:
         sync(parent)  # the names in it
     return facts
@@ -154,24 +164,24 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(hidden)
 
 
-def _write_file(path: Path, content: TensorFile | str) -> FileFacts:
+def _write_file(path: Path, content: TensorFile | str, moved: Callable[[], object] = lambda: None) -> FileFacts:
     """Write a text or tensors to disk; return size and checksum."""
     with path.open("wb") as file:
-        sink = _HashedFile(file)
+        sink = _HashedFile(file, moved)
         if isinstance(content, str):
             sink.write(content.encode())
         else:
             content.write(sink)
-        file.flush()
-        os.fsync(file.fileno())  # some file systems notice only here that they are full
+        sink.sync()
     return sink.facts
 
 
 class _HashedFile:
     """Pass bytes on to a file, and count and hash them on the way, so that nobody has to read them back."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest, self._size = file, xxhash.xxh3_64(), 0
+    def __init__(self, file: BinaryIO, moved: Callable[[], object]) -> None:
+        self._file, self._moved, self._digest = file, moved, xxhash.xxh3_64()
+        self._size = self._synced = 0
 
     def write(self, data: Any, /) -> int:
         """Write the bytes of an object that has a buffer."""
@@ -179,7 +189,16 @@ class _HashedFile:
         self._digest.update(data)
         self._size += size
         self._file.write(data)
+        if self._size - self._synced >= SYNC_BYTES:
+            self.sync()
         return size
+
+    def sync(self) -> None:
+        """Bring what was written to the disk; some file systems notice only here that they are full."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._synced = self._size
+        self._moved()
 
     @property
     def facts(self) -> FileFacts:

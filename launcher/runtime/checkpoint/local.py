@@ -31,7 +31,7 @@ from plumbline.launcher.runtime.checkpoint.commit import (
     staging_folder,
     write_files,
 )
-from plumbline.launcher.runtime.checkpoint.save import on_all
+from plumbline.launcher.runtime.checkpoint.save import Pace, on_all
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import (
     CONFIG,
@@ -80,27 +80,28 @@ class LocalCheckpoints:
         self._beside = [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
         """Ranks on this node."""
 
-    def save(self, snapshot: Snapshot, group: dist.ProcessGroup | None = None) -> Path:
+    def save(self, snapshot: Snapshot, group: dist.ProcessGroup | None = None, pace: Pace | None = None) -> Path:
         """Write what this rank needs to go on, and return its folder; the one before goes. Collective.
 
         Args:
             snapshot: of this rank by itself.
             group: over which they agree, where another thread than that of training calls.
+            pace: is kept up to date.
 
         Raises:
             CheckpointError: a rank could not write; what each had before is untouched.
         """
-        step = snapshot.facts["step"]
+        step, pace = snapshot.facts["step"], pace or Pace()
         staging = staging_folder(self.folder, step)
         save: str = gather_objects(uuid.uuid4().hex, self._world, group)[0]
 
         def write() -> dict[str, FileFacts]:
             self._claim()
             make_room(staging)
-            return write_files(snapshot.files, staging)
+            return write_files(snapshot.files, staging, pace.moved)
 
         def agree(action: Callable[[], Result]) -> Result:
-            return on_all(action, self.folder, self._names, self._world, group)[self._world.rank]
+            return on_all(action, self.folder, self._names, self._world, group, pace)[self._world.rank]
 
         try:
             files = agree(write)

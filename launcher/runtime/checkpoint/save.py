@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,8 +19,27 @@ from plumbline.launcher.runtime.system.world import World
 Result = TypeVar("Result")
 
 
+@dataclass
+class Pace:
+    """Say whether a save goes on, to whoever waits for it."""
+
+    parts: int = 0
+    """How many parts of files this rank has brought to the disk."""
+    waits: bool = False
+    """Whether this rank waits for others, which the time-out of their process group bounds."""
+
+    def moved(self) -> None:
+        """Count a part."""
+        self.parts += 1
+
+
 def commit(
-    snapshot: Snapshot, root: Path, keep: CheckpointConfig, world: World, group: dist.ProcessGroup | None = None
+    snapshot: Snapshot,
+    root: Path,
+    keep: CheckpointConfig,
+    world: World,
+    group: dist.ProcessGroup | None = None,
+    pace: Pace | None = None,
 ) -> Path:
     """Write and publish a snapshot, and return its folder. Collective: the ranks agree on whether all have written.
 
@@ -29,11 +49,12 @@ def commit(
         keep: which of them stay.
         world: this process among all.
         group: over which they agree, where another thread than that of training calls.
+        pace: is kept up to date.
 
     Raises:
         CheckpointError: a rank could not write (no space left, no permission); the earlier checkpoints are untouched.
     """
-    step = snapshot.facts["step"]
+    step, pace = snapshot.facts["step"], pace or Pace()
     staging: Path = gather_objects(staging_folder(root, step), world, group)[0]
 
     def publish_all() -> None:
@@ -42,14 +63,14 @@ def commit(
         prune(root, step, keep)
 
     def agree(action: Callable[[], Result]) -> list[Result]:
-        return on_all(action, root, [f"rank {rank}" for rank in range(world.size)], world, group)
+        return on_all(action, root, [f"rank {rank}" for rank in range(world.size)], world, group, pace)
 
     def on_main(action: Callable[[], None]) -> None:
         agree(action if world.is_main else lambda: None)
 
     try:
         on_main(lambda: make_room(staging))
-        written = agree(lambda: write_files(snapshot.files, staging))
+        written = agree(lambda: write_files(snapshot.files, staging, pace.moved))
         on_main(publish_all)
     except CheckpointError:
         if world.is_main:
@@ -59,7 +80,12 @@ def commit(
 
 
 def on_all(
-    action: Callable[[], Result], root: Path, names: Sequence[str], world: World, group: dist.ProcessGroup | None
+    action: Callable[[], Result],
+    root: Path,
+    names: Sequence[str],
+    world: World,
+    group: dist.ProcessGroup | None,
+    pace: Pace,
 ) -> list[Result]:
     """Run `action` on every rank and return the results of all; if it fails on one, fail on all with one message.
 
@@ -69,6 +95,7 @@ def on_all(
         names: of the ranks, for the message.
         world: this process among all.
         group: over which they agree.
+        pace: is told when this rank waits for the others.
 
     Raises:
         CheckpointError: on all ranks; names those that could not write.
@@ -80,7 +107,10 @@ def on_all(
         folder = next(parent for parent in (root, *root.parents) if os.path.isdir(parent))  # noqa: PTH112 - is_dir may raise
         free = shutil.disk_usage(folder).free / 2**30
         error = f"{type(problem).__name__}: {problem}", free
-    results, errors = zip(*gather_objects((result, error), world, group), strict=True)
+    pace.waits = True
+    answers = gather_objects((result, error), world, group)
+    pace.waits = False
+    results, errors = zip(*answers, strict=True)
     failed = [(name, *error) for name, error in zip(names, errors, strict=True) if error]
     if failed:
         named = "; ".join(f"{name}: {message}" for name, message, _ in failed)

@@ -82,8 +82,8 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Trace some steps on rank 0, into profile/ of the run folder: a trace and a table (docs/performance.md). None:
     none."""
     hang_minutes: PositiveFloat | None = Field(default=20.0, json_schema_extra={"shapes": "nothing"})
-    """Minutes without a step, a batch of an evaluation or the next part of a start, after which the run ends with exit
-    code 86 and the stacks of all ranks in its folder. None: never."""
+    """Minutes without a step, a batch of an evaluation, the next part of a start or of a checkpoint that is waited for,
+    after which the run ends with exit code 86 and the stacks of all ranks in its folder. None: never."""
 
     @validator(mode="before")
     @classmethod

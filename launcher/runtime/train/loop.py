@@ -96,7 +96,7 @@ class Trainer:
         self.saved_step: int | None = None
         self.failed_saves = 0
         self.local = local
-        self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world, local)
+        self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world, local, self.watchdog.moved)
         self.guards = make_guards(config.guards, self.plan, *engine_guards(config.guards, self.engine))
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
