@@ -12,7 +12,8 @@ The same command again resumes from the newest whole checkpoint, or says that th
 Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (gradient, loss or weights
 not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died, a time limit of Slurm that is near),
 checkpoint written if a step was made: start the same command again; 86 nothing moved for train.hang_minutes; 87 a node
-computed wrong numbers; 88 a checkpoint could not be written: after either the same command goes on from the one before.
+computed wrong numbers; 88 a checkpoint could not be written; 89 a run that had trained could not read data at a URL:
+after each of these the same command goes on from the checkpoint before.
 """
 
 import argparse
@@ -25,7 +26,15 @@ from functools import partial
 from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, CORRUPT, REQUEUE, UNSAVED, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import (
+    BROKEN,
+    COMPLETE,
+    CORRUPT,
+    REQUEUE,
+    UNREACHED,
+    UNSAVED,
+    UNUSABLE,
+)
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.starting import announce, slurm_ranks
@@ -86,6 +95,7 @@ if __name__ == "__main__":
 
 
 from plumbline.data.damage import DamagedFileError
+from plumbline.data.remote.fetch import RemoteError
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnsavedError
@@ -175,7 +185,8 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, wat
     except UnsavedError as error:
         return fail(error, status.end(UNSAVED, str(error)), of_all=True)
     except (ConfigError, CheckpointError, DamagedFileError, OSError) as error:
-        return fail(error, status.end(UNUSABLE, str(error)))
+        code = UNREACHED if isinstance(error, RemoteError) and status.step else UNUSABLE
+        return fail(error, status.end(code, str(error)))
     except WrongNodeError as error:
         if world.is_main and own_job() is not None:
             accuse(folder / "slurm", error.nodes)
@@ -247,11 +258,14 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
 
 def refuse(error: Exception, arguments: argparse.Namespace) -> int:
     """Note a start that came to nothing in the status of its run, if that can be told, and log the error."""
-    if os.environ.get("RANK", "0") == "0" and not (arguments.dry_run or arguments.print_config):
-        with suppress(ValueError, OSError):  # WORLD_SIZE may be what is wrong
-            folder = read_run(arguments.config, arguments.overrides).folder
-            note_refusal(folder, int(os.environ.get("WORLD_SIZE", "1")), newest_checkpoint, error)
-    return fail(error, UNUSABLE)
+    code = UNUSABLE
+    with suppress(ValueError, OSError):  # WORLD_SIZE may be what is wrong
+        folder = read_run(arguments.config, arguments.overrides).folder
+        if isinstance(error, RemoteError) and newest_checkpoint(folder) is not None:
+            code = UNREACHED
+        if os.environ.get("RANK", "0") == "0" and not (arguments.dry_run or arguments.print_config):
+            note_refusal(folder, int(os.environ.get("WORLD_SIZE", "1")), newest_checkpoint, code, error)
+    return fail(error, code)
 
 
 if __name__ == "__main__":

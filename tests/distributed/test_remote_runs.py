@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from plumbline.launcher.runtime.run.status_file import read_status
+from plumbline.launcher.runtime.system.exit_codes import UNREACHED
 from tests.conftest import Pretrain, Run, Start
 from tests.data.made import shard
 from tests.data.servers import Server, serve
@@ -78,6 +80,23 @@ def test_a_server_that_refuses_is_quoted(
     outcome = run_pretrain(tiny_config, "refused", source(f"{server.url}/sharded", tmp_path / "cache"), ranks=1)
     assert outcome.code == 2
     assert re.search(r"/sharded/corpus\.json: bytes .* could not be read \(.*status 403", outcome.stderr)
+
+
+def test_a_run_that_has_trained_may_try_again_where_its_server_is_away(
+    run_pretrain: Pretrain, tiny_config: Path, server: Server, tmp_path: Path
+) -> None:
+    intervals = ["train.eval_interval=4", "checkpoint.interval=2"]
+    server.behaviour = lambda path, _: "403" if path.endswith("validation.bin") else "well"
+    outcome = run_pretrain(tiny_config, "away", [*source(f"{server.url}/sharded", tmp_path / "cache"), *intervals])
+    assert outcome.code == UNREACHED, outcome.stderr
+    assert outcome.run.checkpoints
+    server.behaviour = lambda *_: "403"
+    elsewhere = [*source(f"{server.url}/sharded", tmp_path / "of_another_node"), *intervals]
+    outcome = run_pretrain(tiny_config, "away", elsewhere)
+    assert outcome.code == UNREACHED, outcome.stderr
+    status = read_status(outcome.run.folder)
+    assert status is not None
+    assert status.attempt.exit_code == UNREACHED
 
 
 def test_a_password_is_neither_logged_nor_kept(run_pretrain: Pretrain, tiny_config: Path, tmp_path: Path) -> None:

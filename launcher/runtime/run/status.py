@@ -33,7 +33,7 @@ from plumbline.launcher.runtime.run.status_file import (
 )
 from plumbline.launcher.runtime.system import launch
 from plumbline.launcher.runtime.system.collectives import from_main
-from plumbline.launcher.runtime.system.exit_codes import CRASHED, INTERRUPTED, UNUSABLE
+from plumbline.launcher.runtime.system.exit_codes import CRASHED, INTERRUPTED
 from plumbline.launcher.runtime.system.files import remove_leftovers, write_json
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
@@ -76,12 +76,12 @@ def begin_attempt(folder: Path, world: World, newest: Newest) -> Iterator["RunSt
         yield stack.enter_context(RunStatus(folder, world.size, newest) if world.is_main else RunStatus())
 
 
-def note_refusal(folder: Path, ranks: int, newest: Newest, error: Exception) -> None:
+def note_refusal(folder: Path, ranks: int, newest: Newest, code: int, error: Exception) -> None:
     """Note a start that was refused before it came to the lock, in a run folder that is there and not complete."""
     if not folder.is_dir() or (folder / RESULT).exists():
         return
     with suppress(RunLockedError, OSError), hold(folder), RunStatus(folder, ranks, newest) as status:
-        status.end(UNUSABLE, str(error))
+        status.end(code, str(error))
 
 
 class RunStatus:
@@ -159,6 +159,11 @@ class RunStatus:
     def logged(self, record: Mapping[str, Any]) -> None:
         """Take loss and speed from a line of metrics.jsonl."""
         self._logged = record
+
+    @property
+    def step(self) -> int:
+        """Return how many steps of the run are made; 0 before training begins."""
+        return 0 if self._made is None else self._made[0]
 
     @property
     def save_seconds(self) -> float:

@@ -7,6 +7,7 @@ REQUEUE = 85  # stopped on request, checkpoint written: start me again
 HUNG = 86  # nothing moved for train.hang_minutes
 CORRUPT = 87  # a node computed wrong numbers: start me again without it
 UNSAVED = 88  # a checkpoint could not be written, which may be otherwise in a while: start me again
+UNREACHED = 89  # data at a URL of a run that has trained, which may be otherwise in a while: start me again
 INTERRUPTED = 130  # of every command: Ctrl-C, as shells have it
 UNREAD = 141  # of every command: who read the output wants no more of it, as shells have it
 CRASHED = 1  # of every command, by Python itself: a bug, with its traceback
