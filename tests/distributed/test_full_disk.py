@@ -110,7 +110,7 @@ def test_a_result_that_finds_no_room_leaves_the_run_unfinished(
     write_all = loop.Trainer._finish
     with monkeypatch.context() as patched:
         patched.setattr(loop.Trainer, "_finish", finish)
-        with pytest.raises(OSError, match="No space left on device"):
+        with pytest.raises(store.UnsavedError, match=r"result\.json could not be written \(.*No space left on device"):
             train(config, open_inputs(config, world), world, StopRequest())
     assert not (config.run.folder / "result.json").exists()
     assert train(config, open_inputs(config, world), world, StopRequest())

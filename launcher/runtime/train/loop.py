@@ -294,8 +294,18 @@ class Trainer:
         return True
 
     def _finish(self, record: dict[str, Any]) -> None:
-        """Write the result that marks the run as complete, then the samples, for which it is not made again."""
-        write_json(self.config.run.folder / RESULT, record)
+        """Write the result that marks the run as complete, then the samples, for which it is not made again.
+
+        Raises:
+            UnsavedError: the result could not be written.
+        """
+        file = self.config.run.folder / RESULT
+        try:
+            write_json(file, record)
+        except OSError as error:
+            raise checkpoint.UnsavedError(
+                f"{file} could not be written ({error}): free some space there and start the same command again"
+            ) from error
         try:
             write_samples(self.config)
         except OSError as error:
