@@ -144,14 +144,15 @@ def submit(script: Path) -> list[str]:
     """Run a script of `write_script` and return the job ids.
 
     Raises:
-        ValueError: Slurm did not take it, in sbatch's own words, or its answer names no job.
+        ValueError: Slurm did not take it, or not all of a chain, in sbatch's own words, or its answer names no job.
     """
     done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ValueError(f"Slurm did not take {script}: {done.stderr.strip()}")
     # Lines of "ID" or "ID;CLUSTER", and before them what modules of the site may print
     lines = (re.fullmatch(r"(\d+)(;\S*)?", line.strip()) for line in done.stdout.splitlines())
     jobs = [found[1] for found in lines if found]
+    if done.returncode:
+        queued = f", but has queued before it: {', '.join(jobs)} (scancel {' '.join(jobs)} takes back)" if jobs else ""
+        raise ValueError(f"Slurm did not take {script}{queued}: {done.stderr.strip()}")
     if not jobs:
         raise ValueError(
             f"{script}: sbatch named no job; whether there is one, squeue --me says: {done.stdout.strip()[:200]!r}"

@@ -64,6 +64,16 @@ def test_job_ids_are_read_among_what_a_site_prints(tmp_path: Path) -> None:
     assert submit(script) == ["17", "18"]
 
 
+def test_a_chain_that_is_refused_in_the_middle_names_what_is_queued(tmp_path: Path) -> None:
+    script = tmp_path / "submit.sh"
+    script.write_text("echo 17; echo '18;main'; echo 'QOSMaxSubmitJobPerUserLimit' >&2; exit 1")
+    with pytest.raises(ValueError, match=r"queued before it: 17, 18 \(scancel 17 18 takes back\): QOSMaxSubmit"):
+        submit(script)
+    script.write_text("echo 'no such partition' >&2; exit 1")
+    with pytest.raises(ValueError, match=r"submit\.sh: no such partition"):
+        submit(script)
+
+
 @pytest.mark.parametrize("time", ["6", "6:59", "0:06:59", "0-0:6", "00-00:06:59"])
 def test_a_time_limit_without_time_to_train_is_refused(time: str) -> None:
     words = f"--time {time} is less than 300 s of --notice and 120 s to start in: .* give --time 7 "
