@@ -96,6 +96,27 @@ def test_what_was_skipped_is_not_counted(tiny_config: Path, world: World, inputs
     assert found[4] == {role: pytest.approx(1.0, rel=0.01) for role in found[4]}
 
 
+def test_a_step_that_was_made_before_the_skip_was_read_is_not_looked_at(
+    tiny_config: Path, world: World, inputs: Inputs
+) -> None:
+    """The loop reads a step while the next one is under way."""
+    engine = PlainEngine(load_config(tiny_config, []), world)
+    guard = Transfer(engine, TransferConfig())
+    broken = engine.model.get_parameter("lm_head.weight").register_hook(lambda gradient: gradient * math.inf)
+    results = []
+    for step in (1, 2):
+        guard.before_step(step, 1)
+        results.append(engine.train_step(inputs.train.micro_batches(step - 1), step - 1, 1e-3, [guard]).result)
+        broken.remove()
+    assert [result.applied for result in results] == [False, True]
+    guard.after_step(1, results[0])
+    guard.after_step(2, results[1])
+    assert guard.found(2) == {}
+    found = train(engine, inputs, guard, first=3)
+    assert found[4] == {role: pytest.approx(1.0, rel=0.01) for role in found[4]}
+    assert len(found[4]) >= 5
+
+
 def base_of(folder: Path, sizes: Mapping[int, Mapping[str, float]]) -> TransferConfig:
     """Return settings that compare with a run of which these sizes are on record."""
     folder.mkdir()

@@ -105,11 +105,14 @@ class Transfer(Guard):
         wanted = asked({key: piece.of(value) for key, value in of_shard.items()}, group, self._step - self._skipped)
         return torch.stack([values.square().sum(dtype=torch.float64) for values in (moved, wanted)])
 
-    def after_step(self, step: int, result: StepResult) -> None:
-        """Count what was skipped, which Adam does not, and forget what moved then: nothing but decay."""
+    def after_step(self, _step: int, result: StepResult) -> None:
+        """Count what was skipped, which Adam does not, and forget what moved then: nothing but decay.
+
+        A step that was looked at before this one was read had a count too many, and is forgotten as well.
+        """
         if not result.applied:
             self._skipped += 1
-            self._sums.pop(step, None)
+            self._sums.clear()
 
     def found(self, step: int) -> dict[str, float]:
         """Return the sizes by role, and their ratios to those of the base run; warn of each that leaves its band."""
