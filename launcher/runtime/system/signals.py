@@ -9,9 +9,10 @@ either. So each rank also looks, whenever it is asked, whether its launchers are
 """
 
 import os
+import re
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock, Thread
 from types import FrameType
@@ -28,7 +29,12 @@ LAUNCHERS = {
     "torchrun",
     "torch.distributed.run",
     "torch.distributed.launch",
+    "accelerate",
+    "accelerate-launch",
+    "accelerate.commands.launch",
 }
+MODULE, WITH_A_WORD = re.compile("-[^-mWX]*m"), re.compile("-[^-mWX]*[WX]")
+"""Options of Python, behind others of one letter: the module that it runs comes next, or a word that is none."""
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 LOOK_SECONDS = 1.0  # between looks at the launchers of a process that starts
 SET_BY_LAUNCHERS = ("CROSS_SIZE", "TORCHELASTIC_RUN_ID")  # by deepspeed and torchrun in the environment of each rank
@@ -131,8 +137,22 @@ def _launchers() -> list[psutil.Process]:
 
 
 def _is_launcher(process: psutil.Process) -> bool:
-    """Return whether a process is a launcher of ranks, by the first words of its command line."""
+    """Return whether a process is a launcher of ranks, by its command line."""
     try:
-        return any(Path(word).name in LAUNCHERS for word in process.cmdline()[:4])
+        words = process.cmdline()
     except psutil.Error:  # it ended while we looked, or its command line is not ours to see
         return False
+    return any(Path(word).name in LAUNCHERS for word in (*words[:1], _program(words[1:])))
+
+
+def _program(words: Sequence[str]) -> str:
+    """Return the script or the module that Python, or a shell, is to run by the words behind its name."""
+    left = iter(words)
+    for word in left:
+        if MODULE.fullmatch(word):
+            return next(left, "")
+        if WITH_A_WORD.fullmatch(word):
+            next(left, None)
+        elif not word.startswith("-"):
+            return word
+    return ""

@@ -152,6 +152,32 @@ def test_the_death_of_a_shell_is_none(tmp_path: Path) -> None:
         assert shell.stdout.readline() == f"{int(signal.SIGUSR1)} False\n"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "torchrun"],
+        ["-u", "-X", "faulthandler", "-Wignore", "-m", "torchrun"],
+        ["-uW", "ignore", "-sm", "torchrun"],
+        ["accelerate", "launch"],
+    ],
+    ids=" ".join,
+)
+def test_the_first_process_of_a_container_may_be_a_launcher(tmp_path: Path, words: list[str]) -> None:
+    """Its number is that of whoever adopts orphans elsewhere."""
+    for name in ("torchrun.py", "accelerate"):
+        (tmp_path / name).write_text("import subprocess, sys; subprocess.run([sys.executable, 'rank'])")
+    (tmp_path / "rank").write_text(
+        "import os\nfrom plumbline.launcher.runtime.system.signals import StopRequest\n"
+        "os.getppid = lambda: 1\nprint(bool(StopRequest()))"
+    )
+    path = os.pathsep.join(map(str, (REPOSITORY / "launcher", tmp_path)))
+    variables = environment({"TORCHELASTIC_RUN_ID": "1", "PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, *words, "rank"], cwd=tmp_path, env=variables, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n", done.stderr
+
+
 @pytest.mark.parametrize("variable", ["CROSS_SIZE", "TORCHELASTIC_RUN_ID"])
 def test_a_launcher_that_died_at_once_is_missed(
     monkeypatch: pytest.MonkeyPatch, stop: StopRequest, variable: str
