@@ -59,8 +59,8 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     eval_interval: PositiveInt | None = None
     """Steps from one evaluation on held-out text to the next. None: only at the end."""
     eval_batches: PositiveInt | None = 16
-    """Held-out micro-batches of one evaluation, over all ranks: with another data.micro_batch_size, other text is scored.
-    None: all of the held-out text."""
+    """Held-out micro-batches of one evaluation, over all ranks: another data.micro_batch_size scores other text. None:
+    all of the held-out text."""
     initialize_from: str | None = Field(default=None, json_schema_extra={"shapes": "run"})
     """Start from the weights of a model of a class that export.py writes: a Hugging Face folder, or hf:NAME. The model
     section may then be left out. None: weights are drawn."""
