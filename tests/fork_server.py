@@ -51,6 +51,7 @@ def main() -> None:
     """Import, then fork for each request; in a fork, run the script and leave through the end of this file."""
     place, owner = sys.argv[1], int(sys.argv[2])
     sys.modules["mlflow"] = None  # type: ignore[assignment]  # DeepSpeed imports it where it is, and it starts a thread
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # some releases of numpy start threads when imported
     for module in IMPORTS:
         importlib.import_module(module)
     del sys.modules["mlflow"]
