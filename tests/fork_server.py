@@ -51,7 +51,8 @@ def main() -> None:
     """Import, then fork for each request; in a fork, run the script and leave through the end of this file."""
     place, owner = sys.argv[1], int(sys.argv[2])
     sys.modules["mlflow"] = None  # type: ignore[assignment]  # DeepSpeed imports it where it is, and it starts a thread
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # some releases of numpy start threads when imported
+    # Some releases of numpy and pyarrow start threads when they are imported
+    os.environ |= {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
     for module in IMPORTS:
         importlib.import_module(module)
     del sys.modules["mlflow"]
