@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import itemgetter
+from os.path import commonprefix
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -57,7 +58,7 @@ class Writer:
 
     def stream(self, prompt: Prompt) -> Iterator[str | Continuation]:
         """Yield the text that follows a prompt as it is drawn, and at the end all of it."""
-        begun, text, tokens = perf_counter(), TextStream(self.tokenizer), list[int]()
+        begun, text, tokens = perf_counter(), TextStream(self.tokenizer, prompt.tokens), list[int]()
         for token in self.model.continuation(prompt.tokens, seed=prompt.seed, think=self.think, **self._options):
             tokens.append(token)
             yield text.add(token)
@@ -91,7 +92,7 @@ class Writer:
         return {name: getattr(self, name) for name in names} | {"stop_at": self.tokenizer.eos_token_id}
 
     def _continuation(self, prompt: Prompt, tokens: list[int]) -> Continuation:
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        text = text_after(self.tokenizer, prompt.tokens, tokens)
         return Continuation(prompt.text, prompt.seed, text, tokens, tokens[-1:] == [self.tokenizer.eos_token_id])
 
     def _count(self, prompts: Sequence[Prompt], tokens: Sequence[list[int]], seconds: float) -> None:
@@ -101,12 +102,12 @@ class Writer:
 
 
 class TextStream:
-    """Turn tokens into text as they come, at a cost that does not grow with what came before."""
+    """Turn the tokens after a prompt into text as they come, at a cost that does not grow with what came before."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        self._given = 0  # of these, those whose text was given out
+        self._tokens = list(prompt)
+        self._given = len(prompt)  # of these, those whose text was given out
 
     def add(self, token: int) -> str:
         """Return what a token adds to the text; nothing while it ends in the middle of a character."""
@@ -120,11 +121,17 @@ class TextStream:
 
     def rest(self) -> str:
         """Return the text that was not given out."""
-        before, all_of_it = (
-            self._tokenizer.decode(tokens, skip_special_tokens=True)
-            for tokens in (self._tokens[: self._given], self._tokens)
-        )
-        return str(all_of_it[len(before) :])
+        return text_after(self._tokenizer, self._tokens[: self._given], self._tokens[self._given :])
+
+
+def text_after(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """Return the text that tokens add to that of those before them; special tokens have none.
+
+    Decoded alone they may lose their first space, as those of Llama-2 and Mistral do. A character in whose middle the
+    tokens before end is part of what is added.
+    """
+    texts = [tokenizer.decode([*before, *more], skip_special_tokens=True) for more in ([], tokens)]
+    return str(texts[1][len(commonprefix(texts)) :])  # noqa: RUF071 - of characters, not of paths
 
 
 def tokens_of(tokenizer: Any, text: str) -> list[Any]:

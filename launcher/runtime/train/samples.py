@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.models.continuing import tokens_of
+from plumbline.launcher.runtime.models.continuing import text_after, tokens_of
 from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
 
 SAMPLE_TOKENS = 200
@@ -31,5 +31,5 @@ def write_samples(config: Config) -> None:
             seed=config.run.seed,
             stop_at=tokenizer.eos_token_id,
         )
-        texts.append(f"=== {prompt!r}\n{prompt}{tokenizer.decode(list(new_ids), skip_special_tokens=True)}\n")
+        texts.append(f"=== {prompt!r}\n{prompt}{text_after(tokenizer, prompt_ids, list(new_ids))}\n")
     Path(folder / "samples.txt").write_text("\n".join(texts), encoding="utf-8")

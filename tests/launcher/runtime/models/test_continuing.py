@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from plumbline.data.tokenizers import build_tokenizer
-from plumbline.launcher.runtime.models.continuing import TextStream, alike, encode, read_prompts, tokens_of
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.models.continuing import (
+    Continuation,
+    TextStream,
+    Writer,
+    alike,
+    encode,
+    read_prompts,
+    text_after,
+    tokens_of,
+)
 from plumbline.launcher.runtime.models.facts import ModelFacts, model_facts
 from plumbline.launcher.runtime.models.open import LoadedModel, stock_reader
+from plumbline.launcher.runtime.train import samples
 from tests.data.made import begins_texts
 
 TEXT = "naïve café 😀 → 東京\tend\n\n  of «text» 😀😀"
@@ -36,7 +48,7 @@ def tokenizer(folder: Path, spec: str) -> Any:
 def test_a_stream_is_the_text_of_all_its_tokens(folder: Path, spec: str) -> None:
     reader = tokenizer(folder, spec)
     tokens = reader.encode(TEXT, add_special_tokens=False)
-    stream = TextStream(reader)
+    stream = TextStream(reader, [])
     pieces = [stream.add(token) for token in tokens]
     assert "".join([*pieces, stream.rest()]) == reader.decode(tokens)
     assert not any("\ufffd" in piece for piece in pieces), "no half of a character"
@@ -54,9 +66,63 @@ def test_a_prompt_of_a_tokenizer_that_begins_no_text(folder: Path, text: str, ex
 
 
 def test_what_ends_in_half_a_character_is_given_at_the_end(folder: Path) -> None:
-    stream = TextStream(tokenizer(folder, "byte"))
+    stream = TextStream(tokenizer(folder, "byte"), [])
     assert [stream.add(byte) for byte in "a😀".encode()[:3]] == ["a", "", ""]
     assert stream.rest() == "\ufffd"
+
+
+@pytest.mark.parametrize("half", [1, 2, 3])
+def test_a_character_that_a_prompt_begins_is_given_whole(folder: Path, half: int) -> None:
+    reader, character = tokenizer(folder, "byte"), "😀".encode()
+    stream, prompt = TextStream(reader, [97, *character[:half]]), [97, *character[:half]]
+    assert "".join(stream.add(byte) for byte in [*character[half:], 98]) == "😀b"
+    assert text_after(reader, prompt, [*character[half:], 98]) == "😀b"
+    assert text_after(reader, prompt, [98]) == "b", "what it does not become is not said again"
+
+
+@pytest.fixture(scope="module")
+def spaced() -> Any:
+    """Return a tokenizer that decodes as Llama-2's and Mistral's do: the first space of all is not of the text."""
+    pieces = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁Hello": 3, "▁wo": 4, "▁": 5}
+    reader = Tokenizer(models.WordLevel(pieces, unk_token="<unk>"))
+    reader.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    reader.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=reader, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+
+
+class Says(nn.Module):
+    """Say one token, whatever was read."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self.config = Qwen3Config(vocab_size=6, max_position_embeddings=40)
+        self.logits = nn.Parameter(torch.zeros(6).index_fill(0, torch.tensor([token]), 99.0))
+
+    def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
+        return SimpleNamespace(logits=self.logits.expand(*input_ids.shape, 6))
+
+
+def test_the_space_after_a_prompt_is_said(spaced: Any) -> None:
+    model = LoadedModel(Says(4), Path("m"), None, None, None, None)
+    writer = Writer(model, spaced, 3, temperature=0.0, top_k=None, top_p=None, think=None)
+    facts = ModelFacts(Path("m"), 40, 6, None)
+    hello, nothing = (encode(facts, spaced, text, 0, 3) for text in ("Hello", ""))
+    *pieces, whole = writer.stream(hello)
+    assert pieces == [" wo", " wo", " wo", ""]
+    assert isinstance(whole, Continuation)
+    assert [each.text for each in (whole, *writer.together([hello, nothing]))] == [" wo wo wo"] * 2 + ["wo wo wo"]
+    assert text_after(spaced, [1, 3, 5], [2, 4]) == " wo"
+
+
+def test_samples_of_a_run_keep_the_space_after_a_prompt(
+    spaced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer").mkdir()
+    monkeypatch.setattr(samples, "load_model", lambda *_: LoadedModel(Says(4), tmp_path, None, None, None, None))
+    monkeypatch.setattr(samples, "load_tokenizer", lambda _: spaced)
+    run, train = SimpleNamespace(folder=tmp_path, seed=0), SimpleNamespace(sample_prompts=["Hello"])
+    samples.write_samples(cast("Config", SimpleNamespace(run=run, train=train)))
+    assert (tmp_path / "samples.txt").read_text().startswith("=== 'Hello'\nHello wo wo")
 
 
 class Counting:
@@ -72,7 +138,7 @@ class Counting:
 
 def test_a_long_text_is_not_decoded_again_and_again(folder: Path) -> None:
     counting = Counting(tokenizer(folder, "byte"))
-    stream = TextStream(counting)
+    stream = TextStream(counting, [])
     for byte in (TEXT * 20).encode():
         stream.add(byte)
     assert counting.most <= 2 * len("😀".encode())
