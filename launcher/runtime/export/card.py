@@ -13,9 +13,10 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
     assert config is not None
     rule, shape = config.parameterization, config.model
     result_path = model.source.parent.parent / "result.json"
-    own = model.average is None and result_path.is_file()  # an average has other scores than the run
+    result = json.loads(result_path.read_text(encoding="utf-8")) if result_path.is_file() else {}
+    # An average, or an earlier checkpoint, has other scores than the run's end
+    scores = result if model.average is None and result.get("step") == model.step else {}
     parameters = sum(p.numel() for name, p in model.module.named_parameters() if not name.startswith(OBJECTIVE))
-    scores = json.loads(result_path.read_text(encoding="utf-8")) if own else {}
     rows = [
         ("Architecture", f"{report.architecture}: {shape.num_hidden_layers} layers, width {shape.hidden_size}"),
         ("Parameters", f"{parameters:,}"),

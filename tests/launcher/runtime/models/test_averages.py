@@ -25,6 +25,7 @@ from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, mean_model, r
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.load import as_yaml, load_config, save_config
 from plumbline.launcher.runtime.engine.memory import model_states
+from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.decoder import CausalLM
@@ -216,6 +217,14 @@ def test_an_exported_average_reloads_and_has_no_scores_of_the_run(
 
     with pytest.raises(ValueError, match="is a Hugging Face folder; give a run or a checkpoint"):
         opened(output, "ema")
+
+
+@pytest.mark.parametrize(("number", "scored"), [(4, True), (2, False)])
+def test_only_the_last_checkpoint_is_exported_with_scores_of_the_run(
+    trained: Path, tmp_path: Path, number: int, scored: bool
+) -> None:
+    export(load_model(step(trained, number), torch.device("cpu")), tmp_path / "out", "auto")
+    assert ("| email/loss |" in (tmp_path / "out" / "README.md").read_text()) == scored
 
 
 def write_checkpoint(root: Path, step: int, model: dict[str, Tensor], ranks: int = 1, config: str = "") -> Path:
