@@ -75,6 +75,7 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: int) -> None:
             f"recipe {recipe.name}: the model is quantized already (quantization_config in its config.json); begin "
             "with the one that it was made of, or round keys and values alone, as kv8 does"
         )
+    _refuse_experts(recipe, place, blocks)
     names = [name for name, _ in blocks.named_modules(prefix=place)]
     if recipe.inputs and not any(name.endswith(end) for name in names for end in recipe.inputs):
         raise ValueError(f"recipe {recipe.name}: no layer's name ends in {', '.join(recipe.inputs)}")
@@ -89,6 +90,19 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: int) -> None:
             if size is not None and width % size:
                 raise ValueError(
                     f"recipe {recipe.name}: group_size = {size} does not divide the {width} inputs of {name}"
+                )
+
+
+def _refuse_experts(recipe: Recipe, place: str, blocks: nn.ModuleList) -> None:
+    """Refuse to round the layers of blocks that have trained stacks of matrices; a convolution is none."""
+    for name, module in blocks.named_modules(prefix=place):
+        for key, parameter in module.named_parameters(recurse=False):
+            stack = parameter.dim() > 2 and parameter.requires_grad and not isinstance(module, nn.Conv1d)
+            if stack and recipe.rounds_layers:
+                raise ValueError(
+                    f"recipe {recipe.name}: {name}.{key} {list(parameter.shape)} is no linear layer, as experts of a "
+                    "mixture are not, and would stay as it is; quantize a dense model, or round keys and values alone, "
+                    "as kv8 does"
                 )
 
 

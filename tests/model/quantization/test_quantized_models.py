@@ -130,6 +130,24 @@ def test_caches_that_cannot_be_rounded_are_refused(make_model: MakeModel) -> Non
             quantize_model(model, named_recipe("kv4"))
 
 
+def test_experts_of_a_mixture_are_refused(enliven: Enliven, calibration_text: list[Tensor]) -> None:
+    """They would stay as they are, while the row says 4 bits."""
+    model = stock_model({"model_type": "mixtral", "num_local_experts": 4}, enliven)
+    experts = r"model\.layers\.0\.mlp\.experts\.gate_up_proj \[4, 80, 24\]"
+    for name in ("rtn-w4", "gptq-w4", "w8a8-token"):
+        with pytest.raises(ValueError, match=rf"recipe {name}: {experts} is no linear layer, .*as kv8 does"):
+            quantize_model(model, named_recipe(name), calibration_text)
+    assert quantize_model(model, named_recipe("kv8")) == []
+
+
+def test_tables_that_were_never_trained_stay(make_model: MakeModel, calibration_text: list[Tensor]) -> None:
+    model = make_model(family="mixit")
+    table = model.get_parameter("model.layers.0.self_attn.mixing")
+    before = table.clone()
+    assert quantize_model(model, named_recipe("rtn-w4"), calibration_text)
+    assert torch.equal(table, before)
+
+
 @torch.no_grad()
 def test_int8_dynamic_is_as_close_as_torchaos() -> None:
     """Theirs: weights by the channel, inputs by the token, scales absmax / 127.5 and not / 127."""
