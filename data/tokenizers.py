@@ -40,6 +40,7 @@ FILES = (  # of any tokenizer that transformers saves
     "vocab.*",
     "merges.txt",
     "*.model",
+    "tekken.json",
     "chat_template.*",
     "additional_chat_templates/*",
 )

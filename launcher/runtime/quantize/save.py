@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.data.workspace import naming_full_disk, publish_folder
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.export.report import ExportError
@@ -91,8 +92,7 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
         staging = Path(scratch) / "quantized"
         _write(stock, grids, scheme, name, staging)
         if model.tokenizer_path is not None:
-            for file in model.tokenizer_path.glob("*token*"):
-                shutil.copy(file, staging)
+            _copy_tokenizer(model.tokenizer_path, staging)
         rounded, plain = _verify(staging, expected)
         rounds_alike = OTHER_SCALES if name == "int-quantized" and not recipe.static else SAME_SCALES
         allowed = EXACT if recipe.activations is None else rounds_alike
@@ -288,6 +288,12 @@ def _verify(folder: Path, expected: tuple[Tensor, Tensor]) -> tuple[float, float
         float((theirs - ours).abs().max() / ours.abs().max()) for theirs, ours in zip(found, expected, strict=True)
     )
     return rounded, plain
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the files of a tokenizer, its chat templates included, out of the folder of a model."""
+    for file in (file for pattern in TOKENIZER_FILES for file in source.glob(pattern)):
+        shutil.copy(file, _made((folder / file.relative_to(source)).parent))
 
 
 def _check_free(output: Path) -> None:

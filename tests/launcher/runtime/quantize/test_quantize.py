@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from plumbline.launcher.quantize import main
 from plumbline.launcher.runtime.laws.rows import read_rows
-from plumbline.launcher.runtime.models.open import load_model
+from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.model.quantization.post_training.recipes import SETS
 
@@ -152,6 +152,19 @@ def test_a_saved_folder_computes_what_was_measured(
     modes = {file.stat().st_mode for file in (*saved.glob("*.safetensors"), tmp_path / "q" / "rows.jsonl")}
     assert len(modes) == 1, "the umask decides"
     assert not list(tmp_path.glob(".saved*")), "nothing is left beside it"
+
+
+def test_a_saved_folder_has_the_whole_tokenizer(quantize: Quantize, exported_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    folder, names = tmp_path / "chats", ["chat_template.jinja", "additional_chat_templates/tools.jinja"]
+    names += ["vocab.json", "merges.txt", "spm.model", "tekken.json"]
+    shutil.copytree(exported_folder, folder)
+    (folder / "additional_chat_templates").mkdir()
+    for name in names:
+        (folder / name).write_text("{}")
+    quantize("--model", folder, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
+    assert [name for name in names if not (tmp_path / "saved" / name).is_file()] == []
+    assert load_tokenizer(tmp_path / "saved").chat_template == {"default": "{}", "tools": "{}"}
 
 
 def test_a_folder_that_lost_a_weight_is_refused(exported_folder: Path, tmp_path: Path) -> None:
