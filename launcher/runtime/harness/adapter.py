@@ -154,4 +154,7 @@ class HarnessModel(TemplateLM):
             ends = [text.index(string) for string in until if string and string in text]
             if ends:
                 return text[: min(ends)]
+            said = self.tokenizer.decode(tokens)  # special tokens included: <|im_end|> of a chat may be in `until`
+            if any(string in said for string in until if string):
+                return text
         return text

@@ -108,6 +108,16 @@ def test_generation_stops_before_the_first_string(writer: LoadedModel, tokenizer
     assert HarnessModel(writer, tokenizer).generate_until(requests) == cut
 
 
+def test_generation_stops_at_a_special_token(writer: LoadedModel, trained: Path) -> None:
+    """As at <|im_end|> of a chat, which is not part of the text that is returned."""
+    tokenizer, whole = load_tokenizer(trained / "tokenizer"), greedy_text(writer, "def ", 12)
+    assert whole[2] not in whole[:2]
+    tokenizer.add_special_tokens({"additional_special_tokens": [whole[2]]})
+    for until in (whole[2], [whole[5:7], whole[2]]):
+        request = asks("def ", {"until": until, "max_gen_toks": 12})
+        assert HarnessModel(writer, tokenizer).generate_until([request]) == [whole[:2]]
+
+
 def test_generation_sees_the_end_of_a_long_text(writer: LoadedModel, tokenizer: Any) -> None:
     text = "".join(map(chr, range(48, 112)))
     (found,) = HarnessModel(writer, tokenizer).generate_until([asks(text, {"until": [], "max_gen_toks": 5})])
