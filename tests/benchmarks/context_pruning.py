@@ -37,6 +37,7 @@ def main() -> None:
     models = {name: load_model(getattr(arguments, name), torch.device("cpu")) for name in ("dense", "pruned")}
     split = open_corpus(arguments.data).held_out
     length = models["pruned"].context_length
+    assert length is not None, "a run has a limit"
     batches = ValidationBatches(split, length, arguments.rows, max_batches=16)
     facts: dict[str, object] = {"sequence_length": length}
     for name, model in models.items():

@@ -24,7 +24,7 @@ CHECK_BATCH, CHECK_LENGTH = 2, 64
 def check_tokens(config: Any) -> Tensor:
     """Return the random tokens that every check runs on, for a model's configuration, ours or one of transformers."""
     generator = torch.Generator().manual_seed(0)
-    shape = (CHECK_BATCH, min(CHECK_LENGTH, config.max_position_embeddings))
+    shape = (CHECK_BATCH, min(CHECK_LENGTH, getattr(config, "max_position_embeddings", CHECK_LENGTH)))
     return torch.randint(config.vocab_size, shape, generator=generator)
 
 

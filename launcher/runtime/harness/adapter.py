@@ -22,6 +22,9 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 Scored = tuple[object, list[int], list[int]]
 """Texts that lm_eval passes along, the context and the continuation."""
 
+UNLIMITED = 2048
+"""Tokens of a forward pass of a model that sets no limit, as in HFLM."""
+
 
 class HarnessModel(TemplateLM):
     """Answer what lm_eval's tasks ask; `loglikelihood` is lm_eval's own, over `_loglikelihood_tokens`."""
@@ -61,7 +64,7 @@ class HarnessModel(TemplateLM):
     @property
     def max_length(self) -> int:
         """Return the most tokens of one forward pass."""
-        return self.model.context_length
+        return self.model.context_length or UNLIMITED
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
         """Return token ids; by default with the tokenizer's own prefix where the text does not begin with it."""

@@ -28,9 +28,10 @@ def window_length(model: LoadedModel, asked: int | None) -> int:
     Raises:
         ValueError: the model has fewer positions.
     """
-    length = asked or (model.config.data.sequence_length if model.config else min(model.context_length, LONGEST))
-    if length > model.context_length:
-        raise ValueError(f"--sequence-length {length} exceeds the model's {model.context_length} positions")
+    longest = model.context_length
+    length = asked or (model.config.data.sequence_length if model.config else min(longest or LONGEST, LONGEST))
+    if longest is not None and length > longest:
+        raise ValueError(f"--sequence-length {length} exceeds the model's {longest} positions")
     return length
 
 

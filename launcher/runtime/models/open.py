@@ -72,14 +72,20 @@ class LoadedModel:
         return next(self.module.parameters()).device
 
     @property
-    def context_length(self) -> int:
-        """Return the length of the longest sequence that the model accepts, in tokens."""
-        return int(getattr(self.module.config, "max_position_embeddings"))  # noqa: B009 - two unrelated classes
+    def context_length(self) -> int | None:
+        """Return the length of the longest sequence that the model accepts, in tokens; None where it sets no limit."""
+        return getattr(self._text_config, "max_position_embeddings", None)
 
     @property
     def vocab_size(self) -> int:
         """Return the number of ids that the model has an embedding for."""
-        return int(getattr(self.module.config, "vocab_size"))  # noqa: B009 - two unrelated classes
+        return int(self._text_config.vocab_size)
+
+    @property
+    def _text_config(self) -> Any:
+        """Return the shape of what reads text; a stock model may have other parts."""
+        config: Any = self.module.config
+        return config.get_text_config() if hasattr(config, "get_text_config") else config
 
     @property
     def thinks(self) -> bool:

@@ -23,7 +23,7 @@ def write_samples(config: Config) -> None:
     texts = []
     for prompt in config.train.sample_prompts:
         prompt_ids = tokens_of(tokenizer, prompt)
-        room = model.context_length - len(prompt_ids)
+        room = config.model.max_position_embeddings - len(prompt_ids)
         new_ids = model.continuation(
             prompt_ids,
             min(SAMPLE_TOKENS, room),

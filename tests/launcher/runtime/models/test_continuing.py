@@ -120,8 +120,12 @@ def test_samples_of_a_run_keep_the_space_after_a_prompt(
     (tmp_path / "tokenizer").mkdir()
     monkeypatch.setattr(samples, "load_model", lambda *_: LoadedModel(Says(4), tmp_path, None, None, None, None))
     monkeypatch.setattr(samples, "load_tokenizer", lambda _: spaced)
-    run, train = SimpleNamespace(folder=tmp_path, seed=0), SimpleNamespace(sample_prompts=["Hello"])
-    samples.write_samples(cast("Config", SimpleNamespace(run=run, train=train)))
+    config = SimpleNamespace(
+        run=SimpleNamespace(folder=tmp_path, seed=0),
+        train=SimpleNamespace(sample_prompts=["Hello"]),
+        model=SimpleNamespace(max_position_embeddings=40),
+    )
+    samples.write_samples(cast("Config", config))
     assert (tmp_path / "samples.txt").read_text().startswith("=== 'Hello'\nHello wo wo")
 
 
