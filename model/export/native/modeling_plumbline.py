@@ -384,12 +384,17 @@ class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
     def forward(
         self,
         input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         labels: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Return logits [B, T, vocab_size]; with labels [B, T], their loss as well."""
-        outputs = self.model(input_ids=input_ids, **kwargs)
+        """Return logits [B, T, vocab_size]; with labels [B, T], their loss as well.
+
+        `generate` counts positions from where the padding ends only if position_ids is named here.
+        """
+        outputs = self.model(input_ids, attention_mask, position_ids, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         cap = self.config.final_logit_softcapping

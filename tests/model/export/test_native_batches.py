@@ -1,0 +1,33 @@
+"""Prompts of several lengths, padded on the left, in a batch of `generate` with the code of a native export."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.launcher.runtime.models.open import load_model
+from plumbline.model.decoder import CausalLM
+from tests.model.conftest import loaded
+
+MakeModel = Callable[..., CausalLM]
+
+
+@pytest.mark.parametrize("shape", [{"position_embedding": "learned"}, {"sliding_window": 6}], ids=["learned", "rope"])
+def test_a_prompt_is_continued_in_a_batch_as_alone(
+    make_model: MakeModel, tmp_path: Path, shape: dict[str, Any]
+) -> None:
+    export(loaded(make_model(**shape), tmp_path), tmp_path / "out", "native")
+    model: Any = load_model(tmp_path / "out", torch.device("cpu")).module
+    short, long = [5, 6, 7], [8, 9, 10, 11, 12, 13, 14, 15]
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    alone = [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :] for prompt in (short, long)]
+    assert len(alone[0].unique()) > 3
+    padding = len(long) - len(short)
+    mask = torch.ones(2, len(long), dtype=torch.int64)
+    mask[0, :padding] = 0
+    batch = torch.tensor([[0] * padding + short, long])
+    together = model.generate(batch, attention_mask=mask, **options)[:, len(long) :]
+    assert together.tolist() == [tokens.tolist() for tokens in alone]
