@@ -65,9 +65,9 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     room = _headroom(target, ours)
 
     with new_folder(output, EXPORT) as staging:
-        end = _write_tokenizer(model, staging)
+        special = _write_tokenizer(model, staging)
         with quiet_transformers():
-            architecture = _write_model(entries, stock_weights, end, staging)
+            architecture = _write_model(entries, stock_weights, special, staging)
             own_code = bool(TARGETS[target].code)
             for file in TARGETS[target].code:
                 shutil.copy(file, staging)
@@ -95,25 +95,30 @@ def _check_precision(precision: PrecisionConfig) -> None:
             )
 
 
-def _write_tokenizer(model: LoadedModel, folder: Path) -> int | None:
-    """Copy the run's tokenizer files, and return the end-of-text id."""
+def _write_tokenizer(model: LoadedModel, folder: Path) -> dict[str, int | None]:
+    """Copy the run's tokenizer files, and return its special tokens by their keys of config.json."""
     if model.tokenizer_path is None:
-        return None
+        return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     shutil.copytree(model.tokenizer_path, folder, dirs_exist_ok=True)
-    end: int | None = load_tokenizer(model.tokenizer_path).eos_token_id
-    return end
+    tokenizer = load_tokenizer(model.tokenizer_path)
+    end = tokenizer.eos_token_id
+    begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": tokenizer.pad_token_id}
 
 
-def _write_model(entries: dict[str, Any], weights: dict[str, Tensor], end: int | None, folder: Path) -> str:
+def _write_model(
+    entries: dict[str, Any], weights: dict[str, Tensor], special: dict[str, int | None], folder: Path
+) -> str:
     """Let transformers write config, weights and generation_config, and return the name of the class."""
-    stock = _empty_model({**entries, "bos_token_id": end, "eos_token_id": end, "pad_token_id": None})
+    # The embedding of a pad_token_id in config.json gets no gradient, and ours is that of the end of text
+    stock = _empty_model({**entries, **special, "pad_token_id": None})
     tied = {"lm_head.weight"} if stock.config.tie_word_embeddings else set()
     expected = set(stock.state_dict()) - tied
     if expected != set(weights):
         raise ExportError(f"{type(stock).__name__} has other tensors: {sorted(expected ^ set(weights))[:4]}")
     stock.load_state_dict(weights, strict=False, assign=True)
     stock.tie_weights()
-    stock.generation_config.bos_token_id = stock.generation_config.eos_token_id = end
+    stock.generation_config.update(**special)
     stock.save_pretrained(folder)
     return type(stock).__name__
 
