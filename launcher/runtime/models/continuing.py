@@ -137,11 +137,12 @@ def text_after(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> 
 def tokens_of(tokenizer: Any, text: str) -> list[Any]:
     """Return the token ids of a text as a document begins with it; [None] for an empty one that nothing begins.
 
-    What the tokenizer itself puts before a text (Llama's <s>) begins every document of a corpus, too.
+    That is what the tokenizer itself puts before a text: Llama's <s> begins every document of a corpus, too, and OPT's
+    </s> ends the one before.
     """
     marked = tokenizer("a", return_special_tokens_mask=True)
     pairs = zip(marked["input_ids"], marked["special_tokens_mask"], strict=True)
-    own = [token for token, _ in takewhile(itemgetter(1), pairs) if token != tokenizer.eos_token_id]
+    own = [token for token, _ in takewhile(itemgetter(1), pairs)]
     tokens = tokenizer.encode(text, add_special_tokens=False)
     if tokens[: len(own)] != own:
         tokens = [*own, *tokens]

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
@@ -63,6 +63,16 @@ def test_a_prompt_begins_as_documents_of_its_tokenizer_do(tmp_path: Path, text: 
 @pytest.mark.parametrize(("text", "expected"), [("ab", [97, 98]), ("", [256])])
 def test_a_prompt_of_a_tokenizer_that_begins_no_text(folder: Path, text: str, expected: list[int]) -> None:
     assert tokens_of(tokenizer(folder, "byte"), text) == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("ab", [256, 97, 98]), ("<|endoftext|>ab", [256, 97, 98]), ("", [256])])
+def test_a_prompt_of_a_tokenizer_that_begins_texts_with_their_end(folder: Path, text: str, expected: list[int]) -> None:
+    """As OPT's does."""
+    reader = tokenizer(folder, "byte")
+    reader.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 256)]
+    )
+    assert tokens_of(reader, text) == expected
 
 
 def test_what_ends_in_half_a_character_is_given_at_the_end(folder: Path) -> None:
