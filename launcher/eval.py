@@ -85,7 +85,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Refuse options that the thing to score on has no use for: name them, and where they belong."""
+    """Refuse an empty name, and options that the thing to score on has no use for: name them, and where they belong."""
+    for name in ("data", "task", "tasks"):
+        if getattr(arguments, name) == "":
+            parser.error(f"--{name}: is empty, as a shell leaves it of a variable that is not set: give a name")
     for name in NOT_OF_TASKS if arguments.tasks else OF_TASKS:
         value = getattr(arguments, name)
         if value is not None and value is not False:  # --num-fewshot 0 was given

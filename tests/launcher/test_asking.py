@@ -184,3 +184,14 @@ def test_text_comes_from_standard_input(
     assert (found["data"], found["tokens"]) == ("standard input", 7)
     with pytest.raises(ValueError, match="--text -: no document to read"):
         score(b"")
+
+
+@pytest.mark.parametrize("option", ["--data", "--task", "--tasks"])
+def test_nothing_to_score_on_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["eval.py", "--model", str(tmp_path), option, ""])
+    with pytest.raises(SystemExit) as ended:
+        plumbline.launcher.eval.main()
+    assert ended.value.code == 2
+    assert f"error: {option}: is empty, as a shell leaves it of a variable that is not set" in capsys.readouterr().err
