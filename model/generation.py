@@ -105,6 +105,9 @@ def continue_together(
         top_k: see there.
         top_p: see there.
         stop_at: the token that ends a row.
+
+    Raises:
+        ValueError: the logits of a row that speaks are no distribution.
     """
     shortest, longest = min(map(len, prompts)), max(map(len, prompts))
     device = generators[0].device
@@ -113,14 +116,14 @@ def continue_together(
     for place in range(shortest, longest + max_new_tokens):
         logits = read(tokens)
         following, said = [0] * len(prompts), list[int | None]()
-        likeliest = logits.argmax(-1).tolist() if temperature == 0 else None
+        likeliest = _likeliest(logits) if temperature == 0 else None
         for row, prompt in enumerate(prompts):
             speaks = len(prompt) <= place < len(prompt) + max_new_tokens and not ended[row]
             if place < len(prompt):
                 following[row] = prompt[place]
-            elif speaks and likeliest is not None:
+            elif speaks and likeliest is not None and likeliest[row] >= 0:
                 following[row] = likeliest[row]
-            elif speaks:
+            elif speaks:  # raises where there is no likeliest token
                 drawn = sample_token(logits[row : row + 1], temperature, top_k, top_p, generators[row])
                 following[row] = int(drawn.item())
             said.append(following[row] if speaks else None)
@@ -129,6 +132,11 @@ def continue_together(
         if all(ended):
             return
         tokens = torch.tensor(following, dtype=torch.int64, device=device)[:, None]
+
+
+def _likeliest(logits: Tensor) -> list[int]:
+    """Return the likeliest token of each row of logits [B, V], -1 where they are no distribution: waits but once."""
+    return torch.where(logits.logsumexp(-1).isfinite(), logits.argmax(-1), -1).tolist()
 
 
 def check_request(

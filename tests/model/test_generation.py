@@ -227,3 +227,20 @@ def test_the_cache_has_the_dtype_of_the_weights(make_model: MakeModel, kind: str
     model.new_cache = lambda *size: made.extend(new_cache(*size)) or made  # type: ignore[method-assign, func-returns-value]
     together(model, RAGGED, 3, SEEDS)
     assert {tensor.dtype for cache in made for tensor in (cache.keys, cache.values)} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_logits_that_overflow_are_refused_where_they_would_be_said(temperature: float, wrong: float) -> None:
+    """Not those of a row whose prompt is still read."""
+
+    def first_step(row: int) -> list[int | None]:
+        logits = torch.zeros(2, 5)
+        logits[row, 3] = wrong
+        generators = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
+        steps = continue_together(lambda _: logits, [[1], [1, 2]], 1, generators=generators, temperature=temperature)
+        return next(steps)
+
+    assert first_step(1)[1] is None
+    with pytest.raises(ValueError, match="the logits of the next token are nan or inf: the model overflows"):
+        first_step(0)
