@@ -29,7 +29,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--recipes", nargs="+", help="recipes, sets of them (--list), or YAML files of recipes")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--output", type=Path, help="folder of rows and report")
-    where.add_argument("--save", type=Path, help="write the quantized model there instead, for transformers")
+    where.add_argument("--save", type=Path, help="write the quantized model there instead; on the CPU")
     parser.add_argument("--law", help="law.json of fit.py, or a published law: measured against predicted")
     parser.add_argument("--calibration-sequences", type=cli.positive, default=128, help="for GPTQ, AWQ, static ranges")
     parser.add_argument("--sequence-length", type=cli.positive, help="tokens per window (default: as in training)")
