@@ -7,15 +7,14 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
-from plumbline.data.workspace import naming_full_disk, publish_folder
-from plumbline.launcher.runtime.export.hugging_face import export
+from plumbline.data.workspace import naming_full_disk, new_folder
+from plumbline.launcher.runtime.export.hugging_face import EXPORT, export
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.models.open import LoadedModel, native_classes, quiet_transformers
@@ -76,11 +75,8 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
     with quiet_transformers():  # it imports torchao
         scheme, name = _scheme(recipe)
     check_recipe(model.module, recipe, len(samples))
-    with (
-        naming_full_disk(output, "choose another --save"),
-        TemporaryDirectory(dir=_made(output.parent), prefix=f".{output.name}.") as scratch,
-    ):
-        stock = _as_stock(model, Path(scratch) / "plain")
+    with naming_full_disk(output, "choose another --save"), new_folder(output, EXPORT) as staging:
+        stock = _as_stock(model, staging / "plain")
         quantize_model(stock, recipe, samples)
         if left := fold_input_scales(stock):
             raise ValueError(
@@ -89,7 +85,6 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
             )
         grids = _grids(stock)
         expected = _both_logits(stock, _leave_inputs)
-        staging = Path(scratch) / "quantized"
         _write(stock, grids, scheme, name, staging)
         if model.tokenizer_path is not None:
             _copy_tokenizer(model.tokenizer_path, staging)
@@ -104,7 +99,6 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
                 )
         size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
         _check_free(output)  # again: to quantize may have taken hours
-        publish_folder(staging, output)
     return SaveReport(str(output), recipe.name, type(stock).__name__, name, plain, rounded, size)
 
 
@@ -182,7 +176,7 @@ def _arguments(quantizer: Quantizer, dynamic: bool = False) -> Any:
 
 
 def _as_stock(model: LoadedModel, folder: Path) -> Any:
-    """Return the model as a stock class of transformers, fp32, on the CPU.
+    """Return the model as a stock class of transformers, fp32, on the CPU; `folder` is there in the meantime.
 
     Raises:
         ValueError: none computes it, or the format cannot hold it.
@@ -194,6 +188,8 @@ def _as_stock(model: LoadedModel, folder: Path) -> Any:
             "measure it with --output, or export it unquantized"
         )
     stock = _opened(folder) if ours else model.module.float().cpu()
+    if ours:
+        shutil.rmtree(folder)
     if any(type(module).__name__ == "Conv1D" for module in stock.modules()):
         raise ValueError(
             f"{model.source}: {type(stock).__name__} is made of Conv1D layers, which the format does not know; measure "

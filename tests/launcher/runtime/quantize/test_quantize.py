@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from functools import partial
@@ -17,6 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from plumbline.launcher.quantize import main
 from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
+from plumbline.launcher.runtime.quantize import save
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
 from plumbline.model.quantization.post_training.recipes import SETS
 
@@ -165,6 +167,26 @@ def test_a_saved_folder_has_the_whole_tokenizer(quantize: Quantize, exported_fol
     quantize("--model", folder, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
     assert [name for name in names if not (tmp_path / "saved" / name).is_file()] == []
     assert load_tokenizer(tmp_path / "saved").chat_template == {"default": "{}", "tools": "{}"}
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next(
+    quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("compressed_tensors")
+    left = tmp_path / ".saved.0123abcd.partial"
+    (left / "plain").mkdir(parents=True)
+    write, filled = save._write, list[str]()
+
+    def note(*arguments: Any) -> None:
+        filled.extend(path.name for path in tmp_path.glob(".saved*"))
+        write(*arguments)
+
+    monkeypatch.setattr(save, "_write", note)
+    quantize("--model", trained, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
+    assert len(filled) == 1, "the one that was left is gone"
+    assert re.fullmatch(r"\.saved\.[0-9a-f]+\.partial", filled[0]), "the next command knows it by its name"
+    assert not list(tmp_path.glob(".saved*"))
+    assert not [path for path in (tmp_path / "saved").iterdir() if path.is_dir()]
 
 
 def test_a_folder_that_lost_a_weight_is_refused(exported_folder: Path, tmp_path: Path) -> None:
