@@ -339,7 +339,11 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
         entries = read_object(folder / "config.json")
         kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
         with quiet_transformers(), torch.no_grad():
-            module, found = kind.from_pretrained(folder, dtype=dtype, output_loading_info=True, trust_remote_code=False)
+            # Gemma2's class of transformers 5.20 takes a kernel that leaves its cap out, if it is not told otherwise
+            attention = "eager" if entries.get("attn_logit_softcapping") else None
+            module, found = kind.from_pretrained(
+                folder, dtype=dtype, attn_implementation=attention, output_loading_info=True, trust_remote_code=False
+            )
             if hasattr(module, "ct_decompress_hook"):  # compressed-tensors unpacks in the first forward, with a bar
                 module(input_ids=torch.zeros(1, 1, dtype=torch.int64))
     except ImportError as error:  # of the package that the folder's kind of quantization wants

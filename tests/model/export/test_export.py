@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma2PreTrainedModel
 
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.export.report import ExportError
@@ -135,6 +135,14 @@ def test_the_stock_class_computes_the_same(
     make_model: MakeModel, tmp_path: Path, target: str, architecture: str, shape: dict[str, Any]
 ) -> None:
     model = make_model(**shape)
+    if (
+        architecture == "Gemma2ForCausalLM"
+        and "attn_logit_softcapping" in shape
+        and Gemma2PreTrainedModel._supports_sdpa
+    ):
+        with pytest.raises(ExportError, match="logits differ"):  # transformers 5.20 leaves the cap out
+            export(loaded(model, tmp_path), tmp_path / "out", target)
+        return
     report = export(loaded(model, tmp_path), tmp_path / "out", target)
     assert (report.architecture, report.greedy_tokens) == (architecture, 32)
     assert report.relative_error <= 1e-5
