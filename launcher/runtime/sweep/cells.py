@@ -61,7 +61,7 @@ class Cell:
 
 
 def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
-    """Return every cell, in the order of the file: its configuration loaded, its corpora opened, both checked.
+    """Return every cell once, in the order of the file: its configuration loaded, its corpora opened, both checked.
 
     Args:
         sweep: the sweep.
@@ -69,9 +69,11 @@ def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
         overrides: `section.key=value` for all cells, on top of `set`.
 
     Raises:
-        ValueError: a configuration or a corpus that cannot be used, with the cell that asks for it.
+        ValueError: a configuration or a corpus that cannot be used, with the cell that asks for it; or grids that mean
+            different runs by the same labels.
     """
-    root, cells = str(sweep.folder / "runs"), []
+    root = str(sweep.folder / "runs")
+    cells: dict[str, Cell] = {}  # labels and seed -> cell
     for grid in sweep.grids:
         _check_overrides(overrides, grid)
         for labels, values in _points(grid):
@@ -84,8 +86,14 @@ def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
             effect = _effect(config)
             for seed in sweep.seeds:
                 run = RunConfig(name=_signature(config, seed, effect, corpora), root=root, seed=seed)
-                cells.append(Cell(labels, config.model_copy(update={"run": run})))
-    return cells
+                cell = Cell(labels, config.model_copy(update={"run": run}))
+                first = cells.setdefault(json.dumps([labels, seed], sort_keys=True), cell)
+                if first.signature != cell.signature:
+                    raise ConfigError(
+                        f"cell {cell}: two grids make different runs of these labels, which would count as seeds of "
+                        "one; give each run a label of its own, or make a sweep of each grid"
+                    )
+    return list(cells.values())
 
 
 def distinct(cells: Sequence[Cell]) -> list[Cell]:

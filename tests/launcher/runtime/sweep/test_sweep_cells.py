@@ -72,6 +72,15 @@ def test_the_cells_are_the_union_of_the_products_for_each_seed(plan: Plan) -> No
     assert wide.run.folder == plan.sweep.folder / "runs" / wide.run.name
 
 
+def test_a_cell_that_several_grids_have_is_there_once(tiny_config: Path, tmp_path: Path) -> None:
+    """Twice, it would count as two seeds: the error of a mean would be too small."""
+    grids = [{"axes": {"optimizer.lr": rates}} for rates in ([1e-3, 2e-3, 2e-3], [2e-3, 4e-3])]
+    cells = make_plan(write(tmp_path, tiny_config, grids=grids), []).cells
+    assert [(cell.labels["optimizer.lr"], cell.config.run.seed) for cell in cells] == [
+        (rate, seed) for rate in (1e-3, 2e-3, 4e-3) for seed in (1, 7)
+    ]
+
+
 def test_rules_that_do_the_same_share_a_run(plan: Plan) -> None:
     def signatures(size: str) -> dict[str, str]:
         lr = {"optimizer.lr": 0.001}
@@ -194,6 +203,10 @@ def test_a_sweep_can_be_run_seed_by_seed() -> None:
             "axes optimizer.lr and fast both set optimizer.lr",
         ),
         ({"grids": [{"axes": {"run.seed": [1]}}]}, "axes: run.seed is set by the sweep for each cell"),
+        (
+            {"grids": [{"axes": {"size": {"a": {"model.num_hidden_layers": depth}}}} for depth in (2, 4)]},
+            "cell size=a seed=1: two grids make different runs of these labels",
+        ),
         ({"kind": "lr_transfer"}, "lr_transfer: missing"),
         ({"kind": "lr_transfer", "lr_transfer": {"curve": "rule"}}, "lr_transfer.curve = 'rule': unknown key"),
     ],
