@@ -12,8 +12,9 @@
 
 The same command again trains what is missing: finished cells stay, failed ones are tried again. The results are
 results.jsonl, summary.json, summary.txt and, for some kinds, summary.png in the sweep's folder; report.py makes a page
-of them. With --rows, runs that another machine's results.jsonl has finished are not made again; with --summarize it
-alone is read, and no run or corpus needed.
+of them. They are over all seeds that were begun, whichever --seeds names, and keep what results.jsonl says of finished
+runs whose folders are gone. With --rows, runs that another machine's results.jsonl has finished are not made again;
+with --summarize it alone is read, and no run or corpus needed.
 Exit codes: 0 all finished; 1 cells failed; 2 unusable configuration, data or request; 85 asked to stop (SIGUSR1,
 SIGTERM, Ctrl-C), cells in progress saved: start the same command again.
 """
@@ -42,7 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--share", type=one_of_several, default=(0, 1), help="I/N: only every N-th run from the I-th on"
     )
-    parser.add_argument("--seeds", type=integers, help="1,2,...: only these of the sweep's seeds")
+    parser.add_argument("--seeds", type=integers, help="1,2,...: train only these of the sweep's seeds")
     parser.add_argument(
         "--rows", type=cli.existing, metavar="FILE", help="results.jsonl of this sweep from another machine"
     )
@@ -117,7 +118,8 @@ def main() -> int:
         check_same_cells(plan.sweep, plan.cells)
     else:
         train(plan, arguments)
-    show(plan.sweep, write_results(plan.sweep, plan.cells, plan.elsewhere), arguments.json, plan.sweep.folder)
+    summary = write_results(plan.sweep, plan.cells, plan.elsewhere, {cell.config.run.seed for cell in plan.runs})
+    show(plan.sweep, summary, arguments.json, plan.sweep.folder)
     if STOP:
         LOG.info(f"stopped {STOP.reason}; the same command goes on with {plan.sweep.folder}")
         return REQUEUE
@@ -149,9 +151,11 @@ def intention(plan: Plan, arguments: argparse.Namespace) -> str:
     """Say in one line what `train` does: cells, distinct runs, how many are to do, and with how many workers."""
     mine = share(plan, arguments)
     todo = plan.unfinished(mine)
+    runs = {cell.signature for cell in plan.runs}
+    cells = sum(cell.signature in runs for cell in plan.cells)
     of_all = "" if arguments.share[1] == 1 else f" (share {arguments.share[0]} of {arguments.share[1]})"
     return (
-        f"{plan.sweep.folder}: {len(plan.cells)} cells, {len(plan.runs)} distinct runs; of {len(mine)}{of_all} "
+        f"{plan.sweep.folder}: {cells} cells, {len(runs)} distinct runs; of {len(mine)}{of_all} "
         f"{len(mine) - len(todo)} are finished, {len(todo)} to do with {workers_for(todo, arguments)} worker(s)"
     )
 

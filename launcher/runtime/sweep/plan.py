@@ -23,6 +23,7 @@ class Plan:
 
     sweep: SweepConfig
     cells: list[Cell]
+    """Those of all seeds of the sweep."""
     runs: list[Cell]
     """One cell for each run to make, the longest first."""
 
@@ -42,7 +43,7 @@ def make_plan(path: Path, overrides: list[str], seeds: list[int] | None = None, 
     Args:
         path: the sweep's file.
         overrides: `section.key=value` for all cells.
-        seeds: only these of its seeds.
+        seeds: make runs of these of its seeds alone.
         rows: results.jsonl of the same sweep from another machine.
 
     Raises:
@@ -50,13 +51,13 @@ def make_plan(path: Path, overrides: list[str], seeds: list[int] | None = None, 
             those of another sweep.
     """
     sweep = load_sweep(path)
-    if seeds is not None:
-        if not set(seeds) <= set(sweep.seeds):
-            raise ConfigError(f"--seeds {','.join(map(str, seeds))}: {path} has the seeds {sweep.seeds}")
-        sweep = sweep.model_copy(update={"seeds": [seed for seed in sweep.seeds if seed in seeds]})
+    seeds = sweep.seeds if seeds is None else seeds
+    if not set(seeds) <= set(sweep.seeds):
+        raise ConfigError(f"--seeds {','.join(map(str, seeds))}: {path} has the seeds {sweep.seeds}")
     cells = expand(sweep, path.parent / sweep.base, overrides)
     sweep.how.check(sweep.settings, [describe(cell) for cell in cells])
-    return Plan(sweep, cells, distinct(cells), {} if rows is None else _finished_in(rows, cells))
+    runs = distinct([cell for cell in cells if cell.config.run.seed in seeds])
+    return Plan(sweep, cells, runs, {} if rows is None else _finished_in(rows, cells))
 
 
 def _finished_in(rows: Path, cells: Sequence[Cell]) -> dict[str, RunOutcome]:

@@ -1,6 +1,7 @@
 """Rebuild what a sweep has found so far from the run folders: results.jsonl, summary.json and the figure.
 
-results.jsonl   one object for each cell: labels, sizes, learning rate, how it ended, losses, and its result.json
+results.jsonl   one object for each cell: labels, sizes, learning rate, how it ended, losses, and its result.json.
+                What it says of a finished run stays when the run's folder is gone
 summary.json    how many cells ended how, and what the sweep's kind makes of the results
 summary.txt     the same in lines, as sweep.py prints them
 summary.png     the figure, for kinds that have one
@@ -9,7 +10,7 @@ summary.png     the figure, for kinds that have one
 import fcntl
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,7 @@ from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.sweep.cells import Cell, distinct
 from plumbline.launcher.runtime.sweep.config import SweepConfig
 from plumbline.launcher.runtime.sweep.kinds import Summary
-from plumbline.launcher.runtime.sweep.result import MATCHES, Outliers, Result, RunOutcome
+from plumbline.launcher.runtime.sweep.result import MATCHES, Outliers, Result, RunOutcome, read_rows
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
 from plumbline.launcher.runtime.system.files import (
@@ -80,9 +81,18 @@ def describe(cell: Cell) -> Result:
 
 
 def read_results(cells: Sequence[Cell], elsewhere: Mapping[str, RunOutcome] = NOWHERE) -> list[Result]:
-    """Return each cell with the outcome of its run, here or elsewhere; cells that share a run share its outcome."""
-    outcomes = {cell.signature: elsewhere.get(cell.signature) or _read_run(cell) for cell in distinct(cells)}
-    return [replace(describe(cell), outcome=outcomes[cell.signature]) for cell in cells]
+    """Return each cell with the outcome of its run; cells that share a run share its outcome.
+
+    Args:
+        cells: the cells.
+        elsewhere: signature -> outcome of runs that were finished, which counts where no folder here has finished one.
+    """
+    outcomes = {cell.signature: _read_run(cell) for cell in distinct(cells)}
+    known = {
+        signature: outcome if outcome.status in FINISHED else elsewhere.get(signature, outcome)
+        for signature, outcome in outcomes.items()
+    }
+    return [replace(describe(cell), outcome=known[cell.signature]) for cell in cells]
 
 
 def _read_run(cell: Cell) -> RunOutcome:
@@ -181,7 +191,7 @@ def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell]) -> None:
         ValueError: the sweep's folder has finished runs, none of them these cells'.
     """
     file = sweep.folder / RESULTS
-    finished = {row["signature"] for row in _records(file) if row["status"] in FINISHED}
+    finished = _finished_runs(file).keys()
     if finished and not finished & {cell.signature for cell in cells}:
         raise ValueError(
             f"{file} holds {len(finished)} finished runs, none of them of these cells: give the section.key=value that "
@@ -189,15 +199,37 @@ def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell]) -> None:
         )
 
 
+def _finished_runs(file: Path) -> dict[str, RunOutcome]:
+    """Return signature -> outcome of the runs that a results.jsonl has finished; none if there is no such file."""
+    rows = read_rows(file) if file.is_file() else []
+    return {row.signature: row.outcome for row in rows if row.outcome.status in FINISHED}
+
+
 def write_results(
-    sweep: SweepConfig, cells: Sequence[Cell], elsewhere: Mapping[str, RunOutcome] = NOWHERE
+    sweep: SweepConfig,
+    cells: Sequence[Cell],
+    elsewhere: Mapping[str, RunOutcome] = NOWHERE,
+    seeds: Collection[int] | None = None,
 ) -> SweepSummary:
-    """Rebuild everything from the run folders and from what was made elsewhere, and return the summary."""
+    """Rebuild everything from the run folders and from what was made elsewhere, and return the summary.
+
+    Args:
+        sweep: the sweep.
+        cells: all of them.
+        elsewhere: signature -> outcome of runs that were made on another machine.
+        seeds: leave out what other seeds have not begun; None: all are asked for.
+
+    Raises:
+        ValueError: there is a results.jsonl that cannot be read; its rows may be all that is left of their runs.
+    """
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with (sweep.folder / LOCK).open("w") as lock:
         # One process of a sweep at a time, or one that looked early could overwrite what a later one saw
         fcntl.flock(lock, fcntl.LOCK_EX)
-        results = read_results(cells, elsewhere)
+        results = read_results(cells, {**_finished_runs(sweep.folder / RESULTS), **elsewhere})
+        if seeds is not None:
+            begun = {result.seed for result in results if result.outcome.status in FINISHED}
+            results = [result for result in results if result.seed in begun.union(seeds)]
         summary = summarize(sweep, results)
         write_json_lines(sweep.folder / RESULTS, (result.to_json() for result in results))
         write_json(sweep.folder / SUMMARY, summary.to_json())

@@ -7,9 +7,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
 from plumbline.launcher.runtime.sweep.result import Outliers, read_rows
-from plumbline.launcher.runtime.sweep.results import check_same_cells, read_results, summarize, write_results
+from plumbline.launcher.runtime.sweep.results import (
+    SweepSummary,
+    check_same_cells,
+    read_results,
+    summarize,
+    write_results,
+)
 
 LOSSES = [5.0, 4.0, 3.0, 2.0]
 
@@ -83,3 +90,57 @@ def test_outcomes_are_read_from_the_run_folders(tiny_config: Path, tmp_path: Pat
     check_same_cells(plan.sweep, plan.cells)
     with pytest.raises(ValueError, match=r"holds 2 finished runs, none of them of these cells"):
         check_same_cells(plan.sweep, make_plan(file, ["train.steps=7"]).cells)
+
+
+def small_sweep(base: Path, folder: Path) -> Path:
+    """Write a sweep of two points and two seeds."""
+    file = folder / "sweep.yaml"
+    sweep = {"name": "s", "root": str(folder), "base": str(base), "seeds": [1, 2]}
+    file.write_text(yaml.safe_dump({**sweep, "grids": [{"axes": {"optimizer.lr": [0.1, 0.2]}}]}))
+    return file
+
+
+def finish(cell: Cell, loss: float) -> None:
+    """Write what a finished run leaves."""
+    cell.config.run.folder.mkdir(parents=True)
+    line = {"step": 1, "tokens": 100, "loss": loss, "tokens_per_second": 50.0}
+    (cell.config.run.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (cell.config.run.folder / "result.json").write_text(json.dumps({"step": 1, "eval/a/loss": loss}))
+
+
+def write_of(plan: Plan) -> SweepSummary:
+    """Write the results of a plan as sweep.py does."""
+    return write_results(plan.sweep, plan.cells, plan.elsewhere, {cell.config.run.seed for cell in plan.runs})
+
+
+def test_finished_rows_stay_when_their_runs_are_gone(tiny_config: Path, tmp_path: Path) -> None:
+    plan = make_plan(small_sweep(tiny_config, tmp_path), [])
+    finish(plan.cells[0], loss=3.0)
+    before = write_of(plan)
+    assert before.runs == {"finished": 1, "pending": 3}
+    rows = (plan.sweep.folder / "results.jsonl").read_text()
+    shutil.rmtree(plan.sweep.folder / "runs")
+    assert write_of(plan) == before
+    assert (plan.sweep.folder / "results.jsonl").read_text() == rows
+    finish(plan.cells[0], loss=2.0)
+    write_of(plan)
+    assert json.loads((plan.sweep.folder / "results.jsonl").read_text().splitlines()[0])["loss"] == 2.0, "made anew"
+    (plan.sweep.folder / "results.jsonl").write_text("{}\n")
+    with pytest.raises(ValueError, match=r"results\.jsonl, line 1: not a row"):
+        write_of(plan)
+    assert (plan.sweep.folder / "results.jsonl").read_text() == "{}\n", "it may be all that is left of runs"
+
+
+def test_results_are_over_all_seeds_that_were_begun(tiny_config: Path, tmp_path: Path) -> None:
+    file = small_sweep(tiny_config, tmp_path)
+    first, second = (make_plan(file, [], seeds=[seed]) for seed in (1, 2))
+    for cell, loss in zip(first.runs, (3.0, 2.0), strict=True):
+        finish(cell, loss)
+    alone = write_of(first)
+    assert (alone.cells, alone.runs) == (2, {"finished": 2}), "the other seed was not begun"
+    finish(second.runs[0], 4.0)
+    both = write_of(second)
+    assert (both.cells, both.runs) == (4, {"finished": 3, "pending": 1})
+    rows = [json.loads(line) for line in (first.sweep.folder / "results.jsonl").read_text().splitlines()]
+    assert sorted(row["loss"] for row in rows if row["seed"] == 1) == [2.0, 3.0]
+    assert write_of(first) == both, "whichever seeds are asked for"

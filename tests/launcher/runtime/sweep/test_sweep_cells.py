@@ -173,9 +173,10 @@ def test_every_sweep_in_the_repository_makes_a_plan(path: Path, corpus: Path, tm
 def test_a_sweep_can_be_run_seed_by_seed() -> None:
     path = Path("configs/sweeps/lookahead_star.yaml")
     whole, some = make_plan(path, []), make_plan(path, [], seeds=[3, 1])
-    assert {cell.config.run.seed for cell in some.cells} == {1, 3}
-    assert {cell.signature for cell in some.cells} < {cell.signature for cell in whole.cells}
-    assert len(some.cells) == len(whole.cells) * 2 / 3
+    assert {cell.config.run.seed for cell in some.runs} == {1, 3}
+    assert {cell.signature for cell in some.runs} < {cell.signature for cell in whole.runs}
+    assert len(some.runs) == len(whole.runs) * 2 / 3
+    assert some.cells == whole.cells
     with pytest.raises(ConfigError, match=r"--seeds 4: configs/sweeps/lookahead_star.yaml has the seeds \[1, 2, 3\]"):
         make_plan(path, [], seeds=[4])
 
