@@ -1,6 +1,5 @@
 """Read a configuration: what is written, completed by what it leaves open; and save it."""
 
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.resolve import resolve
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_values
+from plumbline.launcher.runtime.config.yaml_files import escape
 from plumbline.launcher.runtime.system.files import write_whole
 
 ChooseStage = Callable[[Mapping[int, Config]], int]
@@ -87,18 +87,9 @@ def as_yaml(config: Config, open_stage: bool = False) -> str:
     values = config.model_dump()
     if open_stage:
         values["deepspeed"]["zero_stage"] = AUTO
-    return OmegaConf.to_yaml(OmegaConf.create(_escape(values)))
+    return OmegaConf.to_yaml(OmegaConf.create(escape(values)))
 
 
 def save_config(config: Config, path: Path, open_stage: bool = False) -> None:
     """Write what `as_yaml` returns, whole or not at all."""
     write_whole(path, as_yaml(config, open_stage))
-
-
-def _escape(value: Any) -> Any:
-    """Write every `${` of a string so that OmegaConf reads it back as it is."""
-    if isinstance(value, dict):
-        return {key: _escape(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_escape(child) for child in value]
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

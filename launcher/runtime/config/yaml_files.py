@@ -8,14 +8,13 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
+from omegaconf.grammar_parser import parse
 from yaml import MarkedYAMLError, YAMLError
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 
 Node = DictConfig | ListConfig
-RESOLVER = re.compile(r"(?<!\\)(\\\\)*\$\{[^}]*:")
-"""An insertion by a function, such as ${oc.env:HOME}, that is not escaped by a backslash."""
-
 DEEP = re.compile(rb"(?:[\[{]\s*){500}")
 """What no file that a person writes begins with or holds."""
 
@@ -58,7 +57,8 @@ def read_yaml(path: Path) -> Node:
             raise RecursionError  # ahead of the parser, whose stack would end the process
         node: Node = OmegaConf.load(path)
         written = OmegaConf.to_container(node, resolve=False)
-    for text in filter(RESOLVER.search, _strings(written)):
+        asking = [text for text in _strings(written) if "${" in text and _calls(parse(text))]
+    for text in asking:
         raise ConfigError(
             f"{path}: {text}: a file can insert other keys only, like ${{run.name}}; give what comes from the "
             "environment on the command line, for example run.root=$SCRATCH/runs"
@@ -76,6 +76,12 @@ def plain_values(node: Node, source: str) -> Any:
         return OmegaConf.to_container(node, resolve=True)
 
 
+def _calls(tree: Any) -> bool:
+    """Return whether something in a parsed string is inserted by a function, whose name may itself be inserted."""
+    children = getattr(tree, "children", None) or ()
+    return isinstance(tree, OmegaConfGrammarParser.InterpolationResolverContext) or any(map(_calls, children))
+
+
 def _strings(value: Any) -> Iterator[str]:
     """Yield every string of nested plain values."""
     if isinstance(value, str):
@@ -83,6 +89,15 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for child in value.values() if isinstance(value, dict) else value:
             yield from _strings(child)
+
+
+def escape(value: Any) -> Any:
+    """Write every `${` in nested plain values so that OmegaConf reads it back as it is."""
+    if isinstance(value, dict):
+        return {key: escape(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [escape(child) for child in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def parse_yaml(text: str, source: str) -> Any:

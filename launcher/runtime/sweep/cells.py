@@ -22,6 +22,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.sections import RunConfig
+from plumbline.launcher.runtime.config.yaml_files import escape
 from plumbline.launcher.runtime.optim.schedule import PHASES
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.sweep.config import OURS, GridConfig, SweepConfig, Values, axis_keys
@@ -118,8 +119,15 @@ def _text(labels: dict[str, Label]) -> str:
 
 
 def _as_overrides(values: Values) -> list[str]:
-    # JSON is YAML, so any value survives
-    return [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    """Return overrides of which every value arrives as it is: JSON is YAML.
+
+    Raises:
+        ConfigError: a key would carry a value of its own past all that is asked of the values of a file.
+    """
+    for key in values:
+        if "=" in str(key):
+            raise ConfigError(f"{key}: not a key; a sweep's file gives keys and values, as {{optimizer.lr: 0.001}}")
+    return [f"{key}={json.dumps(escape(value))}" for key, value in values.items()]
 
 
 def _check_overrides(overrides: list[str], grid: GridConfig) -> None:

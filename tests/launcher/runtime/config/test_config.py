@@ -75,7 +75,15 @@ def test_extends_of_a_missing_file_says_what_is_there(file: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     "text",
-    ["run: {name: '${oc.env:SECRET}'}", "extends: ${oc.env:SECRET}", "data: {train: [{path: 'a/${ oc.env:SECRET}'}]}"],
+    [
+        "run: {name: '${oc.env:SECRET}'}",
+        "extends: ${oc.env:SECRET}",
+        "data: {train: [{path: 'a/${ oc.env:SECRET}'}]}",
+        "run: {name: '${${metrics.project}:SECRET}'}\nmetrics: {project: oc.env}",
+        "run: {name: '${oc.${metrics.project}:SECRET}'}\nmetrics: {project: env}",
+        "run: {name: '${metrics.${oc.env:SECRET}}'}",
+        "run: {name: '\\\\\\\\${oc.env:SECRET}'}",
+    ],
 )
 def test_a_file_cannot_read_the_environment(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hidden")

@@ -229,6 +229,21 @@ def test_a_value_for_all_cells_may_not_be_an_axis(tiny_config: Path, tmp_path: P
         make_plan(file, ["run.name=x"])
 
 
+def test_what_a_sweep_says_of_the_environment_is_text(
+    tiny_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "hidden")
+    given = {"metrics.project": r"\${oc.env:SECRET}"}
+    grids: list[dict[str, Any]] = [{"axes": {"optimizer.lr": [1]}}, {"axes": {"metrics.project": [r"\\\${oc.env:A}"]}}]
+    one, other = make_plan(write(tmp_path, tiny_config, set=given, grids=grids, seeds=[1]), []).cells
+    assert one.config.metrics.project == "${oc.env:SECRET}"
+    assert other.config.metrics.project == r"\${oc.env:A}"
+    hidden = {"metrics.project=${oc.env:SECRET} #": 1}
+    for changes in ({"set": hidden}, {"grids": [{"axes": {"size": {"a": hidden}}}]}):
+        with pytest.raises(ConfigError, match=r"metrics.project=\$\{oc.env:SECRET\} #: not a key"):
+            make_plan(write(tmp_path, tiny_config, **changes), [])
+
+
 @pytest.mark.parametrize("text", ["[1, 2]", "name: {x", "\x00"])
 def test_what_is_not_a_sweep_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.yaml"
