@@ -36,7 +36,7 @@ class History:
 
     folder: Path
     result: dict[str, float] | None
-    """Numbers of its result.json; None before the last step was reached and evaluated."""
+    """Numbers of its result.json; None before the last step was reached and evaluated, and where the run goes on."""
     series: dict[str, Series]
     """Key of metrics.jsonl -> its values, in the order of steps."""
     skipped: list[int]
@@ -146,12 +146,14 @@ def read_history(folder: Path) -> History:
     if not columns:
         raise ValueError(f"{file}: holds no numbers yet; the first come with the first logged step")
     series = {key: Series(*np.array(column, dtype=np.float64).T) for key, column in columns.items()}
-    return History(folder, _read_result(folder / RESULT), series, skipped, tuple(read_interventions(folder)))
+    result = _read_result(folder / RESULT, max(column[-1][0] for column in columns.values()))
+    return History(folder, result, series, skipped, tuple(read_interventions(folder)))
 
 
-def _read_result(file: Path) -> dict[str, float] | None:
-    """Return the numbers of result.json."""
-    return _numbers(str(file), read_object(file)) if file.is_file() else None
+def _read_result(file: Path, last_step: int) -> dict[str, float] | None:
+    """Return the numbers of result.json; None where it is of an earlier step: the run was made longer, and goes on."""
+    result = _numbers(str(file), read_object(file)) if file.is_file() else None
+    return None if result is None or result.get("step", last_step) < last_step else result
 
 
 def _count(place: str, record: dict[str, Any], key: str) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 from plumbline.launcher import report
 from plumbline.launcher.runtime.report.alerts import ADVICE, Alert, find_alerts, loss_spikes, trend_alerts
-from plumbline.launcher.runtime.report.facts import read_facts
+from plumbline.launcher.runtime.report.facts import read_facts, scores, state
 from plumbline.launcher.runtime.report.history import Floats, Series, read_history
 from plumbline.launcher.runtime.report.page import page, summary
 from plumbline.launcher.runtime.run.interventions import Intervention, write_interventions
@@ -290,6 +290,16 @@ def test_a_result_without_examples_has_no_interval(tmp_path: Path) -> None:
     folder = write_run(tmp_path, {"step": 1, "loss": 3.0})
     (folder / "result.json").write_text('{"eval/x/exact_match": NaN, "eval/x/examples": 0}')
     assert '<td class="number">nan%</td>' in page(read_history(folder), read_facts(folder), [])
+
+
+def test_a_run_that_was_made_longer_is_not_complete_by_its_old_result(tmp_path: Path) -> None:
+    scored = [{"step": step, "tokens": step, "eval/x/loss": loss} for step, loss in ((4, 3.0), (8, 2.0))]
+    folder = write_run(tmp_path / "run", scored[0])
+    (folder / "result.json").write_text(json.dumps(scored[0]))
+    assert scores(read_history(folder)) == {"x": {"loss": "3.0000"}}
+    write_run(folder, *scored, {"step": 9, "tokens": 9, "loss": 2.0})
+    history = read_history(folder)
+    assert (state(history, read_facts(folder)), scores(history)) == ("not complete", {"x": {"loss": "2.0000"}})
 
 
 def test_a_configuration_of_another_version_costs_its_rows_alone(
