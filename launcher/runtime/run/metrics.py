@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import torch
 
+from plumbline.launcher.runtime.run.interventions import read_interventions
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.run.progress import StepProgress
 from plumbline.launcher.runtime.system.files import read_json_lines, read_key, write_json_lines
@@ -93,7 +94,7 @@ def _truncate(path: Path, step: int) -> History:
             of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
             (kept if its < step or (its == step and of_a_step) else dropped).append(record)
         write_json_lines(path, kept)
-    return History(kept, dropped, step)
+    return History(kept, dropped, step, [made.back_to for made in read_interventions(path.parent)])
 
 
 def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -4,7 +4,8 @@ metrics.jsonl is the truth and a tracker a copy of it. Of each tracker `trackers
 which id it knows the run, up to which step it has got everything, and whether it is `complete`, that is, has got all
 lines that there are. One that failed is not: the next start sends what it lacks before anything new. So nothing is lost
 by a network that was down for a while, or by a tracker that joins late, and what a tracker has got of steps that are
-made again is not sent twice.
+made again is not sent twice; unless a guard had rejected them (`interventions`: how many times it knows of), for then
+the numbers are others.
 """
 
 import json
@@ -35,6 +36,8 @@ class History:
     dropped: list[Record]
     """Lines of later steps, which are made again."""
     step: int
+    returns: list[int]
+    """Steps that guards sent the run back to, in order, since it began."""
 
 
 class Position:
@@ -76,7 +79,7 @@ class Feed:
         self._name, self._kind, self._run, self._history = name, kind, run, history
         self._file = run.folder / "trackers" / f"{name}.json"
         self._run_id: str | None = None
-        self._got = Position()
+        self._got, self._interventions = Position(), 0
         self._missing: deque[Record] = deque()
         self._waiting: queue.Queue[Record | None] = queue.Queue(WAITING)
         self._noted, self._was_complete = float("-inf"), False
@@ -128,8 +131,7 @@ class Feed:
             missing = [record for record in history.kept if record["step"] >= void]
         tracker = self._kind(self._run, self._run_id, void)
         if self._kind.rewinds and not missing and self._got.step >= void:
-            at_step = [record for record in [*history.kept, *history.dropped] if record["step"] == history.step]
-            self._got = Position(history.step, {key for record in at_step for key in record})
+            self._got = self._position_at(history.step)
         self._missing.extend(missing)
         self._run_id = tracker.run_id
         if tracker.where is not None:
@@ -170,7 +172,9 @@ class Feed:
             self._was_complete = is_complete
 
     def _read(self) -> None:
-        """Find out the id of the run, and what the tracker has got."""
+        """Find out the id of the run, and what the tracker has got of what still counts."""
+        returns = self._history.returns
+        self._interventions = len(returns)
         if not self._file.exists():
             return
         try:
@@ -182,11 +186,19 @@ class Feed:
             return
         for record in lines:
             self._got.take(record)
+        back_to = min(returns[state.get("interventions", 0) :], default=self._got.step)
+        if back_to < self._got.step:
+            self._got = self._position_at(back_to)
+
+    def _position_at(self, step: int) -> Position:
+        """Return that it has everything up to a step, evaluations of that step included."""
+        lines = [*self._history.kept, *self._history.dropped]
+        return Position(step, {key for record in lines if record["step"] == step for key in record})
 
     def _write(self, is_complete: bool) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         state = {"run_id": self._run_id, "step": self._got.step, "keys": sorted(self._got.keys)}
-        write_json(self._file, {**state, "complete": is_complete})
+        write_json(self._file, {**state, "complete": is_complete, "interventions": self._interventions})
 
 
 def finish(feeds: Iterable[Feed]) -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from plumbline.launcher.runtime.run.interventions import Intervention, read_interventions, write_interventions
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.trackers import feed
 from plumbline.launcher.runtime.trackers.feed import Feed, History
@@ -93,6 +94,33 @@ def test_steps_that_are_made_again_are_not_sent_again(tmp_path: Path) -> None:
     attempt(tmp_path, *lines(3, 4, attempt=2), step=2)
     attempt(tmp_path, *lines(3, 4, 5, 6, 7, attempt=3), step=2)
     assert points(tmp_path) == [(1, 1.01), (2, 1.02), (3, 1.03), (4, 1.04), (5, 1.05), (6, 1.06), (7, 3.07)]
+
+
+def reject(folder: Path, back_to: int, last: int) -> None:
+    """Note that a guard sent the run back."""
+    made = Intervention("2026-01-01T00:00:00+00:00", "spike", "loss", back_to + 1, last, back_to, (back_to, last))
+    write_interventions(folder, [*read_interventions(folder), made])
+
+
+def test_steps_that_a_guard_rejected_are_sent_as_they_were_made_again(tmp_path: Path) -> None:
+    evaluation = {"step": 2, "tokens": 20, "eval/text/loss": 3.0}
+    attempt(tmp_path, *lines(1, 2), evaluation, *lines(3, 4))
+    reject(tmp_path, back_to=2, last=4)
+    attempt(tmp_path, evaluation, *lines(3, 4, attempt=2), step=2)
+    attempt(tmp_path, *lines(4, 5, attempt=3), step=3)
+    assert points(tmp_path) == [(1, 1.01), (2, 1.02), (3, 1.03), (4, 1.04), (3, 2.03), (4, 2.04), (5, 3.05)]
+    assert points(tmp_path, "eval/text/loss") == [(2, 3.0)], "the model of the checkpoint is the same"
+
+
+def test_rejected_steps_are_sent_again_by_the_first_start_that_can(tmp_path: Path) -> None:
+    attempt(tmp_path, *lines(1, 2, 3, 4))
+    reject(tmp_path, back_to=2, last=4)
+    Notebook.opens = False
+    attempt(tmp_path, *lines(3, 4, 5, attempt=2), step=2)
+    reject(tmp_path, back_to=4, last=5)
+    Notebook.opens = True
+    attempt(tmp_path, *lines(5, attempt=3), step=4)
+    assert points(tmp_path) == [(1, 1.01), (2, 1.02), (3, 1.03), (4, 1.04), (3, 2.03), (4, 2.04), (5, 3.05)]
 
 
 def test_an_evaluation_that_a_kill_prevented_is_sent(tmp_path: Path) -> None:
