@@ -110,12 +110,15 @@ def measure(now: Activations, start: Activations) -> Record:
 def spectral_norms(model: CausalLM, start: Mapping[str, Tensor]) -> Record:
     """Return the mean spectral norm of the hidden matrices and of their change, each times sqrt(fan_in / fan_out).
 
-    Both stay constant under the spectral condition for feature learning (arXiv 2310.17813).
+    Both stay constant under the spectral condition for feature learning (arXiv 2310.17813), and are nan where a weight
+    is not finite.
     """
     weights = dict(model.named_parameters())
     hidden = [name for name in weights if tensor_rule(model, name).role == "hidden_matrix"]
 
     def mean_norm(matrices: list[Tensor]) -> float:
+        if not all(w.isfinite().all() for w in matrices):
+            return math.nan  # the decomposition refuses such a matrix
         return _mean([torch.linalg.matrix_norm(w, 2) * math.sqrt(w.size(1) / w.size(0)) for w in matrices])
 
     return {

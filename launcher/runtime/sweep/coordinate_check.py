@@ -82,10 +82,15 @@ class CoordinateCheckSummary:
     """Family -> size of the base."""
     families: dict[str, dict[str, CurveSummary]]
     """Family -> label -> curve; without those that have fewer than two finished sizes."""
+    failed: dict[str, dict[str, list[int]]]
+    """Family -> label -> sizes of which a run failed."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return asdict(self)
+        """Return plain values; `failed` only where a run has."""
+        document = asdict(self)
+        if not any(self.failed.values()):
+            del document["failed"]
+        return document
 
 
 def run(config: Config, inputs: Inputs, world: World, _stop: StopRequest) -> bool:
@@ -123,12 +128,19 @@ def check(settings: CoordinateCheckConfig | None, results: Sequence[Result]) -> 
 def summarize(settings: CoordinateCheckConfig, results: Sequence[Result]) -> CoordinateCheckSummary:
     """Return for each family and curve the values and slopes of every quantity at every step, and the gates."""
     families: dict[str, dict[str, CurveSummary]] = {}
+    failed: dict[str, dict[str, list[int]]] = {}
     for family, curves in family_members(settings.curves, results).items():
-        slopes = {label: _slopes(_at_one_rate(cells, family), family) for label, cells in curves.items()}
+        shown = {label: _at_one_rate(cells, family) for label, cells in curves.items()}
+        slopes = {label: _slopes(cells, family) for label, cells in shown.items()}
         families[family] = {
             label: CurveSummary(found, _gates(found, family)) for label, found in slopes.items() if found
         }
-    return CoordinateCheckSummary(base_size(results), families)
+        sizes = {
+            label: sorted({size_of(cell, family) for cell in cells if cell.outcome.status == "failed"})
+            for label, cells in shown.items()
+        }
+        failed[family] = {label: found for label, found in sizes.items() if found}
+    return CoordinateCheckSummary(base_size(results), families, failed)
 
 
 def _at_one_rate(cells: Sequence[Result], family: str) -> list[Result]:
@@ -167,7 +179,7 @@ def _slopes(cells: Sequence[Result], family: str) -> dict[str, dict[int, Slope]]
         for quantity in record:
             values = {seed: [at[size][step][quantity] for size in sizes] for seed, at in seeds.items()}
             fitted = [slope(sizes, row) for row in values.values()]
-            if any(v > 0 for row in values.values() for v in row):  # nothing has changed at initialisation
+            if any(v != 0 for row in values.values() for v in row):  # nothing has changed at initialisation
                 slopes.setdefault(quantity, {})[int(step)] = Slope(
                     slope=mean(fitted),
                     error=standard_error(fitted),
@@ -197,25 +209,35 @@ def _gates(slopes: Mapping[str, Mapping[int, Slope]], family: str) -> list[GateR
 
 
 def lines(summary: CoordinateCheckSummary) -> Iterator[str]:
-    """Yield a table for each family: gates down, curves across."""
+    """Yield a table for each family, gates down and curves across, and where runs failed."""
     for family, curves in summary.families.items():
-        if not curves:
-            continue
-        yield f"{family + ': slope of log2(value) against log2(' + family + ')':<44} {'gate':>16}  " + "".join(
-            f"{label:>18}" for label in curves
-        )
-        for rows in zip(*(curve.gates for curve in curves.values()), strict=True):
-            gate = rows[0]
+        if curves:
+            yield from _table(family, curves)
+        for label, sizes in summary.failed[family].items():
+            yield f"{family}: {label} is incomplete: a run of {family} {', '.join(map(str, sizes))} failed"
+        if curves or summary.failed[family]:
+            yield ""
+
+
+def _table(family: str, curves: Mapping[str, CurveSummary]) -> Iterator[str]:
+    yield f"{family + ': slope of log2(value) against log2(' + family + ')':<44} {'gate':>16}  " + "".join(
+        f"{label:>18}" for label in curves
+    )
+    met = [{(row.quantity, row.step): row for row in curve.gates} for curve in curves.values()]
+    for gate in GATES[family]:
+        rows = [of_curve.get((gate.quantity, gate.step)) for of_curve in met]
+        if any(rows):
             bounds = f"[{gate.low:g}, {gate.high:g}]"
             yield f"{gate.quantity:<34} step {gate.step:>4} {bounds:>16}  " + "".join(
                 f"{_value(row):>18}" for row in rows
             )
-        verdicts = (all(row.passes for row in curve.gates) for curve in curves.values())
-        yield f"{'':<61}  " + "".join(f"{'passes' if verdict else 'FAILS':>18}" for verdict in verdicts)
-        yield ""
+    verdicts = (all(row.passes for row in curve.gates) for curve in curves.values())
+    yield f"{'':<61}  " + "".join(f"{'passes' if verdict else 'FAILS':>18}" for verdict in verdicts)
 
 
-def _value(row: GateResult) -> str:
+def _value(row: GateResult | None) -> str:
+    if row is None:
+        return "-  "
     if row.slope is None:
         return "blew up  x"
     error = "" if row.error is None else f"±{row.error:.2f}"

@@ -108,6 +108,47 @@ def test_a_run_that_blew_up_fails_its_gates() -> None:
     assert "blew up  x" in "\n".join(lines(summary))
 
 
+def test_a_real_run_that_blows_up_fails_its_gates(tiny_config: Path, tmp_path: Path) -> None:
+    cells = []
+    for width in (64, 128):
+        given = [f"run.root={tmp_path}", f"run.name=w{width}", "train.steps=10", f"model.hidden_size={width}"]
+        config = load_config(tiny_config, [*given, "optimizer.lr=1e38"])
+        config.run.folder.mkdir()
+        assert run(config, open_inputs(config, WORLD), WORLD, StopRequest())
+        written = json.loads((config.run.folder / "result.json").read_text())
+        cells.append(make_result({"rule": "wild"}, 1, RunOutcome("finished", result=written), hidden_size=width))
+    summary = summarize(SETTINGS, [*cells, *(replace(cell, labels={"rule": "calm"}) for cell in calm())])
+    wild = summary.families["width"]["wild"].gates
+    assert [row.quantity for row in wild] == [gate.quantity for gate in GATES["width"]]
+    assert {row.quantity for row in wild if row.slope is None} >= {"spectral/hidden", "change/map", "size/residual"}
+    assert "FAILS" in "\n".join(lines(summary))
+    plot(summary, tmp_path / "figure.png")
+
+
+def calm() -> list[Result]:
+    """Return cells of the sizes of the real ones, in which nothing changes with size, nor at all before step 1."""
+    cells = [result("calm", width, 2, 1, 0.0) for width in (64, 128)]
+    for cell in cells:
+        assert cell.outcome.result is not None
+        cell.outcome.result["coordinates"]["0"]["size/logits"] = 0.0
+    return [replace(cell, base_hidden_size=64) for cell in cells]
+
+
+def test_a_curve_with_a_failed_run_is_named(tmp_path: Path) -> None:
+    failed = [
+        replace(cell, outcome=RunOutcome("failed"))
+        if cell.labels["rule"] == "grows" and cell.hidden_size == 128
+        else cell
+        for cell in results()
+    ]
+    summary = summarize(SETTINGS, failed)
+    assert list(summary.families["width"]) == ["flat"]
+    assert "width: grows is incomplete: a run of width 128 failed" in list(lines(summary))
+    assert summary.to_json()["failed"] == {"width": {"grows": [128]}, "depth": {}}
+    alone = summarize(SETTINGS, [cell for cell in failed if cell.labels["rule"] == "grows" and cell.lr == 0.01])
+    assert list(lines(alone)) == ["width: grows is incomplete: a run of width 128 failed", ""]
+
+
 def test_what_is_not_finished_is_left_out(tmp_path: Path) -> None:
     partly = [
         replace(cell, outcome=RunOutcome()) if cell.seed == 2 and cell.hidden_size == 64 else cell
