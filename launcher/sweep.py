@@ -15,8 +15,8 @@ results.jsonl, summary.json, summary.txt and, for some kinds, summary.png in the
 of them. They are over all seeds that were begun, whichever --seeds names, and keep what results.jsonl says of finished
 runs whose folders are gone. With --rows, runs that another machine's results.jsonl has finished are not made again;
 with --summarize it alone is read, and no run or corpus needed.
-Exit codes: 0 all finished; 1 cells failed; 2 unusable configuration, data or request; 85 asked to stop (SIGUSR1,
-SIGTERM, Ctrl-C), cells in progress saved: start the same command again.
+Exit codes: 0 all finished; 1 cells failed; 2 unusable configuration, data or request; 4 all finished but what other
+processes are at; 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C), cells in progress saved: start the same command again.
 """
 
 import argparse
@@ -90,12 +90,12 @@ from plumbline.launcher.runtime.sweep.progress import Progress
 from plumbline.launcher.runtime.sweep.result import read_rows
 from plumbline.launcher.runtime.sweep.results import SweepSummary, check_same_cells, summarize, write_results
 from plumbline.launcher.runtime.sweep.slurm import write_submission
-from plumbline.launcher.runtime.sweep.worker import ERROR, outcome_of
+from plumbline.launcher.runtime.sweep.worker import ERROR, Outcome, outcome_of
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
 from plumbline.launcher.runtime.trackers import check_trackers
 
-FAILED = 1  # exit code
+FAILED, ELSEWHERE = 1, 4  # exit codes
 
 
 def main() -> int:
@@ -114,16 +114,24 @@ def main() -> int:
     if arguments.dry_run:
         LOG.info(intention(plan, arguments))
         return 0
+    left: list[Cell] = []
     if arguments.summarize:
         check_same_cells(plan.sweep, plan.cells)
     else:
-        train(plan, arguments)
+        left = train(plan, arguments)
     summary = write_results(plan.sweep, plan.cells, plan.elsewhere, {cell.config.run.seed for cell in plan.runs})
     show(plan.sweep, summary, arguments.json, plan.sweep.folder)
     if STOP:
         LOG.info(f"stopped {STOP.reason}; the same command goes on with {plan.sweep.folder}")
         return REQUEUE
-    return FAILED if report_failed(share(plan, arguments)) else 0
+    if report_failed(share(plan, arguments)):
+        return FAILED
+    if left := plan.unfinished(left):
+        LOG.info(
+            f"{len(left)} run(s) are not finished: other processes are at them; start the same command again later"
+        )
+        return ELSEWHERE
+    return 0
 
 
 def show(sweep: SweepConfig, summary: SweepSummary, as_json: bool, source: Path) -> None:
@@ -135,16 +143,24 @@ def show(sweep: SweepConfig, summary: SweepSummary, as_json: bool, source: Path)
         print(f"{source}: {', '.join(f'{count} {status}' for status, count in summary.runs.items())}")
 
 
-def train(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Train what is not finished of this process's share."""
+def train(plan: Plan, arguments: argparse.Namespace) -> list[Cell]:
+    """Train what is not finished of this process's share. Returns the cells that other processes were at."""
     LOG.info(intention(plan, arguments))
     todo = plan.unfinished(share(plan, arguments))
     check_trackers(sorted({name for cell in todo for name in cell.config.metrics.trackers}))
     where = places(workers_for(todo, arguments), plan.sweep.folder / "workers.log")
     STOP.defer()
     watch_time_limit(STOP, is_main=True)
+    left: list[Cell] = []
     with closing(Progress(todo)) as progress:
-        run_all(todo, where, plan.sweep.how.run, plan.sweep.keep_checkpoints, STOP, progress.ended)
+
+        def ended(cell: Cell, outcome: Outcome) -> None:
+            progress.ended(cell, outcome)
+            if outcome == "elsewhere":
+                left.append(cell)
+
+        run_all(todo, where, plan.sweep.how.run, plan.sweep.keep_checkpoints, STOP, ended)
+    return left
 
 
 def intention(plan: Plan, arguments: argparse.Namespace) -> str:

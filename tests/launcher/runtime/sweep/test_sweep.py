@@ -276,6 +276,17 @@ def test_a_run_that_another_process_is_at_is_left_to_it(cell: Config, stop: Stop
     assert run_cell(cell, WORLD, stop, never, False) == "failed", "the lock ends with its holder"
 
 
+def test_a_sweep_with_a_run_elsewhere_does_not_say_that_all_is_finished(
+    tiny_config: Path, tmp_path: Path, sweep: Sweep
+) -> None:
+    other = write(tmp_path / "sweep.yaml", tiny_config, 20, [1], {"optimizer.lr": [0.004]})
+    (run,) = make_plan(other, []).runs
+    with held_elsewhere(run.config.run.folder):
+        outcome = sweep(other).wait()
+    assert outcome.code == 4, outcome.stderr
+    assert "1 run(s) are not finished: other processes are at them" in outcome.stderr
+
+
 def test_a_run_that_another_process_finished_is_not_trained_again(cell: Config, stop: StopRequest) -> None:
     cell.run.folder.mkdir(parents=True)
     (cell.run.folder / "diverged.json").write_text("{}")
