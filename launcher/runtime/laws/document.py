@@ -9,7 +9,7 @@ warnings, undetermined             what the points could not tell; constants tha
 derived, curves                    what follows, null where it would stand on such constants; f_x(P) with its band
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,20 @@ def describe(rows: Rows, fit: Fit, resampled: Sequence[Law], hold_out: str | Non
         "fit": asdict(score(law.loss(train.at), train.loss)),
         "fit_post": asdict(score(law.post_delta(paired.at), deltas)) if len(deltas) else None,
         "held_out": {"how": hold_out, **asdict(score(law.loss(held.at), held.loss))} if len(held.at) else None,
-        "warnings": [*fit.warnings, *open_questions(law, fit.undetermined).values()],
+        "warnings": [*_several_settings(rows), *fit.warnings, *open_questions(law, fit.undetermined).values()],
         "undetermined": sorted(fit.undetermined),
         "derived": derive(fit, resampled),
         "curves": curves(fit, resampled),
     }
+
+
+def _several_settings(rows: Rows) -> Iterator[str]:
+    """Yield what the points are beside measurements of one law, if they are."""
+    if rows.mixed:
+        yield (
+            f"at {rows.mixed} of the (N, D, bits) points differ in learning rate or labels: one law is fitted to all, "
+            "good settings and bad; give the rows of the best setting of each"
+        )
 
 
 def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:

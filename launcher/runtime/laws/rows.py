@@ -9,11 +9,12 @@ Rows of quantize.py have base_loss besides, the loss of the checkpoint as it was
 its own. Those that round more than weights after training say nothing of any law here, nor do models of unknown tokens.
 """
 
+import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from plumbline.model.scaling_laws.points import points
 NAMES = ("results.jsonl", "rows.jsonl")  # in a folder: of a sweep, of a quantization report
 REQUIRED = ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits")
 SCORING = ("data_fingerprint", "sequence_length", "batch_size", "max_batches")
+SETTINGS = ("lr", "labels")  # what else rows of sweeps may differ in
 MORE_THAN_WEIGHTS = ("post_activation_bits", "post_kv_bits")
 FORMAT = re.compile(r"e(\d+)m(\d+)", re.IGNORECASE)
 NOTHING = {"post_bits": math.inf, "group_size": math.nan, "exponent_bits": math.nan, "mantissa_bits": math.nan}
@@ -61,6 +63,8 @@ class Rows:
     files: tuple[Path, ...]
     left_out: dict[str, int]
     """Reason -> number of rows that are left out for it."""
+    mixed: int
+    """Number of the places (N, D, bits) at which points differ in what no law is about: learning rate or labels."""
 
 
 def read_rows(sources: Sequence[Path]) -> Rows:
@@ -71,21 +75,31 @@ def read_rows(sources: Sequence[Path]) -> Rows:
     """
     files = tuple(file for source in sources for file in _files(source))
     left_out: Counter[str] = Counter()
-    seen: dict[Point, None] = {}  # a dictionary keeps the order
+    seen: dict[Point, dict[str, Any]] = {}  # those of SETTINGS that its row has
     for file in files:
         for place, row in _rows(file):
             reason = _unfinished(row)
             if reason is None:
                 point = _point(place, row)
                 reason = "repeated" if point in seen else None
-                seen[point] = None
+                seen.setdefault(point, {key: row[key] for key in SETTINGS if key in row})
             if reason is not None:
                 left_out[reason] += 1
     if not seen:
         raise ValueError(f"{', '.join(map(str, files))}: no finished point; left out: {dict(left_out) or 'nothing'}")
     at = points(**{name: _column(seen, name) for name in (*REQUIRED, *NOTHING)})
     runs, scorings = (_numbers([getattr(point, name) for point in seen]) for name in ("run", "scoring"))
-    return Rows(Measured(at, _column(seen, "loss"), runs, scorings), files, dict(left_out))
+    return Rows(Measured(at, _column(seen, "loss"), runs, scorings), files, dict(left_out), _mixed(seen))
+
+
+def _mixed(seen: Mapping[Point, dict[str, Any]]) -> int:
+    """Return at how many places there are points of several settings."""
+    found: defaultdict[tuple[Point, str], set[str]] = defaultdict(set)
+    for point, settings in seen.items():
+        place = replace(point, run="", scoring=(), loss=0.0)
+        for key, value in settings.items():
+            found[place, key].add(json.dumps(value, sort_keys=True))
+    return len({place for (place, _), values in found.items() if len(values) > 1})
 
 
 def _column(seen: Iterable[Point], name: str) -> NDArray[np.float64]:

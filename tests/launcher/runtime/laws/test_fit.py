@@ -125,6 +125,18 @@ def test_what_was_left_out_is_told(fitted: dict[str, Any]) -> None:
     assert fitted["facts"]["training"]["left_out"] == {"diverged": 1, "pending": 1, "no loss": 2, "repeated": 1}
 
 
+def test_points_of_several_settings_are_warned_of(run: Run, tmp_path: Path) -> None:
+    """Seeds are none, nor is a run that stands there by two labels."""
+    rows = [{**row, "lr": 0.1, "labels": {"rule": "sp"}, "seed": 1} for row in synthetic()]
+    same = [{**rows[0], "run": "again", "seed": 2, "loss": 3.0}, {**rows[0], "labels": {"rule": "mup"}}]
+    assert read_rows([write(tmp_path / "same.jsonl", [*rows, *same])]).mixed == 0
+    other = [{**rows[0], "run": "other", "lr": 0.2}, {**rows[1], "run": "one more", "labels": {"rule": "mup"}}]
+    file = write(tmp_path / "other.jsonl", [*rows, *same, *other])
+    code, output, _ = run(fit.main, file, "--output", tmp_path / "law", "--bootstrap", "0")
+    assert code == 0
+    assert "warning    at 2 of the (N, D, bits) points differ in learning rate or labels" in output
+
+
 def test_a_law_comes_back_as_it_was(fitted: dict[str, Any]) -> None:
     sourced = open_law(str(fitted["folder"] / "law.json"))
     assert sourced.law.constants == fitted["facts"]["constants"]
