@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from plumbline.launcher.runtime.config.errors import ConfigError, explain
 from plumbline.launcher.runtime.config.sections import RunConfig
-from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml, yaml_problems
+from plumbline.launcher.runtime.config.yaml_files import check_numbers, plain_values, read_yaml, yaml_problems
 from plumbline.launcher.runtime.optim.duration import UNITS
 from plumbline.launcher.runtime.optim.schedule import with_one_key_each
 
@@ -34,10 +34,13 @@ def read_values(path: Path, overrides: list[str]) -> dict[str, Any]:
     """Return the nested plain values of a YAML file, its `extends:` chain and the overrides, as they are written.
 
     Raises:
-        ConfigError: unreadable file, bad YAML, or something that is no override.
+        ConfigError: unreadable file, bad YAML, a number in another base than 10, or something that is no override.
     """
     file = _read(path)
     overrides = [_dotted(override) for override in overrides]
+    for override in overrides:
+        with yaml_problems(override):
+            check_numbers(override.partition("=")[2], override)
     into_lists = [override for override in overrides if _enters_list(file, override)]
     others = _parse_overrides([override for override in overrides if override not in into_lists])
     with yaml_problems(str(path)):

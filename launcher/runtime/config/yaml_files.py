@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
@@ -17,6 +18,9 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 Node = DictConfig | ListConfig
 DEEP = re.compile(rb"(?:[\[{]\s*){500}")
 """What no file that a person writes begins with or holds."""
+
+OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
+"""Numbers that YAML 1.1 reads in base 8, by a leading zero, or in base 60, by colons."""
 
 
 @contextmanager
@@ -43,9 +47,9 @@ def read_yaml(path: Path) -> Node:
     """Return the content of a YAML file, its `${...}` not yet replaced.
 
     Raises:
-        ConfigError: there is no such file, it does not hold YAML sections or a list, or a `${...}` in it asks for more
-            than another key: a configuration that somebody else wrote must not read the environment, where secrets are,
-            into run folders and error messages.
+        ConfigError: there is no such file, it does not hold YAML sections or a list, a number in it is written in
+            another base than 10, or a `${...}` in it asks for more than another key: a configuration that somebody else
+            wrote must not read the environment, where secrets are, into run folders and error messages.
     """
     if not path.exists():
         known = ", ".join(sorted(str(file) for file in path.parent.glob("*.yaml"))) or "no .yaml files"
@@ -53,8 +57,10 @@ def read_yaml(path: Path) -> Node:
     if path.is_fifo():
         raise ConfigError(f"{path}: is a pipe, which can be read once and no more: write it to a file")
     with yaml_problems(str(path)):
-        if path.is_file() and DEEP.search(path.read_bytes()):
+        content = path.read_bytes() if path.is_file() else b""
+        if DEEP.search(content):
             raise RecursionError  # ahead of the parser, whose stack would end the process
+        check_numbers(content, str(path))
         node: Node = OmegaConf.load(path)
         written = OmegaConf.to_container(node, resolve=False)
         asking = [text for text in _strings(written) if "${" in text and _calls(parse(text))]
@@ -64,6 +70,21 @@ def read_yaml(path: Path) -> Node:
             "environment on the command line, for example run.root=$SCRATCH/runs"
         )
     return node
+
+
+def check_numbers(text: str | bytes, source: str) -> None:
+    """Refuse numbers in YAML that people write in base 10 and that are read in another: 010 as 8, 1:30 as 90.
+
+    Raises:
+        ConfigError: names the number, with `source` in front.
+        MarkedYAMLError: the text is not YAML.
+    """
+    for token in yaml.scan(text):
+        if isinstance(token, yaml.ScalarToken) and token.plain and OTHER_BASE.fullmatch(token.value):
+            raise ConfigError(
+                f"{source}: {token.value}: YAML reads it as {yaml.safe_load(token.value)}; write a number without a "
+                "leading zero and without colons, and text in quotes"
+            )
 
 
 def plain_values(node: Node, source: str) -> Any:
@@ -107,4 +128,5 @@ def parse_yaml(text: str, source: str) -> Any:
         ConfigError: it is not YAML; the message begins with `source`.
     """
     with yaml_problems(source):
+        check_numbers(text, source)
         return plain_values(OmegaConf.create(text), source)

@@ -93,6 +93,15 @@ def test_a_file_cannot_read_the_environment(tmp_path: Path, text: str, monkeypat
     assert "hidden" not in line
 
 
+@pytest.mark.parametrize(("text", "read"), [("010", 8), ("1:30", 90), ("-0_17", -15), ("0:1.5", 1.5)])
+def test_a_number_is_not_read_in_another_base(file: Path, tmp_path: Path, text: str, read: float) -> None:
+    (tmp_path / "odd.yaml").write_text(f"extends: {file.name}\ntrain: {{steps: [{text}]}}\n")
+    for path, given in ((tmp_path / "odd.yaml", []), (file, [f"train.steps={text}"]), (file, [f"data.train=[{text}]"])):
+        (line,) = problems(path, *given)
+        assert f"{text}: YAML reads it as {read}; write a number without a leading zero" in line
+    assert load_config(file, [f"metrics.project='{text}'"]).metrics.project == text
+
+
 def test_what_a_file_says_is_not_repeated_when_it_is_no_yaml(tmp_path: Path) -> None:
     (tmp_path / "passwords").write_text("root:x:0:0:root:/root:/bin/bash\nme: [secret\n")
     (tmp_path / "top.yaml").write_text("extends: passwords\n")
