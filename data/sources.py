@@ -245,7 +245,7 @@ def _files_of(spec: str) -> list[Path]:
             )
         if packed := [path for path in files if _is_packed(path)]:
             raise ValueError(
-                f"--source {packed[0]}: is packed, and of such files {COMPRESSED_LINES} are read: unpack it"
+                f"--source {packed[0]}: is packed, and of such files {', '.join(COMPRESSED_LINES)} are read: unpack it"
             )
     if not files:
         raise ValueError(f"--source {spec}: no file matches; give a file, a folder, a glob, hf:NAME or stdlib")
