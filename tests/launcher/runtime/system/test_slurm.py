@@ -64,13 +64,21 @@ def test_job_ids_are_read_among_what_a_site_prints(tmp_path: Path) -> None:
     assert submit(script) == ["17", "18"]
 
 
-def test_a_chain_that_is_refused_in_the_middle_names_what_is_queued(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            "echo 17; echo '18;main'; echo QOSMaxSubmit >&2; exit 1",
+            r"before it: 17, 18 \(scancel 17 18 takes back\): QOS",
+        ),
+        ("echo 'no such partition' >&2; exit 1", r"submit\.sh: no such partition"),
+        ("echo Welcome", r"sbatch named no job; .*: 'Welcome'"),
+    ],
+)
+def test_what_slurm_does_not_take_is_an_error_that_names_what_it_took(tmp_path: Path, answer: str, words: str) -> None:
     script = tmp_path / "submit.sh"
-    script.write_text("echo 17; echo '18;main'; echo 'QOSMaxSubmitJobPerUserLimit' >&2; exit 1")
-    with pytest.raises(ValueError, match=r"queued before it: 17, 18 \(scancel 17 18 takes back\): QOSMaxSubmit"):
-        submit(script)
-    script.write_text("echo 'no such partition' >&2; exit 1")
-    with pytest.raises(ValueError, match=r"submit\.sh: no such partition"):
+    script.write_text(answer)
+    with pytest.raises(ValueError, match=words):
         submit(script)
 
 
@@ -103,12 +111,3 @@ def test_a_submission_takes_no_number_that_was_taken(tmp_path: Path) -> None:
 
 def test_only_the_name_of_a_log_holds_symbols_of_slurm(tmp_path: Path) -> None:
     assert log_file(Path("a%j/run"), "job-%j.log") == "a%%j/run/job-%j.log"
-
-
-def test_an_answer_without_a_job_is_an_error(tmp_path: Path) -> None:
-    script = tmp_path / "submit-1.sh"
-    script.write_text("echo Welcome\n")
-    with pytest.raises(ValueError, match=r"sbatch named no job; .*: 'Welcome'"):
-        submit(script)
-    script.write_text("echo Welcome; echo '12;cluster'\n")
-    assert submit(script) == ["12"]
