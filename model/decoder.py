@@ -133,6 +133,8 @@ class LanguageModelHead(nn.Module):
         self.cap = config.final_logit_softcapping
         self.compiled = False
         """Whether the loss is computed by compiled code: whoever compiles the blocks sets it."""
+        self.chunk: int | None = None
+        """Tokens whose logits are alive at once; None: as many as suit the device."""
 
     def forward(self, hidden: Tensor, labels: Tensor | None, z_loss: float) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits [B, T, ..., V] in fp32 of hidden [B, T, ..., D]; with labels [B, T, ...] the loss instead.
@@ -146,7 +148,13 @@ class LanguageModelHead(nn.Module):
             return soft_cap(F.linear(hidden, self.weight).float(), self.cap)
         tokens, width = labels.flatten(), hidden.size(-1)
         loss, nats = linear_cross_entropy(
-            hidden.reshape(-1, width), self.weight, tokens, cap=self.cap, z_loss=z_loss, compiled=self.compiled
+            hidden.reshape(-1, width),
+            self.weight,
+            tokens,
+            cap=self.cap,
+            z_loss=z_loss,
+            compiled=self.compiled,
+            chunk=self.chunk,
         )
         return loss, nats.view(labels.shape).sum((0, 1))
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plumbline.model import linear_cross_entropy as module
-from plumbline.model.linear_cross_entropy import linear_cross_entropy
+from plumbline.model.linear_cross_entropy import chunk_tokens, linear_cross_entropy
 
 TOKENS, WIDTH, VOCABULARY = 23, 12, 40
 
@@ -169,13 +169,23 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("gradients", [True, False])
-def test_logits_of_all_tokens_are_never_alive_at_once(monkeypatch: pytest.MonkeyPatch, gradients: bool) -> None:
+@pytest.mark.parametrize("chunk", [None, 16])
+def test_logits_of_all_tokens_are_never_alive_at_once(
+    monkeypatch: pytest.MonkeyPatch, gradients: bool, chunk: int | None
+) -> None:
     tokens, width, vocabulary = 256, 4, 64
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 16 * vocabulary)
+    if chunk is None:
+        monkeypatch.setattr(module, "CHUNK_ELEMENTS", 16 * vocabulary)
     hidden = torch.randn(tokens, width, requires_grad=True)
     weight = torch.randn(vocabulary, width, requires_grad=True)
     with torch.set_grad_enabled(gradients), LargestTensor() as largest:  # type: ignore[no-untyped-call]
-        loss, _ = linear_cross_entropy(hidden, weight, torch.zeros(tokens, dtype=torch.int64), cap=5.0, z_loss=0.1)
+        labels = torch.zeros(tokens, dtype=torch.int64)
+        loss, _ = linear_cross_entropy(hidden, weight, labels, cap=5.0, z_loss=0.1, chunk=chunk)
         if gradients:
             loss.backward()
     assert largest.elements == 16 * vocabulary
+
+
+def test_chunks_on_a_gpu_are_whole_tiles_and_no_fewer_tokens_than_pay_for_reading_the_unembedding() -> None:
+    assert [chunk_tokens(size, on_gpu=True) for size in (1000, 8192, 50304, 151936)] == [33536, 4096, 2048, 2048]
+    assert [chunk_tokens(size, on_gpu=False) for size in (8192, 50304, 2**26)] == [4096, 667, 1]

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import blocks_of, build_model
 from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.linear_cross_entropy import chunk_tokens
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.recomputation import Recomputed, recompute
 
@@ -68,11 +69,14 @@ class _FusedNorm(torch.autograd.Function):
 
 
 def _fused_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    if norm.weight is not None and norm.weight.dtype != x.dtype:  # torch fuses none of these: autocast has them
+        return nn.functional.rms_norm(x, norm.normalized_shape, norm.weight, norm.eps)
     return _FusedNorm.apply(x, norm.weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _keep_as_on_gpu(model: nn.Module) -> None:
-    """Let modules keep what their kernels on GPUs keep, where that is less than on CPUs."""
+def _keep_as_on_gpu(model: TrainedLM) -> None:
+    """Let modules keep what they keep on GPUs: what kernels do there, which is less, and larger chunks of logits."""
+    model.lm_head.chunk = chunk_tokens(len(model.lm_head.weight), on_gpu=True)
     for module in model.modules():
         if isinstance(module, nn.RMSNorm):
             setattr(module, "forward", partial(_fused_norm, module))  # noqa: B010 - a method, to mypy

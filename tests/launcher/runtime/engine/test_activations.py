@@ -128,3 +128,22 @@ def test_kernels_on_gpus_keep_less(tiny_config: Path, typed: list[str], factor: 
     config = load_config(tiny_config, [*SHAPE, *typed, "data.sequence_length=512", "model.num_key_value_heads=2"])
     on_cpu, on_gpu = (activation_bytes(config, 4, 1, "none", each) for each in (False, True))
     assert on_cpu >= factor * on_gpu
+
+
+def test_a_gpu_has_larger_chunks_of_logits(tiny_config: Path) -> None:
+    """Two tensors of them in fp32 and two in bf16, of 2,048 tokens and of 512."""
+    config = load_config(tiny_config, ["model.vocab_size=65536", "deepspeed.precision=bf16"])
+    on_cpu, on_gpu = (activation_bytes(config, 64, 1, "none", each) for each in (False, True))
+    assert on_gpu - on_cpu == pytest.approx((2048 - 512) * 65536 * 12, rel=0.1)
+
+
+def test_a_norm_whose_weight_has_another_dtype_is_fused_on_no_gpu(tiny_config: Path) -> None:
+    """At stage 0 bf16 is autocast: the norms of queries and keys get bf16 and have weights in fp32."""
+    typed = [*SHAPE, "deepspeed.precision=bf16", "model.num_key_value_heads=2"]
+    config = load_config(tiny_config, typed)
+    without = load_config(tiny_config, [*typed, "model.qk_norm=none"])
+    on_gpu = [
+        activation_bytes(config, 64, stage, "none", on_gpu=True) - activation_bytes(without, 64, stage, "none", True)
+        for stage in (0, 1)
+    ]
+    assert on_gpu[0] > 2 * on_gpu[1]
