@@ -71,11 +71,19 @@ class Float:
         steps = exponent.clamp_min(smallest_normal) - self.mantissa_bits
         # Twice, in halves: with 8 exponent bits one power of two may be beyond fp32
         half = steps // 2
-        rounded = torch.ldexp(torch.ldexp(x, -half), half - steps).round()
-        return torch.ldexp(torch.ldexp(rounded, half), steps - half)
+        rounded = (x * power_of_two(-half) * power_of_two(half - steps)).round()
+        return rounded * power_of_two(half) * power_of_two(steps - half)
 
 
 Format = Integer | Float
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """Return 2^exponent in fp32 of whole numbers from -126 to 127, int32, any shape.
+
+    By its bits, and so exactly on every device: torch's `ldexp` multiplies by a power that a GPU may round.
+    """
+    return ((exponent + 127) << 23).view(torch.float32)
 
 
 def parse_format(name: str) -> Format:

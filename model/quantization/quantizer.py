@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, PositiveInt, field_validator
 from pydantic import model_validator as validator
 from torch import Tensor
 
-from plumbline.model.quantization.formats import Float, Format, parse_format
+from plumbline.model.quantization.formats import Float, Format, parse_format, power_of_two
 
 Site = Literal["weights", "activations", "kv_cache"]
 Granularity = Literal["tensor", "channel", "token", "head", "group"]
@@ -223,7 +223,7 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
             # OCP MX v1.0, section 6.3: the exponent of the largest value minus that of the format's largest
             top = numbers.largest_exponent if isinstance(numbers, Float) else numbers.bits - 2
             exponent = torch.frexp(reach.clamp_min(TINY)).exponent - 1 - top
-            return torch.ldexp(torch.ones_like(reach), exponent.clamp(-126, 127))
+            return power_of_two(exponent.clamp(-126, 127))
         return self._stored(reach / numbers.largest, largest / numbers.largest)
 
     def _stored(self, scale: Tensor, largest_scale: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from plumbline.model.quantization.formats import Float, Integer, parse_format
+from plumbline.model.quantization.formats import Float, Integer, parse_format, power_of_two
 from plumbline.model.quantization.precision import BLOCK_FORMATS, PrecisionConfig, named_quantizer
 from plumbline.model.quantization.quantizer import Limits, Quantizer
 
@@ -21,6 +21,11 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def error(quantizer: Quantizer, x: Tensor) -> float:
     return float((quantizer.fake_quantize(x, "weights") - x).norm() / x.norm())
+
+
+def test_powers_of_two_are_exact() -> None:
+    exponents = range(-126, 128)
+    assert power_of_two(torch.tensor(exponents, dtype=torch.int32)).tolist() == [2.0**each for each in exponents]
 
 
 @pytest.mark.parametrize(
