@@ -1,18 +1,18 @@
-"""Check that a C++ compiler is there and that DeepSpeed's operator for CPUs can be built with it."""
+"""Check that compilers are there, and on a CPU that DeepSpeed's operator can be built."""
 
 import os
-import shutil
 from collections.abc import Sequence
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
 from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.compilers import missing_to_compile
 
 
 def measure(place: Place) -> Facts:
-    """Look for the compiler and, where training will need the operator, build and load it."""
-    name = os.environ.get("CXX", "c++")
-    facts: Facts = {"device": place.world.device.type, "name": name, "compiler": shutil.which(name), "problem": None}
-    if place.world.device.type == "cpu":
+    """Look for a compiler and, where training will need DeepSpeed's operator, build and load it."""
+    device = place.world.device.type
+    facts: Facts = {"device": device, "missing": missing_to_compile(device == "cuda"), "problem": None}
+    if device == "cpu":
         try:
             with startup.quiet_stdout():
                 os.environ["DS_ACCELERATOR"] = "cpu"  # read when DeepSpeed is imported
@@ -23,15 +23,15 @@ def measure(place: Place) -> Facts:
 
 
 def judge(reports: Sequence[Report]) -> list[Finding]:
-    """Find it bad where training would not start, and worth a warning where only torch.compile would miss it."""
+    """Find it bad where training would not start, and worth a warning where it starts if nothing is compiled."""
     findings = []
     for report in reports:
         facts = report.facts
         if facts["problem"] is not None:
             text = f"rank {report.rank}: DeepSpeed's operator for CPUs cannot be built: {facts['problem']}"
             findings.append(Finding("bad", report.node, text, "install g++, or point CXX at a compiler that works"))
-        elif facts["compiler"] is None:
-            text = f"rank {report.rank}: C++ compiler {facts['name']!r} not found; train.compile=true needs it"
-            findings.append(Finding("warning", report.node, text, "install g++, or point CXX at a compiler"))
+        elif facts["missing"] is not None:
+            text = f"rank {report.rank}: blocks are compiled on a GPU, and {facts['missing']}"
+            findings.append(Finding("warning", report.node, text, "or train with train.compile=false"))
     built = "; DeepSpeed's operator for CPUs is built" if reports[0].facts["device"] == "cpu" else ""
-    return findings or [Finding("ok", EVERYWHERE, f"C++ compiler {reports[0].facts['compiler']}{built}")]
+    return findings or [Finding("ok", EVERYWHERE, f"what torch.compile needs is there{built}")]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.compilers import missing_to_compile
 from plumbline.model.attention import attention_kind, block_sparse
 from plumbline.model.blocks.kind import Block
 from plumbline.model.objectives.next_token import NextTokenConfig
@@ -57,6 +58,15 @@ def _determinism_refusal(config: Config, device: torch.device) -> str | None:
     return f"{asked}: model.attention = {config.model.attention} {why}: set {without}"
 
 
+def _compiler_refusal(config: Config, device: torch.device) -> str | None:
+    """Say why blocks cannot be compiled on a host; None: they can, or need not be."""
+    missing = missing_to_compile(device.type == "cuda") if compiles(config, device) else None
+    if missing is None:
+        return None
+    asked = "left out, and blocks are compiled on a GPU" if config.train.compile is None else "true"
+    return f"train.compile is {asked}: {missing}, or set train.compile=false"
+
+
 def move_buffers(model: nn.Module, device: torch.device) -> None:
     """Move every buffer of a model to a device, where its parameters are to stay where they are."""
     for module in model.modules():
@@ -89,10 +99,14 @@ def build_for_training(
 
     Raises:
         ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed; or it
-            cannot compute what run.deterministic asks for.
+            cannot compute what run.deterministic asks for, or its host has nothing to compile with.
     """
-    reason = float8.refusal(config.precision, device, compiles(config, device)) or _determinism_refusal(config, device)
-    if reason is not None:
+    reasons = (
+        float8.refusal(config.precision, device, compiles(config, device)),
+        _determinism_refusal(config, device),
+        _compiler_refusal(config, device),
+    )
+    for reason in filter(None, reasons):
         raise ConfigError(reason)
     model = build_model(config, construction)
     initialize(model, rows, config.run.seed, gather)
@@ -103,7 +117,7 @@ def build_for_training(
                 parameters[name].copy_(weight)
     float8.compute_in_float8(model.model.layers, config.precision)
     if compiles(config, device):
-        compile_blocks(model)
+        compile_blocks(model, exact_division=not config.precision.is_plain)
         model.lm_head.compiled = True
     model.model.block_masks = masks_in_blocks(config, device)
     return model
@@ -128,11 +142,20 @@ def blocks_of(model: nn.Module) -> list[Block]:
     return [module for module in model.modules() if isinstance(module, Block)]
 
 
-def compile_blocks(model: nn.Module) -> None:
+def compile_blocks(model: nn.Module, exact_division: bool) -> None:
     """Compile every block, each shape by itself: what an evaluation's batch is like decides nothing about training's.
 
     What is compiled is `forward`, so that the hooks of ZeRO-3 stand around the graph and do not cut it.
+
+    Args:
+        model: whose blocks they are.
+        exact_division: divide as uncompiled code does. Triton's own division may be off by a bit, and a value that is
+            rounded to a grid then falls on another point of it than in evaluation, which is not compiled.
     """
     block_sparse.permit_graphs()
+    if exact_division:
+        from torch._inductor import config  # loads slowly, and most processes compile nothing
+
+        config.eager_numerics.division_rounding = True
     for block in blocks_of(model):
         setattr(block, "forward", torch.compile(block.forward, dynamic=False))  # noqa: B010 - a method, to mypy

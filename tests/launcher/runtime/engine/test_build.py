@@ -37,3 +37,28 @@ def test_a_gpu_that_cannot_repeat_a_kind_of_attention_is_refused(tiny_config: Pa
 def test_a_gpu_is_refused_nothing_else(tiny_config: Path, overrides: list[str]) -> None:
     config = load_config(tiny_config, overrides)
     assert build_for_training(config, plan_run(config).rows, torch.device("cuda")) is not None
+
+
+@pytest.mark.parametrize(
+    ("compiled", "said"),
+    [("null", "train.compile is left out, and blocks are compiled on a GPU: "), ("true", "train.compile is true: ")],
+)
+def test_a_host_with_nothing_to_compile_with_is_refused(
+    tiny_config: Path, compiled: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "no-such-compiler")
+    config, gpu = load_config(tiny_config, [f"train.compile={compiled}"]), torch.device("cuda")
+    with pytest.raises(ConfigError, match=f"{said}C compiler 'no-such-compiler' of CC not found"):
+        build_for_training(config, plan_run(config).rows, gpu)
+    uncompiled = load_config(tiny_config, ["train.compile=false"])
+    assert build_for_training(uncompiled, plan_run(uncompiled).rows, gpu) is not None
+
+
+@pytest.mark.parametrize(("typed", "exact"), [([], False), (["precision.activations=8"], True)])
+def test_what_is_rounded_is_divided_as_uncompiled_code_does(tiny_config: Path, typed: list[str], exact: bool) -> None:
+    from torch._inductor import config as inductor
+
+    config = load_config(tiny_config, ["train.compile=true", *typed])
+    with inductor.patch("eager_numerics.division_rounding", False):
+        build_for_training(config, plan_run(config).rows, CPU)
+        assert inductor.eager_numerics.division_rounding == exact
