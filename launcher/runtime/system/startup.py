@@ -55,6 +55,8 @@ def start(world: World, timeout_minutes: float) -> None:
         theirs.addFilter(lambda record: "Skipping step" not in record.getMessage())
         # DeepSpeed calls collectives by their old names, of which the newest torch warns; users cannot act on it
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+        warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")  # which is the one set above
+        ask_torch_for_free_memory()
         backend = "nccl" if world.device.type == "cuda" else "gloo"
         timeout = timedelta(minutes=timeout_minutes)
         if world.size == 1:  # nobody to meet, so no port, which another process may take before we do
@@ -68,6 +70,17 @@ def start(world: World, timeout_minutes: float) -> None:
                 f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
                 f"the launcher another --master_port. {str(error).splitlines()[0]}"
             ) from error
+
+
+def ask_torch_for_free_memory() -> None:
+    """Let DeepSpeed ask torch, and not NVML, how much memory of a GPU is free.
+
+    For NVML it reads CUDA_VISIBLE_DEVICES as numbers (0.19.8), at stages 1 and 2, and names of GPUs (GPU-..., MIG-...)
+    end the start there. It asks before it makes its buffers, when memory is either ours or free.
+    """
+    from deepspeed.accelerator import cuda_accelerator
+
+    cuda_accelerator.pynvml = None
 
 
 def allow_many_files() -> None:

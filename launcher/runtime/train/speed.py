@@ -11,7 +11,15 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.flops import training_flops_per_token
 
 # Dense bf16 peak of one GPU in TFLOP/s, from the vendors' data sheets; matched against the device name in this order
-PEAK_BF16_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "B200": 2250.0, "A100": 312.0, "L40S": 362.0}
+PEAK_BF16_TFLOPS = {
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100 NVL": 835.0,
+    "H100": 989.0,
+    "B200": 2250.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+}
 
 
 class SpeedMeter:

@@ -1,10 +1,11 @@
 """What a process asks of its system before ranks meet."""
 
 import resource
+from types import SimpleNamespace
 
 import pytest
 
-from plumbline.launcher.runtime.system.startup import MANY_FILES, allow_many_files
+from plumbline.launcher.runtime.system.startup import MANY_FILES, allow_many_files, ask_torch_for_free_memory
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,18 @@ def test_as_many_files_as_ranks_need_where_that_is_allowed(
     monkeypatch.setattr(resource, "setrlimit", lambda _which, limits: found.append(limits))
     allow_many_files()
     assert found == asked
+
+
+def test_gpus_may_be_visible_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed counts the free memory of one as its stages 1 and 2 do, where NVML is installed."""
+    from deepspeed.accelerator import cuda_accelerator
+
+    monkeypatch.setattr(cuda_accelerator, "pynvml", SimpleNamespace(nvmlDeviceGetHandleByIndex=None))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5a1c0e9b,MIG-4f3b2a10")
+    gpu = cuda_accelerator.CUDA_Accelerator.__new__(cuda_accelerator.CUDA_Accelerator)
+    monkeypatch.setattr(gpu, "total_memory", lambda _index: 80)
+    monkeypatch.setattr(gpu, "memory_allocated", lambda _index: 30)
+    with pytest.raises(ValueError, match="GPU-5a1c0e9b"):
+        gpu.available_memory(0)
+    ask_torch_for_free_memory()
+    assert gpu.available_memory(0) == 50
