@@ -55,7 +55,7 @@ CPU = {
 }
 TRAIN_124M = "throughput.py --compile --layers 12 --width 768 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
 TRAIN_400M = "throughput.py --compile --layers 24 --width 1024 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
-TRAIN_1400M = "throughput.py --compile --layers 24 --width 2048 --length 2048 --batch 4 --vocabulary 50304 --steps 6"
+TRAIN_1400M = "throughput.py --compile --layers 24 --width 2048 --length 2048 --batch 3 --vocabulary 50304 --steps 6"
 TRAIN_7B = (
     "throughput.py --compile --layers 32 --width 4096 --length 2048 --batch 2 --vocabulary 50304 --steps 3 --alone"
 )
@@ -73,6 +73,10 @@ GPU = {
     "hugging_face_trainer": Part(f"{OTHERS_124M} --trainer hugging_face", f"{TINY} --rounds 1"),
     "litgpt": Part(f"{OTHERS_124M} --trainer litgpt", f"{TINY} --rounds 1"),
     "loss_head": Part("loss_head.py --tokens 16384 --dtype bf16", "--tokens 64 --rounds 2"),
+    "loss_head_151936": Part(
+        "loss_head.py --tokens 16384 --dtype bf16 --width 2048 --vocabulary 151936",
+        "--tokens 64 --width 64 --vocabulary 512 --rounds 2",
+    ),
     "attention_masks": Part("attention_masks.py --dtype bf16", TINY_MASKS),
     "attention_masks_shared": Part("attention_masks.py --dtype bf16 --length 8192 --batch 1 --shared 4", TINY_MASKS),
     "optimizers": Part("optimizer_cost.py --config configs/gpt2-124m.yaml", f"--rounds 2 {TINY_RUN}"),

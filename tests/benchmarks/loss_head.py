@@ -37,9 +37,11 @@ def heads(device: torch.device) -> dict[str, Head]:
             (hidden @ weight.T).float(), labels, reduction="sum"
         ),
     }
-    fused = getattr(F, "linear_cross_entropy", None)
-    if fused is not None:
-        found["torch"] = lambda hidden, weight, labels: fused(hidden, weight, labels, reduction="sum")
+    options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
+    if options is not None:  # without them torch's function forms full logits as well
+        found["torch, in chunks"] = lambda hidden, weight, labels: F.linear_cross_entropy(
+            hidden, weight, labels, reduction="sum", options=options()
+        )
     if device.type == "cuda" and importlib.util.find_spec("liger_kernel") is not None:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss  # type: ignore[import-not-found]
 

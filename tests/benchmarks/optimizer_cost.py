@@ -1,15 +1,16 @@
 """Compare what optimizers cost: seconds of a whole step of the engine with each, on the same batches.
 
-    python tests/benchmarks/optimizer_cost.py [--config configs/quickstart.yaml --rounds 9 section.key=value ...]
+    python tests/benchmarks/optimizer_cost.py [--config configs/quickstart.yaml --rounds 40 section.key=value ...]
 
-Steps of the optimizers alternate in one process; medians are compared, `ratio` is over AdamW's. One micro-batch a step,
-so that the update weighs as much as it can, at ZeRO stage 0, which serves all of them; SOAP renews its bases every few
-steps (`optimizer.precondition_frequency`), so --rounds should span some of these. The text is random. It prints one
-JSON object.
+Steps of the optimizers alternate in one process; means are compared, for SOAP renews its bases every few steps
+(`optimizer.precondition_frequency`), and --rounds should be a multiple of that. `ratio` is over AdamW's. One
+micro-batch a step, so that the update weighs as much as it can, at ZeRO stage 0, which serves all of them. The text is
+random. It prints one JSON object.
 """
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -34,7 +35,7 @@ def make_way(config: Config, world: World) -> Way:
 
 def main() -> None:
     """Measure one configuration."""
-    arguments = parse_arguments(__doc__, rounds=9)
+    arguments = parse_arguments(__doc__, rounds=40)
     arguments.overrides.append("deepspeed.zero_stage=0")
     world = read_world()
     startup.start(world, timeout_minutes=10)
@@ -45,7 +46,7 @@ def main() -> None:
                 **{**vars(arguments), "overrides": [*arguments.overrides, f"optimizer.name={name}"]}
             )
             ways[name] = make_way(on_random_text(asked, Path(folder)), world)
-        results = compared(take_turns(ways, arguments.rounds, world.device), "optimizer")
+        results = compared(take_turns(ways, arguments.rounds, world.device, statistics.mean), "optimizer")
     if world.is_main:
         print(json.dumps({"setting": setting_of(arguments, world), "results": results}, indent=2))
     startup.stop()

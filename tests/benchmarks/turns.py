@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,20 @@ Way = Callable[[], object]
 """Do the thing once; what it leaves on a device need not be done yet."""
 
 
-def take_turns(ways: Mapping[str, Way], rounds: int, device: torch.device) -> dict[str, float]:
-    """Return the median seconds of each way, from the first round after the one that warms up."""
+def take_turns(
+    ways: Mapping[str, Way],
+    rounds: int,
+    device: torch.device,
+    typical: Callable[[Sequence[float]], float] = statistics.median,
+) -> dict[str, float]:
+    """Return the seconds of each way, from the first round after the one that warms up.
+
+    Args:
+        ways: to take turns.
+        rounds: of each way.
+        device: that they use.
+        typical: makes one number of those of the rounds; the mean, where some rounds do more than others.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -22,7 +34,7 @@ def take_turns(ways: Mapping[str, Way], rounds: int, device: torch.device) -> di
             synchronize(device)
             if number:
                 seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(taken) for name, taken in seconds.items()}
+    return {name: typical(taken) for name, taken in seconds.items()}
 
 
 def compared(seconds: Mapping[str, float], what: str) -> list[dict[str, Any]]:
