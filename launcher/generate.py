@@ -75,6 +75,8 @@ if __name__ == "__main__":
     cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
+from torch import nn
+
 from plumbline.launcher.runtime.models.continuing import (
     Continuation,
     Prompt,
@@ -94,7 +96,8 @@ from plumbline.launcher.runtime.models.open import (
 )
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.model.lookahead.generation import Drafts
+from plumbline.model.lookahead.generation import Drafts, Trigger, check_verifiable
+from plumbline.model.quantization.precision import scales_over_tokens
 
 
 def main() -> None:
@@ -117,6 +120,7 @@ def main() -> None:
     )
     if think is not None:
         _ = model.decoding  # raises now, before anything is printed, if the model cannot think
+    check_rounding(model.module, think, arguments.batch_size)
     options = (arguments.max_new_tokens, arguments.temperature, arguments.top_k, arguments.top_p)
     writer = Writer(model, tokenizer, *options, think)
     if arguments.interactive:
@@ -132,6 +136,22 @@ def main() -> None:
         cli.print_json({**report, "samples": [asdict(each) for each in said], "speed": writer.speed})
     else:
         tell_speed(writer)
+
+
+def check_rounding(module: nn.Module, think: Trigger | Drafts | None, batch_size: int) -> None:
+    """Refuse to verify, and warn of batches, where other tokens change how one is rounded.
+
+    Raises:
+        ValueError: see `check_verifiable`.
+    """
+    if isinstance(think, Drafts):
+        check_verifiable(module)
+    shared = scales_over_tokens(module)
+    if batch_size > 1 and shared:
+        LOG.warning(
+            f"--batch-size {batch_size}: with {', '.join(shared)} the rows of a batch share scales, so they say other "
+            "things together than alone; --batch-size 1 keeps them apart"
+        )
 
 
 def samples(arguments: argparse.Namespace, facts: ModelFacts, tokenizer: object, text: str) -> list[Prompt]:

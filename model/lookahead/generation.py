@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from plumbline.model.attention.context import LayerCache
 from plumbline.model.decoder import CausalLM
@@ -13,6 +13,7 @@ from plumbline.model.generation import check_request, sample_token
 from plumbline.model.lookahead.anchors import Anchors
 from plumbline.model.lookahead.masks import Entries, Text, attention_mask, slot_entries, text_entries
 from plumbline.model.lookahead.thoughts import Memory, Thinker, join, run_text_behind
+from plumbline.model.quantization.precision import scales_over_tokens
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,20 @@ class Drafts:
     """Passes of slots, one after the other, that made the drafts."""
 
 
+def check_verifiable(model: nn.Module) -> None:
+    """Refuse to verify drafts where reading them would change how the text before them is rounded.
+
+    Raises:
+        ValueError: names the quantizers whose scales span several tokens.
+    """
+    shared = scales_over_tokens(model)
+    if shared:
+        raise ValueError(
+            f"--think verify: with {', '.join(shared)} scales span several tokens, so a draft changes what the plain "
+            "model says of the text before it; leave --think out, or train with a scale for each token"
+        )
+
+
 @torch.no_grad()
 def generate_verified(
     model: CausalLM, thinker: Thinker, prompt: Tensor, max_new_tokens: int, drafts: Drafts
@@ -161,9 +176,10 @@ def generate_verified(
         drafts: counts what happens.
 
     Raises:
-        ValueError: as `generate_thinking`.
+        ValueError: as `generate_thinking` and `check_verifiable`.
     """
     check_request(model.config, prompt, max_new_tokens, 0.0, None, None)
+    check_verifiable(model)
     if prompt.size(0) != 1:
         raise ValueError(f"{prompt.size(0)} prompts: thoughts are for one sequence at a time")
     model.eval()

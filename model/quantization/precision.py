@@ -165,6 +165,20 @@ def apply_precision(blocks: nn.Module, precision: PrecisionConfig) -> None:
                 module.as_stored = StoredRounded(kv_cache, kv_cache)
 
 
+def scales_over_tokens(blocks: nn.Module) -> list[str]:
+    """Return the quantizers in blocks by which one token is rounded otherwise beside others, in words."""
+    found = dict[str, None]()
+    for module in blocks.modules():
+        if isinstance(module, QuantizedLinear) and module.activations is not None and module.limits is None:
+            found |= (
+                {f"activations {module.activations}": None} if module.activations.spans_tokens("activations") else {}
+            )
+        stored = getattr(module, "as_stored", None)
+        for quantizer in (stored.keys, stored.values) if isinstance(stored, StoredRounded) else ():
+            found |= {f"kv_cache {quantizer}": None} if quantizer and quantizer.spans_tokens("kv_cache") else {}
+    return list(found)
+
+
 class StoredRounded:
     """Round keys and values [B, heads, tokens, head_dim] as a cache would store them."""
 

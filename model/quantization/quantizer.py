@@ -141,6 +141,13 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         if self.granularity not in known:
             raise ValueError(f"granularity = {self.granularity}: {site} have {', '.join(known)}")
 
+    def spans_tokens(self, site: Site) -> bool:
+        """Return whether the tokens beside one change how it is rounded, at a site of tokens: they share its scale.
+
+        Scales in e4m3 are relative to the largest of the whole tensor, whatever block each is of.
+        """
+        return self.scales == "e4m3" or (self.group_size is None and -2 not in OWN_SCALE[site][self.granularity])
+
     def fake_quantize(self, x: Tensor, site: Site, limits: Limits | None = None) -> Tensor:
         """Round x to the grid, same shape and dtype; the gradient passes where x lies within the grid, else is 0.
 

@@ -14,6 +14,9 @@ import pytest
 
 import plumbline.launcher.eval
 import plumbline.launcher.generate
+from plumbline.model.build import build_decoder
+from plumbline.model.config import ModelConfig
+from plumbline.model.quantization.precision import PrecisionConfig, apply_precision
 from tests.launcher.test_cli import answer, the_error
 
 if TYPE_CHECKING:
@@ -76,6 +79,29 @@ def test_many_prompts_in_batches_are_each_alone(
         f"=== {sample['prompt']!r}\n{sample['prompt']}{sample['text']}\n" for sample in found[0]
     )
     assert re.search(r"^\d+ tokens read and 72 written in .* tokens per second$", printed.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "shared"),
+    [
+        ({"activations": "nvfp4"}, "activations e2m1 (group of 16, e4m3 scales)"),
+        ({"kv_cache": 8}, "kv_cache int8 (tensor)"),
+        ({"weights": 4, "activations": "mxfp4"}, None),
+    ],
+    ids=str,
+)
+def test_rounding_by_other_rows_of_a_batch_is_said(
+    caplog: pytest.LogCaptureFixture, rounding: dict[str, Any], shared: str | None
+) -> None:
+    sizes = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape = ModelConfig.model_validate({**sizes, "max_position_embeddings": 8})
+    model = build_decoder(shape, device="cpu")
+    apply_precision(model.model.layers, PrecisionConfig.model_validate(rounding))
+    plumbline.launcher.generate.check_rounding(model, None, 1)
+    assert not caplog.messages, "a row that is alone shares nothing"
+    plumbline.launcher.generate.check_rounding(model, None, 4)
+    assert [shared in message for message in caplog.messages if shared] == [True] * (shared is not None)
+    assert len(caplog.messages) == (shared is not None)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from plumbline.model.decoder import CausalLM
 from plumbline.model.generation import generate
 from plumbline.model.lookahead.generation import Drafts, Trigger, generate_thinking, generate_verified
 from plumbline.model.objectives.latent_lookahead import LatentLookahead, LatentLookaheadConfig
+from plumbline.model.quantization.precision import PrecisionConfig, apply_precision
 from tests.model.conftest import Counting, Enliven, MakeModel
 
 PROMPT, NEW = 5, 7
@@ -124,6 +125,28 @@ def test_wrong_drafts_change_nothing(make_model: MakeModel, enliven: Enliven, se
     found = [int(token) for token in generate_verified(model, look.thinker, prompt_of(model), 15, drafts)]
     assert found == [int(token) for token in generate(model, prompt_of(model), 15, temperature=0.0)]
     assert drafts.drafted > drafts.accepted
+
+
+@pytest.mark.parametrize("rounding", [{"activations": 8}, {"kv_cache": 4}, {"activations": "nvfp4"}], ids=str)
+def test_drafts_are_not_verified_where_they_change_the_rounding(
+    make_model: MakeModel, enliven: Enliven, rounding: dict[str, Any]
+) -> None:
+    model = make_model()
+    look = thinking(model, enliven)
+    apply_precision(model.model.layers, PrecisionConfig.model_validate(rounding))
+    with pytest.raises(ValueError, match=r"--think verify: .* scales span several tokens"):
+        next(generate_verified(model, look.thinker, prompt_of(model), 3, Drafts()))
+
+
+@pytest.mark.parametrize("rounding", ["mxfp4", {"format": "int4", "granularity": "token"}], ids=str)
+def test_verified_drafts_are_the_greedy_continuation_where_each_token_is_rounded_alone(
+    make_model: MakeModel, enliven: Enliven, rounding: Any
+) -> None:
+    model = make_model()
+    look = thinking(model, enliven, horizon=4)
+    apply_precision(model.model.layers, PrecisionConfig.model_validate({"activations": rounding}))
+    found = [int(token) for token in generate_verified(model, look.thinker, prompt_of(model), 15, Drafts())]
+    assert found == [int(token) for token in generate(model, prompt_of(model), 15, temperature=0.0)]
 
 
 def test_several_prompts_are_refused(make_model: MakeModel, enliven: Enliven) -> None:

@@ -107,6 +107,23 @@ def test_values_that_share_a_scale(site: Any, granularity: Any, shape: tuple[int
         torch.testing.assert_close(grid.scale, reach)
 
 
+@pytest.mark.parametrize("site", ["activations", "kv_cache"])
+@pytest.mark.parametrize("scales", ["fp32", "e8m0", "e4m3"])
+@pytest.mark.parametrize("granularity", ["tensor", "channel", "token", "head", "group"])
+def test_a_quantizer_knows_whether_other_tokens_change_how_one_is_rounded(
+    site: Any, granularity: Any, scales: Any
+) -> None:
+    if granularity == "head" and site == "activations":
+        return
+    group = 8 if granularity == "group" else None
+    quantizer = Quantizer(format="int4", granularity=granularity, group_size=group, scales=scales)
+    x = torch.randn(2, 3, 6, 16, generator=torch.Generator().manual_seed(0))
+    other = x.clone()
+    other[:, :, 1:] *= 20.0
+    same = quantizer.fake_quantize(x, site)[:, :, 0].equal(quantizer.fake_quantize(other, site)[:, :, 0])
+    assert quantizer.spans_tokens(site) is not same
+
+
 def test_groups_are_neighbours_along_a_row() -> None:
     x = normal(4, 12)
     whole = Quantizer(format="int4", granularity="group", group_size=3).fake_quantize(x, "weights")
