@@ -11,12 +11,13 @@ import numpy as np
 from scipy.optimize import brentq, minimize_scalar
 
 from plumbline.model.scaling_laws.law import Law
-from plumbline.model.scaling_laws.points import BF16
+from plumbline.model.scaling_laws.points import BF16, points
 from plumbline.model.scaling_laws.precision import PrecisionLaw
 
 MOST_BITS = 64.0
 STEP = 1e-4  # bits: of derivatives
 CRITICAL = ("B", "beta", "C_T", "gamma_D", "gamma_N", "gamma_post")
+TOLERANCES = ("C_w", "C_a", "C_kv")  # D_crit stands on those that a law has
 SPLIT = ("A", "alpha", "B", "beta")
 
 
@@ -39,7 +40,7 @@ def open_questions(law: Law, undetermined: Collection[str]) -> dict[str, str]:
     """
     questions: dict[str, tuple[str, tuple[str, ...]]] = {"split": ("the best N and D", SPLIT)}
     if isinstance(law, PrecisionLaw) and "C_T" in law.constants:
-        questions["critical"] = ("D_crit", CRITICAL)
+        questions["critical"] = ("D_crit", (*CRITICAL, *TOLERANCES))
     if law.TIED and "alpha" in undetermined:
         undetermined = {*undetermined, "beta"}
     missing = {key: [name for name in needed if name in undetermined] for key, (_, needed) in questions.items()}
@@ -51,16 +52,19 @@ def open_questions(law: Law, undetermined: Collection[str]) -> dict[str, str]:
 
 
 def critical_tokens(law: PrecisionLaw, parameters: float, post_bits: float) -> float:
-    """Return D_crit (eq. 13), in tokens, or inf: beyond it a bf16 model that is rounded to `post_bits` gets worse.
+    """Return D_crit, in tokens, or inf: beyond it a bf16 model that is rounded to `post_bits` gets worse.
+
+    It is the D of least loss, where beta B D^-beta = gamma_D delta_PTQ. Eq. 13 is that for a model of 16 bits without
+    any C_x and with N_eff = N; here both count as they do in the loss.
 
     Raises:
         ValueError: the law has no quantization after training.
     """
     law.require(*CRITICAL)
-    if law.C_T * law.gamma_D == 0:
+    harm = float(law.post_delta(points(parameters, 1.0, post_bits=post_bits)))  # delta_PTQ / D^gamma_D
+    if harm * law.gamma_D == 0:
         return float("inf")
-    size = law.beta * law.B * parameters**law.gamma_N * float(np.exp(post_bits / law.gamma_post - law.b))
-    return float((size / (law.gamma_D * law.C_T)) ** (1 / (law.gamma_D + law.beta)))
+    return float((law.beta * law.B / (law.gamma_D * harm)) ** (1 / (law.gamma_D + law.beta)))
 
 
 def optimal_precision(law: PrecisionLaw) -> float:

@@ -131,15 +131,21 @@ def test_too_much_data_begins_at_the_known_ratios() -> None:
     assert ratios == pytest.approx([177, 959, 5185], rel=3e-3)
 
 
-def test_the_critical_data_size_is_where_the_loss_turns() -> None:
+@pytest.mark.parametrize(
+    ("known", "bits"),
+    [({}, 4), ({"C_w": 0.05, "C_a": 0.05, "C_kv": 0.05}, 3), ({"C_a": 0.2}, 6), ({"C_w": 0.01, "C_kv": 2.0}, 4)],
+    ids=str,
+)
+def test_the_critical_data_size_is_where_the_loss_turns(known: dict[str, float], bits: int) -> None:
+    law = replace(KUMAR, **known)
     found = minimize_scalar(
-        lambda d: float(KUMAR.loss(points(60e6, np.exp(d), EXACT, EXACT, EXACT, post_bits=4))),
+        lambda d: float(law.loss(points(60e6, np.exp(d), post_bits=bits))),
         bounds=(15.0, 35.0),
         method="bounded",
         options={"xatol": 1e-9},
     )
-    assert critical_tokens(KUMAR, 60e6, 4) == pytest.approx(float(np.exp(found.x)), rel=1e-4)
-    assert critical_tokens(replace(KUMAR, gamma_D=0.0), 60e6, 4) == np.inf, "more data never harms"
+    assert critical_tokens(law, 60e6, bits) == pytest.approx(float(np.exp(found.x)), rel=1e-4)
+    assert critical_tokens(replace(law, gamma_D=0.0), 60e6, bits) == np.inf, "more data never harms"
 
 
 def test_the_optimal_precision_is_seven_bits_whatever_the_compute() -> None:
