@@ -187,15 +187,16 @@ class CausalLM(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return logits [B, T, V] in fp32; with labels [B, T], (summed loss, summed cross-entropy) in nats instead.
 
-        The loss is cross-entropy + z_loss logsumexp(logits)^2 + pruning_weight x the share of context kept, averaged
-        over layers, for each valid label.
+        The loss is cross-entropy + z_loss logsumexp(logits)^2 + pruning_weight x the share of context kept of the row,
+        averaged over layers, for each valid label.
         """
         kept = KeptContext([])
         hidden = self.model(input_ids, document_ids, positions, cache, kept)
         if labels is None or not kept.shares:
             return self.lm_head(hidden, labels, z_loss)  # type: ignore[no-any-return]
         loss, cross_entropy = self.lm_head(hidden, labels, z_loss)
-        return loss + pruning_weight * (labels >= 0).sum() * torch.stack(kept.shares).mean(), cross_entropy
+        shares = torch.stack(kept.shares).mean(0)  # (B): rows apart, or the price would depend on how they are batched
+        return loss + pruning_weight * ((labels >= 0).sum(1) * shares).sum(), cross_entropy
 
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
         """Return what is predicted after each token of a batch, of which only input_ids must be there: [B, T, V]."""

@@ -37,7 +37,7 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class KeptContext:
-    """Collect what share of the earlier tokens each pruning layer kept in one forward pass.
+    """Collect what share of the earlier tokens each pruning layer kept of each row, [B], in one forward pass.
 
     Not a bare list: ZeRO-3's hooks copy the lists among a module's arguments.
     """

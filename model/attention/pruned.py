@@ -160,8 +160,8 @@ class PrunedAttention(SoftmaxAttention):
             bias = bias.masked_fill(~cache.alive[:, None], -torch.inf)
             cache.keep(bias[:, -1] == 0)
         kept = log_kept.exp() * past
-        share = kept.sum() / (past.sum() * len(x)).clamp_min(1)
-        self.kept = share.detach()
+        share = kept.sum((1, 2)) / past.sum().clamp_min(1)  # (B)
+        self.kept = share.detach().mean()
         if context.kept is not None:
             context.kept.shares.append(share)
         dropout = self.dropout if self.training else 0.0

@@ -112,6 +112,22 @@ def test_the_loss_pays_for_what_is_kept(make_model: MakeModel) -> None:
     assert votes_move(5.0) > votes_move(0.0), "a price on context lowers the bias towards keeping"
 
 
+def test_the_price_does_not_depend_on_how_rows_are_cut_into_batches(make_model: MakeModel) -> None:
+    """Rows with few labels and rows with many keep different shares of their context."""
+    model = make_model(**SHAPE).train()
+    ids, labels = tokens(), tokens().roll(-1, 1)
+    ids[1, 1:] = ids[1, 0]
+    labels[0, :-2] = -100
+
+    def price(rows: slice) -> Tensor:
+        priced, plain = (model(ids[rows], labels[rows], pruning_weight=weight)[0] for weight in (2.0, 0.0))
+        return priced - plain  # type: ignore[no-any-return]
+
+    parts = [price(slice(row, row + 1)) for row in range(2)]
+    torch.testing.assert_close(price(slice(2)), parts[0] + parts[1], rtol=1e-4, atol=1e-4)
+    assert abs(parts[1] / (labels[1] >= 0).sum() - parts[0] / 2) > 0.05, "they keep different shares"
+
+
 def test_votes_sharpen_over_training() -> None:
     config = NextTokenConfig(pruning_steps=100)
     assert [config.pruning_alpha(step) for step in (0, 50, 100, 500)] == pytest.approx([1.0, 4.5, 8.0, 8.0])
