@@ -32,7 +32,7 @@ def activations(model: CausalLM, input_ids: Tensor) -> Activations:
 
     embedding: stream into the first block; attention_logits: scaled products of all queries and keys, before the rotary
     embedding, which changes no lengths; attention, mlp: branch outputs of each block, before the residual multiplier;
-    block: what each block adds to the stream; residual: stream out of the last block; logits.
+    block: output minus input of each block, a skip gain included; residual: stream out of the last block; logits.
     """
     seen: Activations = {name: [] for name in (*SIZES, "block", "query", "key")}
 

@@ -4,7 +4,7 @@ Keys are KIND/QUANTITY/PLACE. A place is a block's number with leading zeros ("0
 leaves the last block; what exists once has none. docs/diagnostics.md has the table.
 
     stream/...        into each block, and out of the last
-    branch/ratio_...  what attention and MLP add to the stream, against the stream before
+    branch/ratio_...  what attention and MLP add to the stream, against the stream before (no skip: what they put there)
     gemm_in/kurt_...  input of the query, key and value projections, of down_proj, and the block's output
     attn/...          what each softmax over keys does
     emb/rms           output of the embedding
@@ -121,8 +121,8 @@ def _watch_block(layer: nn.Module, place: str, observation: Observation, tap: "_
     def leave(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
         before, between = stream
         observation.add("gemm_in", f"block/{place}", statistics.gemm_sums(output))
-        observation.add("branch", f"attn/{place}", statistics.branch_sums(before, between))
-        observation.add("branch", f"mlp/{place}", statistics.branch_sums(between, output))
+        observation.add("branch", f"attn/{place}", statistics.branch_sums(before, between, _skip(layer, "attn")))
+        observation.add("branch", f"mlp/{place}", statistics.branch_sums(between, output, _skip(layer, "mlp")))
 
     hooks: list[Any] = [layer.register_forward_pre_hook(enter), layer.register_forward_hook(leave)]
     joins: Any = getattr(layer, "attn_residual", layer.self_attn)  # without a skip attention is the stream
@@ -133,6 +133,12 @@ def _watch_block(layer: nn.Module, place: str, observation: Observation, tap: "_
         if module is not None:
             hooks.append(module.register_forward_pre_hook(_gemm_into(observation, f"{name}/{place}")))
     return hooks
+
+
+def _skip(layer: nn.Module, branch: str) -> float:
+    """Return what the stream is multiplied by where a branch joins it; 0: the branch takes its place."""
+    residual: Any = getattr(layer, f"{branch}_residual", None)
+    return 0.0 if residual is None else float(residual.skip)
 
 
 class _AttentionTap(TorchFunctionMode):

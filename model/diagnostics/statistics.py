@@ -108,10 +108,14 @@ def top_eigenvalue(gram: Tensor) -> Tensor:
     return (vector.mT @ (gram @ vector)).flatten().clamp_min(TINY).double()
 
 
-def branch_sums(before: Tensor, after: Tensor) -> Sums:
-    """Return the sums of what a branch adds to the stream, given before and after the branch, both [B, T, D]."""
+def branch_sums(before: Tensor, after: Tensor, skip: float) -> Sums:
+    """Return the sums of what a branch adds to the stream, given before and after the branch, both [B, T, D].
+
+    `skip` is what the stream itself is multiplied by on its way past the branch; 0 where it does not pass.
+    """
     before = before.float()
-    return {"added": (after.float() - before).square().sum().double(), "stream": before.square().sum().double()}
+    added = after.float() - skip * before
+    return {"added": added.square().sum().double(), "stream": before.square().sum().double()}
 
 
 def branch_statistics(sums: Sums) -> Statistics:

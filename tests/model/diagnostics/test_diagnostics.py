@@ -253,6 +253,7 @@ def largest_logit(attention: Any, x: Tensor, context: AttentionContext) -> float
         {"family": "fog"},
         {"family": "outlier_protected", "branch_gain": "vector"},
         {"block": "sandwich_norm", "skip_gain": 0.5},
+        {"family": "shaped"},
         {"parallel": True},
         {"family": "sas"},
         {"family": "mixit"},
@@ -274,8 +275,11 @@ def test_branches_of_every_block_are_what_arrives_in_the_stream(make_model: Make
     for hook in hooks:
         hook.remove()
     before, between, after = stream
-    assert found["branch/ratio_attn/01"] == pytest.approx(rms(between - before) / rms(before), rel=1e-4)
-    assert found["branch/ratio_mlp/01"] == pytest.approx(rms(after - between) / rms(between), rel=1e-4)
+    skip = model.multipliers.skip
+    assert (skip != 1.0) is ("skip_gain" in shape or shape.get("family") == "shaped")
+    attention = between - before * (0.0 if shape.get("family") == "sas" else skip)
+    assert found["branch/ratio_attn/01"] == pytest.approx(rms(attention) / rms(before), rel=1e-4)
+    assert found["branch/ratio_mlp/01"] == pytest.approx(rms(after - skip * between) / rms(between), rel=1e-4)
     assert ("attn/entropy/01" in found) is (shape.get("family") != "mixit")
     assert "gemm_in/kurt_qkv/01" in found
 
