@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plumbline.model.attention import attention_kind
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.tensors import tensor_rule
 
@@ -31,8 +32,9 @@ def activations(model: CausalLM, input_ids: Tensor) -> Activations:
     """Run one forward of input_ids [B, T], and return what passed through.
 
     embedding: stream into the first block; attention_logits: scaled products of all queries and keys, before the rotary
-    embedding, which changes no lengths; attention, mlp: branch outputs of each block, before the residual multiplier;
-    block: output minus input of each block, a skip gain included; residual: stream out of the last block; logits.
+    embedding, which changes no lengths, and none without queries; attention, mlp: branch outputs of each block, before
+    the residual multiplier; block: output minus input of each block, a skip gain included; residual: stream out of the
+    last block; logits.
     """
     seen: Activations = {name: [] for name in (*SIZES, "block", "query", "key")}
 
@@ -42,9 +44,11 @@ def activations(model: CausalLM, input_ids: Tensor) -> Activations:
     def added(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         seen["block"].append((output - inputs[0]).float())
 
+    places = {"attention": "self_attn", "mlp": "mlp"}
+    if attention_kind(model.config).scaled_module(model.config) is not None:
+        places |= {"query": "self_attn.q_norm", "key": "self_attn.k_norm"}
     hooks = []
     for layer in model.model.layers:
-        places = {"attention": "self_attn", "mlp": "mlp", "query": "self_attn.q_norm", "key": "self_attn.k_norm"}
         hooks += [layer.get_submodule(path).register_forward_hook(keep(name)) for name, path in places.items()]
         hooks.append(layer.register_forward_hook(added))
     hooks.append(model.model.layers[0].register_forward_pre_hook(lambda _m, x: seen["embedding"].append(x[0])))
@@ -97,10 +101,10 @@ class BlockMaps:
 def measure(now: Activations, start: Activations) -> Record:
     """Return mean |x| of activations (`size/...`) and the RMS of their change since `start` (`change/...`).
 
-    Both are averaged over blocks.
+    Both are averaged over blocks; what no block has is left out.
     """
-    record = {f"size/{name}": _mean([x.abs().mean() for x in now[name]]) for name in SIZES}
-    for name in CHANGES:
+    record = {f"size/{name}": _mean([x.abs().mean() for x in now[name]]) for name in SIZES if now[name]}
+    for name in (name for name in CHANGES if now[name]):
         differences = [x - x_0 for x, x_0 in zip(now[name], start[name], strict=True)]
         record[f"change/{name}"] = _mean([d.square().mean().sqrt() for d in differences])
     return record

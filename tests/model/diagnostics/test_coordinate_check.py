@@ -269,3 +269,16 @@ def test_activations_are_what_the_forward_computes(model: CausalLM) -> None:
     torch.testing.assert_close(branches / 3, seen["block"][0])  # 1/3: the residual multiplier
     assert seen["attention_logits"][0].shape == (2, 4, 7, 7)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize(("shape", "logits"), [({"family": "mixit"}, False), ({"family": "sas"}, True)], ids=str)
+def test_attention_without_queries_has_no_logits_to_check(
+    make_model: Callable[..., CausalLM], shape: dict[str, Any], logits: bool
+) -> None:
+    model = make_model(**shape)
+    tokens = torch.randint(61, (2, 7), generator=torch.Generator().manual_seed(0))
+    found = coordinate_check(model, torch.optim.SGD(model.parameters(), lr=0.01), tokens, tokens.roll(-1, 1), (0, 1))
+    gated = {gate.quantity for gates in GATES.values() for gate in gates}
+    assert gated <= set(found[1])
+    assert ({"size/attention_logits", "change/attention_logits"} <= set(found[1])) is logits
+    assert found[1]["change/attention"] > 0
