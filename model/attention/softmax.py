@@ -41,7 +41,7 @@ class SoftmaxAttention(Attention):
         *matrix_rules("q_proj", "width", "query", _qk_trains),
         *matrix_rules("k_proj", "width", "key_value", _qk_trains),
         *matrix_rules("v_proj", "width", "key_value"),
-        *matrix_rules("g_proj", "width", "query"),
+        *matrix_rules("g_proj", "width", "gate"),
         *matrix_rules("o_proj", "query", "width"),
         TensorRule(r"[qk]_norm\.weight", "qk_norm", start=_qk_norm_start, trains=_qk_norm_trains),
         # One number for each channel or head: its gradient shrinks with width

@@ -22,6 +22,8 @@ class Sizes:
     """Key/value heads x head_dim: output of k_proj and v_proj."""
     head_dim: float
     """Width of one head."""
+    gate: float
+    """Outputs of the attention's gate: one for each query head, or for each of its channels."""
     intermediate: float
     """Inner width of the MLP."""
 
@@ -38,7 +40,9 @@ class Sizes:
 def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
     """Return the ratios of `model` to the base, as the rule sees them."""
     if not config.scales_width or config.base_hidden_size is None:
-        return Sizes(width=1.0, depth=1.0, alpha=1.0, query=1.0, key_value=1.0, head_dim=1.0, intermediate=1.0)
+        return Sizes(
+            width=1.0, depth=1.0, alpha=1.0, query=1.0, key_value=1.0, head_dim=1.0, gate=1.0, intermediate=1.0
+        )
     width = model.hidden_size / config.base_hidden_size
     depth = alpha = 1.0
     if config.scales_depth and config.base_num_hidden_layers is not None:
@@ -48,12 +52,14 @@ def sizes(model: ModelConfig, config: ParameterizationConfig) -> Sizes:
     def ratio(size: int, base: int | None, head_dim: float = 1.0) -> float:
         return width if base is None else size / base * head_dim
 
+    query = ratio(model.num_attention_heads, config.base_num_attention_heads, head_dim)
     return Sizes(
         width=width,
         depth=depth,
         alpha=alpha,
-        query=ratio(model.num_attention_heads, config.base_num_attention_heads, head_dim),
+        query=query,
         key_value=ratio(model.num_key_value_heads, config.base_num_key_value_heads, head_dim),
         head_dim=head_dim,
+        gate=query / head_dim if model.attention_gate == "head" else query,
         intermediate=ratio(model.intermediate_size, config.base_intermediate_size),
     )

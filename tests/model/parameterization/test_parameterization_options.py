@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,6 +96,18 @@ def test_matrices_scale_with_their_own_fans(make_config: MakeConfig, name: str, 
     names = {row.name: row for row in parameter_table(make_config(**UNEVEN), *rule_and_base(UNEVEN_BASE))}
     bias = next(row for key, row in names.items() if key.endswith(f"{name}.bias"))
     assert (bias.lr, bias.eps) == pytest.approx((BASE.lr, BASE.eps / fan_out), rel=1e-12)
+
+
+@pytest.mark.parametrize(("gate", "fan_out"), [("head", 3), ("elementwise", 6)])
+def test_a_gate_scales_with_the_outputs_that_it_has(make_config: MakeConfig, gate: str, fan_out: float) -> None:
+    _, rows = table(make_config(**UNEVEN, attention_gate=gate), **UNEVEN_BASE)
+    assert rows["g_proj"].eps == pytest.approx(BASE.eps / fan_out, rel=1e-12)
+    norm = math.sqrt(12 * (16 if gate == "elementwise" else 1)) + math.sqrt(64)
+    base_norm = math.sqrt(4 * (8 if gate == "elementwise" else 1)) + math.sqrt(32)
+    assert rows["g_proj"].init_std == pytest.approx(0.02 * math.sqrt(fan_out / 2) * base_norm / norm, rel=1e-12)
+    wider = {**UNEVEN, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "attention_gate": gate}
+    _, muon = table(make_config(**wider), replace(BASE, matrix_update="orthogonal"), **UNEVEN_BASE)
+    assert muon["g_proj"].lr == pytest.approx(BASE.lr, rel=1e-12), "only the width of a head has grown"
 
 
 @pytest.mark.parametrize("name", ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"])
