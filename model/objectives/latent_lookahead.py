@@ -64,7 +64,7 @@ class LatentLookaheadConfig(ObjectiveSettings):
     """Steps over which lambda grows from 0."""
     detach_states: bool = False
     """Stop gradients where a state, the anchor's or a slot's, becomes a slot's input. They still flow through keys and
-    values."""
+    values. With growth fixed and more than one pass none is left for what slots start from, which is not trained."""
     detach_text: bool = False
     """Stop gradients from thoughts into the text pass: training thoughts no longer shapes what they read."""
     masks: Masks = "dense"
@@ -95,6 +95,21 @@ class LatentLookaheadConfig(ObjectiveSettings):
         reason = refusal(model) if self.masks == "blocks" else None
         if reason is not None:
             yield f"objective.masks = blocks: the kernel does not serve this model: {reason}; set dense"
+
+    def cautions(self) -> Iterator[str]:
+        """Warn of inputs of the first pass that no loss reaches."""
+        refines = self.growth == "fixed" and self.horizon > 1 and self.thoughts.passes > 1
+        if refines and self.detach_states:
+            cut, mended = "detach_states = true", "leave detach_states out, or set passes: 1"
+        elif refines and self.within == "causal" and self.thoughts.passes >= self.horizon:
+            cut = f"within = causal, passes = {self.thoughts.passes} and horizon = {self.horizon}"
+            mended = "set fewer passes than slots"
+        else:
+            return
+        yield (
+            f"objective.growth = fixed with {cut}: no gradient reaches what slots start from in the first pass, so it "
+            f"is not trained; {mended}"
+        )
 
     def weight_at(self, step: int) -> float:
         """Return lambda after so many steps."""

@@ -103,6 +103,10 @@ class ObjectiveSettings(
                 "next_token"
             )
 
+    def cautions(self) -> Iterator[str]:
+        """Yield what is allowed and not what it seems, a sentence each."""
+        yield from ()
+
     def work(self, _length: int) -> Work:
         """Return what a step computes for each token, of sequences of `length` tokens."""
         return Work()

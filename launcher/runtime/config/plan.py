@@ -104,6 +104,7 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
     """
     yield from combinations.cautions(config.model)
     yield from parameterization_cautions(config.model, config.parameterization)
+    yield from config.objective.cautions()
     is_wider = sizes(config.model, config.parameterization).width > 1
     base_width = config.parameterization.base_hidden_size if is_wider else None
     yield from config.optimizer.kind.cautions(config.optimizer, base_width)

@@ -91,6 +91,35 @@ def test_lambda_grows_to_its_value() -> None:
     assert LatentLookaheadConfig(weight=0.4).weight_at(0) == 0.4
 
 
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({}, None),
+        ({"detach_states": True}, "detach_states = true"),
+        ({"detach_states": True, "commit": "thoughts"}, "detach_states = true"),
+        ({"detach_states": True, "passes": 1}, None),
+        ({"detach_states": True, "horizon": 1}, None),
+        ({"within": "causal"}, "within = causal"),
+        ({"within": "causal", "passes": 2}, None),
+        ({"within": "causal", "horizon": 1, "passes": 1}, None),
+    ],
+    ids=str,
+)
+def test_first_inputs_that_no_loss_reaches_are_told(
+    make_model: MakeModel, enliven: Enliven, keys: dict[str, Any], told: str | None
+) -> None:
+    model = make_model()
+    objective = objective_of(model, enliven, growth="fixed", **keys)
+    cautions = list(objective.config.cautions())
+    assert [told is not None and told in caution for caution in cautions] == ([] if told is None else [True])
+    waiting = objective.thinker.waiting
+    if waiting is None or not waiting.numel():
+        assert told is None
+        return
+    (gradient,) = torch.autograd.grad(objective(model, batch_of(), 0)[0].sum(), [waiting], allow_unused=True)
+    assert (gradient is None or not gradient.any()) is (told is not None)
+
+
 def test_detaching_stops_gradients_where_it_says(make_model: MakeModel, enliven: Enliven) -> None:
     model, batch = make_model(), batch_of()
 

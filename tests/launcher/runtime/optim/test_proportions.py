@@ -83,6 +83,16 @@ def test_a_run_on_synthetic_tasks_alone_hears_nothing_of_ranges_for_text() -> No
     assert list(cautions(task, plan_run(task))) == []
 
 
+def test_what_an_objective_warns_of_is_told() -> None:
+    task = {"task": {"name": "retrieval", "pairs": 2}}
+    fixed = {"name": "latent_lookahead", "growth": "fixed"}
+    config = parse_config(values(task, objective={**fixed, "detach_states": True}), "test")
+    (caution,) = cautions(config, plan_run(config))
+    assert "objective.growth = fixed with detach_states = true: no gradient reaches" in caution
+    kept = parse_config(values(task, objective=fixed), "test")
+    assert list(cautions(kept, plan_run(kept))) == []
+
+
 def test_a_weight_decay_that_tau_overrides_is_told() -> None:
     task = {"task": {"name": "retrieval", "pairs": 2}}
     config = parse_config(values(task, optimizer={"lr": 0.01, "weight_decay": 0.2}, horizon={"tau": 0.2}), "test")
