@@ -110,7 +110,8 @@ class Thinker(nn.Module):
 
     tensors = (
         TensorRule("role|waiting", "embedding"),  # slots start as embeddings do
-        TensorRule("gain", "final_scalar", start=1.0),  # one number behind the final norm
+        # One number behind the final norm; a state becomes as large as an embedding, own factor included
+        TensorRule("gain", "final_scalar", start=1.0, start_with="model.embed_tokens.weight"),
     )
 
     def __init__(self, settings: ThoughtSettings, width: int) -> None:

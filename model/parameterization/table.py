@@ -259,6 +259,7 @@ def parameter_table(
         )
     own = {key: OwnFactors(key, getattr(config, key)) for key in OWN_FACTORS}
     stack, rows = sizes(model, config), []
+    first_factors: dict[str | None, float] = {None: 1.0}
     for name, tensor in model_tensors(model, objective).items():
         rule, role = tensor.rule, tensor.rule.role
         size = stack if name.startswith("model.layers.") else stack.outside_the_stack()
@@ -279,6 +280,7 @@ def parameter_table(
             "eps_multipliers": trains and not (is_matrix and base.matrix_update == "orthogonal"),  # Muon reads none
         }
         factors = {key: factor.of(name, role, acts[key]) for key, factor in own.items()}
+        first_factors[name] = factors["init_multipliers"]
         # Adam's step does not see the logits' 1/gamma_0, so one power of gamma_0 on lr makes features move by it;
         # lr * weight_decay stays as it was, and eps shrinks with the gradient.
         lr_multiplier = scaling.lr * config.gamma_0 * factors["lr_multipliers"]
@@ -289,7 +291,7 @@ def parameter_table(
                 name=name,
                 role=role,
                 shape=tensor.shape,
-                init_mean=rule.first_value(model),
+                init_mean=rule.first_value(model) * first_factors[rule.start_with],
                 init_std=deviation(init),
                 trainable=trains,
                 lr=base.lr * lr_multiplier,

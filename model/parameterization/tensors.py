@@ -53,6 +53,8 @@ class TensorRule:
     """Fan-in and fan-out of a matrix (of a bias, of its matrix), as fields of parameterization.Sizes."""
     start: float | Callable[[ModelConfig], float] = 0.0
     """Mean at the start."""
+    start_with: str | None = None
+    """Name of a tensor further up whose own factor of first values (init_multipliers) multiplies `start`."""
     std: Callable[[ModelConfig, float], float] = _scaled_range
     """Standard deviation at the start, from the parameterization's factor for the role."""
     draw: Draw | None = None

@@ -7,9 +7,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+import torch
 
 from plumbline.model.config import ModelConfig
+from plumbline.model.objectives.latent_lookahead import LatentLookaheadConfig
+from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.config import MatrixUpdate, OptimizerSettings, ParameterizationConfig
+from plumbline.model.parameterization.initialization import initialize
+from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.table import parameter_table
 
@@ -65,6 +70,27 @@ def test_a_factor_that_changes_nothing_is_refused(
     with pytest.raises(ValueError, match=rf"parameterization\.{key}: {re.escape(entry)} changes nothing, for what it"):
         table(model, base, **{key: {entry: 0.5}})
     table(model, base, **{key: {".*": 0.5}})  # acts on others that it matches
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("entry", ["embedding", r"model\.embed_tokens\.weight"])
+def test_a_state_becomes_an_input_of_the_size_of_an_embedding(make_config: MakeConfig, entry: str) -> None:
+    model, look = make_config(), LatentLookaheadConfig()
+
+    def sizes(**factors: float) -> tuple[float, float]:
+        rule = ParameterizationConfig.model_validate({**RULE, "init_multipliers": factors})
+        forward = multipliers(model, rule)
+        trained = TrainedLM(model, forward, look.make(model, forward, 0))
+        initialize(trained, parameter_table(model, rule, BASE, look), seed=0)
+        thinker: Any = trained.get_submodule("objective.thinker")
+        state = torch.randn(1, 1, 1000, model.hidden_size, generator=torch.Generator().manual_seed(0))
+        fed = thinker._feed(trained.model, state) - thinker.role * trained.model.embedding_multiplier
+        embedded = trained.model.embed(torch.arange(61)[None], torch.arange(61)[None])
+        return float(fed.square().mean().sqrt()), float(embedded.square().mean().sqrt())
+
+    plain, scaled = sizes(), sizes(**{entry: 10.0})
+    assert plain[0] == pytest.approx(plain[1], rel=0.05)
+    assert scaled == pytest.approx([10 * size for size in plain], rel=1e-4)
 
 
 def test_a_factor_on_the_decay_waits_for_a_decay(make_config: MakeConfig) -> None:
