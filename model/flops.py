@@ -1,10 +1,12 @@
 """Count the floating-point operations of training, for MFU and for planning."""
 
 import math
+from collections.abc import Mapping
 
+from plumbline.model.attention import attention_kind
 from plumbline.model.config import ModelConfig
 from plumbline.model.objectives import ObjectiveConfig
-from plumbline.model.parameterization.table import parameter_shapes
+from plumbline.model.parameterization.table import ModelTensor, model_tensors
 from plumbline.model.parameterization.tensors import Role
 
 MATRICES: tuple[Role, ...] = ("hidden_matrix", "projection")
@@ -14,22 +16,21 @@ def training_flops_per_token(config: ModelConfig, sequence_length: int, objectiv
     """Return the training FLOPs for one token of text: 6 N + 12 L H Q T (PaLM, arXiv 2204.02311, appendix B).
 
     N counts the elements of all matrices and of the head, without the embedding look-ups, as often as the objective
-    uses them (`Work`). The attention term counts the full T x T square, as nanoGPT and torchtitan do, although a causal
-    kernel computes half of it, and a slot of a thought as a token; recomputation under activation checkpointing is not
-    counted (that would be HFU).
+    uses them (`Work`); a frozen matrix has no gradient of its own and takes 4 in place of 6. The attention term counts
+    the full T x T square, as nanoGPT and torchtitan do, although a causal kernel computes half of it, and a slot of a
+    thought as a token; 12 is `map_flops`. Recomputation under activation checkpointing is not counted (that would be
+    HFU), nor are the first block's values a second time for model.value_residual, nor votes of pruned attention.
     """
     work = objective.work(sequence_length)
-    own = sum(
-        math.prod(shape)
-        for name, shape in parameter_shapes(config, objective, MATRICES).items()
-        if name.startswith("objective.")
-    )
-    head = config.hidden_size * config.vocab_size
-    matrices = block_matrices(config) * work.blocks + head * work.head + own
+    own = {name: tensor for name, tensor in model_tensors(config, objective).items() if name.startswith("objective.")}
+    matrices = _products(model_tensors(config), config) * work.blocks + _products(own, config)
+    head = 6 * config.hidden_size * config.vocab_size * work.head
     blocks = config.num_hidden_layers * work.blocks + work.own_blocks
-    return 6 * matrices + 12 * blocks * config.num_attention_heads * config.head_dim * sequence_length
+    channels = config.num_attention_heads * config.head_dim
+    return matrices + head + attention_kind(config).map_flops * blocks * channels * sequence_length
 
 
-def block_matrices(config: ModelConfig) -> int:
-    """Return the elements of the matrices that a token meets before the head."""
-    return sum(math.prod(shape) for shape in parameter_shapes(config, roles=MATRICES).values())
+def _products(tensors: Mapping[str, ModelTensor], config: ModelConfig) -> int:
+    """Return the operations of training with the matrices among these tensors, for one token."""
+    matrices = [tensor for tensor in tensors.values() if tensor.rule.role in MATRICES]
+    return sum(math.prod(tensor.shape) * (6 if tensor.rule.trains(config) else 4) for tensor in matrices)

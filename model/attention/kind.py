@@ -34,6 +34,9 @@ class Attention(nn.Module):
     """Whether keys and values can be rounded as a cache would store them, through an attribute `as_stored`."""
     serves_slots: ClassVar[bool] = False
     """Whether slots of thoughts may attend through it: under any mask, to keys and values of another pass."""
+    map_flops: ClassVar[int] = 12
+    """Operations of training for each channel of a query and token of a row: of queries with keys and of the map with
+    values, two forward and four backward each."""
     varies_on_gpu: ClassVar[str | None] = None
     """Why a GPU does not compute it to the last bit again when it is repeated, whatever torch is told; None: it can."""
     no_native_code: ClassVar[str | None] = "model/export/native/modeling_plumbline.py lacks it"

@@ -66,6 +66,7 @@ class MixingAttention(Attention):
             "has neither queries nor keys",
         ),
     )
+    map_flops = 4  # one product, with a map that has no gradient
     no_native_code = None
 
     def __init__(
