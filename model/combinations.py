@@ -24,7 +24,10 @@ def check_model(config: ModelConfig) -> ModelConfig:
     for name, kind in ATTENTIONS.items():
         given = [key for key, default in kind.own_keys.items() if getattr(config, key) != default]
         if given and kind is not attention:
-            raise ValueError(f"{' and '.join(kind.own_keys)} need attention: {name} (it is {config.attention})")
+            raise ValueError(
+                f"{given[0]} = {getattr(config, given[0])} belongs to attention: {name}, and it is {config.attention}; "
+                "remove it"
+            )
     block.check_shape(config)
     return config
 

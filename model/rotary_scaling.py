@@ -8,7 +8,7 @@ import math
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt
 from pydantic import model_validator as validator
 from torch import Tensor
 
@@ -82,7 +82,7 @@ class YarnScaling(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Turns in the original length from which on a frequency is kept."""
     beta_slow: PositiveFloat = 1.0
     """Turns up to which a frequency is divided by the whole factor."""
-    attention_factor: NonNegativeFloat | None = None
+    attention_factor: PositiveFloat | None = None
     """What cosines and sines are multiplied by. None: 0.1 ln(factor) + 1."""
     truncate: bool = True
     """Let the ramp begin and end at whole dimensions."""

@@ -101,6 +101,10 @@ def test_tables_turn_by_the_scaled_frequencies_and_grow_by_the_magnitude() -> No
             {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "beta_fast": 0.5},
             "beta_fast = 0.5 must not be below beta_slow = 1.0",
         ),
+        (
+            {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64, "attention_factor": 0.0},
+            "attention_factor\n.* greater than 0",
+        ),
     ],
 )
 def test_a_scaling_that_is_none_is_refused(scaling: dict[str, Any], message: str) -> None:
