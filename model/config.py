@@ -120,7 +120,8 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     final_logit_softcapping: PositiveFloat | None = None
     """Logits become cap * tanh(logits / cap). None: no cap."""
     dropout: NonNegativeFloat = Field(default=0.0, lt=1.0)
-    """Share of values that training drops from the embedding, the attention weights and both branch outputs."""
+    """Share of values that training drops from the embedding, the attention weights and the outputs of branches, of
+    which attention without a skip is none. Random mixing keeps its weights."""
     initializer_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights at the base width; the parameterization scales it from there."""
 

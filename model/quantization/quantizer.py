@@ -149,7 +149,9 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
         return self.scales == "e4m3" or (self.group_size is None and -2 not in OWN_SCALE[site][self.granularity])
 
     def fake_quantize(self, x: Tensor, site: Site, limits: Limits | None = None) -> Tensor:
-        """Round x to the grid, same shape and dtype; the gradient passes where x lies within the grid, else is 0.
+        """Round x to the grid, same shape and dtype; the gradient is 0 where limits, or a range, leave x outside of it.
+
+        Elsewhere it passes: also where a scale in e8m0 or e4m3, for want of bits, is smaller than the values ask for.
 
         Args:
             x: of the site's shape (OWN_SCALE), any float dtype; computed in fp32.

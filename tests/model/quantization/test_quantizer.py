@@ -233,6 +233,15 @@ def test_gradients_pass_straight_through_what_the_grid_holds() -> None:
     assert float(rounded.detach().min()) == pytest.approx(-128 / 127)
 
 
+def test_the_gradient_passes_what_a_coarse_scale_cuts_off() -> None:
+    x = torch.tensor([[7.9, 1.0, -0.5, 0.2] * 8], requires_grad=True)
+    rounded = BLOCK_FORMATS["mxfp4"].fake_quantize(x, "weights")
+    rounded.sum().backward()
+    assert float(rounded.detach().max()) == 6.0
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
 def test_shapes_dtypes_and_zeros_survive() -> None:
     quantizers = [*BLOCK_FORMATS.values(), Quantizer(format="int4", symmetric=False), Quantizer(format="e4m3")]
     for quantizer in quantizers:
