@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import filecmp
 import os
 import re
 import shutil
@@ -311,6 +312,22 @@ def _abandoned(folder: Path) -> Iterator[bool]:
         yield False
     finally:
         os.close(lock)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy what is in a folder into another, with the permissions of new files: those of a corpus may be read-only.
+
+    A file that is there and equal is left alone; any other is replaced whole.
+    """
+    target.mkdir(parents=True, exist_ok=True)
+    for item in source.iterdir():
+        copy = target / item.name
+        if item.is_dir():
+            copy_files(item, copy)
+        elif not copy.exists() or not filecmp.cmp(item, copy, shallow=False):
+            staging = target / f".{item.name}.staging"
+            shutil.copyfile(item, staging)
+            staging.replace(copy)
 
 
 def apply_umask(folder: Path) -> None:

@@ -36,7 +36,7 @@ from plumbline.data.preparation.verifying import checked_frequencies
 from plumbline.data.prepare import Result, exists_already, warn_of_share
 from plumbline.data.sources import Sources
 from plumbline.data.tokenizers import Encoder
-from plumbline.data.workspace import new_folder, resumed_folder
+from plumbline.data.workspace import copy_files, new_folder, resumed_folder
 
 SHAPES_THE_SPLIT = ("seed", "validation_fraction")
 
@@ -89,7 +89,7 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
         )
     _, frequencies = checked_frequencies(corpus)
     if not (folder / "tokenizer").is_dir():
-        shutil.copytree(corpus / before.folder / "tokenizer", folder / ".tokenizer", dirs_exist_ok=True)
+        copy_files(corpus / before.folder / "tokenizer", folder / ".tokenizer")
         (folder / ".tokenizer").replace(folder / "tokenizer")
     names = [name for split in SPLITS for name in pairs_of(before, split)]
     first = 1 + max(int((re.findall(r"-(\d+)$", name) or ["0"])[0]) for name in names)
@@ -176,7 +176,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
     if exists_already(output, request, overwrite):
         return Result(output, read_manifest(output), None), warnings
     with new_folder(output, CORPUS) as folder:
-        shutil.copytree(corpora[0] / manifests[0].folder / "tokenizer", folder / "tokenizer")
+        copy_files(corpora[0] / manifests[0].folder / "tokenizer", folder / "tokenizer")
         parts: dict[str, list[tuple[Counts | None, list[str]]]] = {split: [] for split in SPLITS}
         files: dict[str, FileRecord] = {}
         total = np.zeros((len(SPLITS), manifests[0].vocab_size), np.int64)

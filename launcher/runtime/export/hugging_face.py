@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
-from plumbline.data.workspace import FolderKind, check_replaceable, is_free, new_folder
+from plumbline.data.workspace import FolderKind, check_replaceable, copy_files, is_free, new_folder
 from plumbline.launcher.runtime.export.card import model_card
 from plumbline.launcher.runtime.export.report import OBJECTIVE, ExportError, ExportReport
 from plumbline.launcher.runtime.export.verify import check_tokens, verify_plain, verify_thinker
@@ -99,7 +99,7 @@ def _write_tokenizer(model: LoadedModel, folder: Path) -> dict[str, int | None]:
     """Copy the run's tokenizer files, and return its special tokens by their keys of config.json."""
     if model.tokenizer_path is None:
         return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    shutil.copytree(model.tokenizer_path, folder, dirs_exist_ok=True)
+    copy_files(model.tokenizer_path, folder)
     tokenizer = load_tokenizer(model.tokenizer_path)
     end = tokenizer.eos_token_id
     begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id

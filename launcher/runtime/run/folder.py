@@ -8,9 +8,9 @@ logs/              what each rank said, with times  trackers/       what wandb a
 chain.jsonl        what binds all this together     starts.jsonl    of each start: command, versions, what changed
 """
 
-import shutil
 from typing import Any
 
+from plumbline.data.workspace import copy_files
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import TRAINED, differences
 from plumbline.launcher.runtime.config.load import load_config, save_config
@@ -31,13 +31,13 @@ def prepare_run_folder(config: Config, inputs: Inputs, world: World, step: int =
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.yaml", "environment.json", RESULT):
         remove_leftovers(folder / name)
+    tokenizers = [corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path]
+    if tokenizers:
+        copy_files(tokenizers[0], folder / "tokenizer")
     facts = environment(world)
     note_start(config, facts, step)
     save_config(config, folder / "config.yaml")
     write_json(folder / "environment.json", facts)
-    tokenizers = [corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path]
-    if tokenizers:
-        shutil.copytree(tokenizers[0], folder / "tokenizer", dirs_exist_ok=True)
 
 
 def read_result(config: Config) -> dict[str, Any] | None:
