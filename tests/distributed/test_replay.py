@@ -20,6 +20,9 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.replay.record import contradictions, read_record
 from plumbline.launcher.runtime.replay.steps import Replay, Stash
 from plumbline.launcher.runtime.run.chain import BEGIN, CHAIN, linked, manifest_hash
+from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.train.train import train
 from tests.conftest import REPOSITORY, written
 from tests.damage import reseal
 
@@ -323,6 +326,23 @@ def test_a_folder_without_a_chain_is_refused(copy: Path) -> None:
     (copy / CHAIN).unlink()
     with pytest.raises(ValueError, match=r"chain.jsonl: not there"):
         read_record(copy)
+
+
+def test_a_damaged_checkpoint_that_was_made_again_is_the_one_that_the_chain_names(
+    tiny_config: Path, tmp_path: Path, world: World
+) -> None:
+    def trained(steps: int) -> Path:
+        config = load_config(tiny_config, [*SETTINGS, f"run.root={tmp_path}", f"train.steps={steps}"])
+        assert train(config, open_inputs(config, world), world, StopRequest())
+        return config.run.folder
+
+    shard = checkpoint(trained(8), 8) / shard_name(0)
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    folder = trained(12)
+    record = read_record(folder, contents=True)
+    assert sorted(record.chain.checkpoints) == [4, 8, 12]
+    assert contradictions(record) == []
 
 
 def test_killed_and_resumed_writes_the_same_chain(

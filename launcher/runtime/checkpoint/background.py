@@ -64,6 +64,8 @@ class CheckpointWriter:
         self._waited = 0.0  # seconds, for the checkpoint before
         self.seconds: float | None = None
         """How long the last checkpoint in the run folder was being written, known as soon as it is."""
+        self.written = 0
+        """Step of that checkpoint; 0 before the first."""
 
     def finish(self) -> Saved | None:
         """Wait for the checkpoint that is being written and return how it ended; None: there is none. Collective."""
@@ -137,6 +139,6 @@ class CheckpointWriter:
         seconds = time.monotonic() - begun
         self._last = Saved(step, None, locally)
         if not locally:
-            self.seconds = seconds
+            self.seconds, self.written = seconds, step
         behind = "" if waited is None else f", behind training, which waited {waited:.2f} s"
         TRAINING.info(f"saved {folder}: {snapshot.bytes / 2**20:.1f} MiB a rank in {seconds:.2f} s{behind}")

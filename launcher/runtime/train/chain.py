@@ -62,11 +62,13 @@ class ChainWriter:
         """Digests of steps whose results nobody has read."""
         self._reported: list[Reported] = []
         self._sent: tuple[list[Reported], SummedDigests] | None = None
+        self._begun = 0
+        """Step that training (re)started from."""
 
     def open(self, step: int) -> None:
         """Begin to write where training (re)starts from `step`. Collective."""
         self._fed.clear()
-        self._reported, self._sent = [], None
+        self._reported, self._sent, self._begun = [], None, step
 
         def on_main() -> None:
             if self._file is not None:
@@ -86,23 +88,23 @@ class ChainWriter:
         if step % TOGETHER == 0:
             self._send()
 
-    def catch_up(self, with_checkpoint: bool = True) -> None:
+    def catch_up(self, written: int | None) -> None:
         """Write all steps that reported, then the newest checkpoint. Collective; no checkpoint is being written.
 
         Args:
-            with_checkpoint: not where chance decides whether this is called, as it does for checkpoints on the nodes:
-                the same run writes the same chain.
+            written: step of the last checkpoint that this process wrote; 0: none. None, where chance decides whether
+                this is called, as it does for checkpoints on the nodes: the same run writes the same chain.
         """
         self._write()
         if self._reported:
             self._send()
             self._write()
-        if with_checkpoint:
-            self._note_checkpoint()
+        if written is not None:
+            self._note_checkpoint(written)
 
-    def close(self) -> None:
-        """Write the newest checkpoint, and close the file."""
-        self._note_checkpoint()
+    def close(self, written: int) -> None:
+        """Write the newest checkpoint, by what this process wrote, and close the file."""
+        self._note_checkpoint(written)
         if self._file is not None:
             self._file.close()
 
@@ -120,10 +122,12 @@ class ChainWriter:
             for its, summed in zip(reported, samples, strict=True):
                 self._file.add_step(Step(its.step, summed, its.loss, its.grad_norm))
 
-    def _note_checkpoint(self) -> None:
+    def _note_checkpoint(self, written: int) -> None:
+        """Write the newest checkpoint, but none of a later step that a resume passed over: it is made again."""
         if self._file is None:
             return
-        for folder in checkpoints(self._folder / "checkpoints")[:1]:
+        own = [each for each in checkpoints(self._folder / "checkpoints") if step_of(each) <= max(self._begun, written)]
+        for folder in own[:1]:
             try:
                 self._file.add_checkpoint(step_of(folder), folder / MANIFEST)
             except OSError as error:

@@ -213,7 +213,7 @@ class Trainer:
         """Flush the logs and end the watch."""
         self.status.enter("shutdown")
         self.watchdog.stop()
-        self.chain.close()
+        self.chain.close(self.writer.written)
         if self.log is not None:
             self.log.close()
 
@@ -346,7 +346,7 @@ class Trainer:
         self.guards.before_save(self.state.step)
         garbage.collect()
         self._count(self.writer.finish(), must=False)
-        self.chain.catch_up(with_checkpoint=not locally)
+        self.chain.catch_up(None if locally else self.writer.written)
 
         def take() -> Snapshot:
             state = replace(self.state, guards=self.guards.state)

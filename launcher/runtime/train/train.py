@@ -55,7 +55,7 @@ def train(
         except TrainingError:  # of all ranks: what was saved before is worth having
             trainer.status.enter("checkpoint")
             trainer.writer.finish()
-            trainer.chain.catch_up()
+            trainer.chain.catch_up(trainer.writer.written)
             raise
         finally:
             trainer.close()
