@@ -51,6 +51,8 @@ DOING: dict[Bucket, str] = {
 PAUSE = 0.5  # least seconds between two writes
 PATIENCE = 5.0  # seconds that the end of an attempt waits for a write that is under way
 POINTS = 64  # newest saves whose time is known exactly: no resume goes back further
+REACHED = ("step", "total_steps", "tokens", "total_tokens", "loss", "tokens_per_second")
+"""What a status says of training; a start that never came to it leaves that as it was."""
 WHY_LENGTH = 500  # letters of an error that are kept
 
 T = TypeVar("T")
@@ -103,6 +105,7 @@ class RunStatus:
         self._saves: list[tuple[int, float]] = []
         self._made: tuple[int, float] | None = None
         self._ended: list[Attempt] = []
+        self._before: Status | None = None
         self._save_seconds: float | None = None
         self._has_ended, self._wake = False, threading.Event()
         self._writing, self._warned = threading.Lock(), False
@@ -198,7 +201,8 @@ class RunStatus:
         launched, job = launch.process_start(), launch.job_times()
         start = launched if job is None else min(launched, job.started)
         queued = start if job is None else min(start, job.submitted)
-        self._ended, self._save_seconds = _close_before(folder, until=start)
+        self._ended, self._before = _close_before(folder, until=start)
+        self._save_seconds = None if self._before is None else self._before.save_seconds
         if self._ended:
             queued = self._ended[-1].end
             start = max(start, queued)
@@ -257,7 +261,7 @@ class RunStatus:
         ended = [*self._ended, attempt]
         state = state_after(that_counts(ended).exit_code) if self._has_ended else DOING[self.ledger.bucket]
         total_steps, total_tokens = self._totals
-        return Status(
+        found = Status(
             state=state,
             step=attempt.last_step,
             total_steps=total_steps,
@@ -271,6 +275,9 @@ class RunStatus:
             updated=attempt.end,
             attempt=attempt,
         )
+        if self._before is None or self._made is not None or not self._has_ended:
+            return found
+        return replace(found, **{name: getattr(self._before, name) for name in REACHED})  # it was refused
 
     def _so_far(self) -> Attempt:
         """Return the attempt until now."""
@@ -286,8 +293,8 @@ class RunStatus:
         )
 
 
-def _close_before(folder: Path, until: float) -> tuple[list[Attempt], float | None]:
-    """Return the attempts before, and how long their last save took.
+def _close_before(folder: Path, until: float) -> tuple[list[Attempt], Status | None]:
+    """Return the attempts before, and the status of the last one.
 
     If the last one was killed, it is closed here and noted down.
     """
@@ -300,7 +307,7 @@ def _close_before(folder: Path, until: float) -> tuple[list[Attempt], float | No
             write_attempts(folder, closed)
         except OSError as error:
             LOG.warning(f"the end of the attempt before is not noted: {error}")
-    return closed, None if status is None else status.save_seconds
+    return closed, status
 
 
 def _read_or_put_aside(folder: Path, name: str, read: Callable[[Path], T]) -> T | None:

@@ -7,12 +7,13 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt
+from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_refusal
 from plumbline.launcher.runtime.run.status_file import (
     ATTEMPTS,
     SILENT,
@@ -103,6 +104,23 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
         assert status.ledger.spent("data_wait") > 0
         status.end(0, "complete")
     assert not list(tmp_path.glob("*.json*"))
+
+
+def test_a_start_that_was_refused_leaves_the_numbers_of_the_run(tmp_path: Path) -> None:
+    with RunStatus(tmp_path, ranks=2) as status:
+        status.begin(0, 0, 100, 800)
+        status.reached(15, 120)
+        status.logged({"loss": 3.25, "tokens_per_second": 100.0})
+        status.end(85, "stopped on request")
+    before = read_status(tmp_path)
+    for message in ("another model", "another one still"):
+        note_refusal(tmp_path, 1, lambda _: None, 2, ValueError(message))
+    found = read_status(tmp_path)
+    assert before is not None
+    assert found is not None
+    assert (found.state, found.starts, found.attempt.why) == ("stopped", 3, "another one still")
+    assert found == replace(before, starts=3, updated=found.updated, attempt=found.attempt)
+    assert (found.step, found.total_steps, found.loss, found.tokens_per_second) == (15, 100, 3.25, 100.0)
 
 
 def test_a_status_that_cannot_be_written_or_read_is_a_warning(
