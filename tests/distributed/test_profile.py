@@ -3,13 +3,16 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.launcher.runtime.train.train import train
 from tests.conftest import Run
 
@@ -22,9 +25,23 @@ def run(tiny_config: Path, root: Path, world: World, *overrides: str) -> Run:
     return Run(config.run.folder)
 
 
-def test_steps_are_traced(tiny_config: Path, tmp_path: Path, world: World) -> None:
-    """On one rank a step has four micro-batches."""
-    traced = run(tiny_config, tmp_path / "traced", world, "train.profile={start: 3, steps: 2}")
+def test_steps_are_traced(tiny_config: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last ones, before they are saved and evaluated. On one rank a step has four micro-batches."""
+    written: list[tuple[str, bool]] = []
+
+    def watched(name: str) -> None:
+        method = getattr(Trainer, name)
+
+        def watch(trainer: Trainer, *rest: Any, **more: Any) -> Any:
+            written.append((name, (trainer.config.run.folder / "profile" / "steps.txt").exists()))
+            return method(trainer, *rest, **more)
+
+        monkeypatch.setattr(Trainer, name, watch)
+
+    watched("_save")
+    watched("_evaluate")
+    traced = run(tiny_config, tmp_path / "traced", world, "train.profile={start: 4, steps: 2}")
+    assert written == [("_save", True), ("_evaluate", True)]
     with gzip.open(traced.folder / "profile" / "trace.json.gz", "rt", encoding="utf-8") as file:
         names = [event.get("name") for event in json.load(file)["traceEvents"]]
     assert {part: names.count(f"step: {part}") for part in ("data", "forward", "backward", "update")} == {
@@ -41,9 +58,16 @@ def test_steps_are_traced(tiny_config: Path, tmp_path: Path, world: World) -> No
     assert not (plain.folder / "profile").exists()
 
 
-def test_a_run_that_ends_amid_the_steps_to_trace_is_complete(tiny_config: Path, tmp_path: Path, world: World) -> None:
+def test_a_run_that_ends_amid_the_steps_to_trace_is_complete(
+    tiny_config: Path, tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     ended = run(tiny_config, tmp_path, world, "train.profile={start: 4, steps: 9}")
     assert not (ended.folder / "profile").exists()
+    assert "train.profile: nothing is written: training ended, or went back, before step 12 was made" in caplog.text
+    config = load_config(tiny_config, [*SHORT, "train.profile={start: 4, steps: 2}"])
+    longer = load_config(tiny_config, [*SHORT, "train.profile={start: 4, steps: 3}"])
+    (told,) = set(cautions(longer, plan_run(longer))) - set(cautions(config, plan_run(config)))
+    assert told.startswith("train.profile: step 6 is to be the last that is traced, and the run has 5")
 
 
 def test_a_trace_that_cannot_be_written_is_a_warning(

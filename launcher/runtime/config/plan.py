@@ -119,6 +119,12 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
             "data.packing = best_fit with model.document_mask = false: the documents of a sample, which have nothing "
             "to do with each other, see each other; leave document_mask out to mask them"
         )
+    traced = config.train.profile
+    if traced is not None and (last := traced.start + traced.steps - 1) > plan.total_steps:
+        yield (
+            f"train.profile: step {last} is to be the last that is traced, and the run has {plan.total_steps}: nothing "
+            "is written; choose an earlier train.profile.start or fewer train.profile.steps"
+        )
     if any(source.task is None for source in config.data.train):
         yield from plan.proportions.cautions()
 

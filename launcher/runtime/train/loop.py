@@ -164,7 +164,7 @@ class Trainer:
                 self.watchdog.moved(f"making step {self.state.step + 1}")
                 lr = plan.lr_after(self.state.tokens)
                 self.status.enter("data_wait")
-                profiler.between_steps(self.state.step)
+                profiler.before_step(self.state.step)
                 with record_function("step: data"):
                     micro_batches = self.stragglers.wait_for(batches)
                 self.status.enter(making)
@@ -177,6 +177,7 @@ class Trainer:
                 with record_function("step: read the one before"):
                     self._settle()  # while the device makes this one
                 self._advance(made, lr)
+                profiler.after_step(self.state.step)
                 if observer is not None:
                     self._log_beside(observer.record())
                 self._log_beside(self.stragglers.after_step(self.state.step))

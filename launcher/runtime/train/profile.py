@@ -42,18 +42,21 @@ class StepProfiler:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
     ) -> None:
         """Trace no longer."""
-        if self._profile is not None:
+        if self._profile is not None and self._settings is not None:
             self._profile.stop()
+            last = self._settings.start + self._settings.steps - 1
+            LOG.warning(f"train.profile: nothing is written: training ended, or went back, before step {last} was made")
 
-    def between_steps(self, step: int) -> None:
-        """Begin before the first step that is traced, and write what was seen after the last; `step` are made."""
-        settings = self._settings
-        if settings is None:
-            return
-        if step + 1 == settings.start:
+    def before_step(self, step: int) -> None:
+        """Begin before the first step that is traced; `step` are made."""
+        if self._settings is not None and step + 1 == self._settings.start:
             self._profile = profile(activities=self._activities)
             self._profile.start()
-        elif self._profile is not None and step + 1 == settings.start + settings.steps:
+
+    def after_step(self, step: int) -> None:
+        """Write what was seen, after the last step that is traced and before it is evaluated; `step` are made."""
+        settings = self._settings
+        if settings is not None and self._profile is not None and step + 1 == settings.start + settings.steps:
             found, self._profile = self._profile, None
             found.stop()
             try:
