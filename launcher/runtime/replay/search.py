@@ -91,8 +91,10 @@ def search(
         rest = [sample for sample in rest if sample != part[0]]
         after = value(rest)
         tests += 1
-        if after >= before:  # it changes nothing, as where broken weights make a spike of any sample
+        if math.isfinite(before) and after >= before:  # it changes nothing: broken weights make a spike of any sample
             break
         causes.append(part[0])
         before = after
+    if not math.isfinite(before):  # nobody knows whether those that were left out changed anything
+        causes = []
     return Found(causes, ok.has(before), tests)

@@ -52,11 +52,12 @@ def test_all_poison_is_found_and_nothing_else(size: int, count: int) -> None:
         assert found.tests == gradients.measured - 1 <= count * (math.ceil(math.log2(size)) + 2)
 
 
-def test_a_loss_that_is_no_number_is_found() -> None:
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_is_found(broken: float) -> None:
     def value(samples: Sequence[int]) -> float:
-        return math.nan if {5, 11} & set(samples) else 1.0
+        return broken if {5, 11} & set(samples) else 1.0
 
-    found = search(range(16), math.nan, value, lambda samples: not value(samples) <= 1.0, Usual(1.0, 2.0))
+    found = search(range(16), broken, value, lambda samples: not value(samples) <= 1.0, Usual(1.0, 2.0))
     assert (sorted(found.causes), found.explained) == ([5, 11], True)
 
 
@@ -65,6 +66,8 @@ def test_a_spike_that_no_sample_makes_is_not_blamed_on_one() -> None:
     found = search(range(64), 9.0, lambda _: 9.0, lambda _: True, Usual(1.0, 2.0))
     assert (found.causes, found.explained) == ([], False)
     assert found.tests == 6 + 1
+    found = search(range(64), math.inf, lambda _: math.inf, lambda _: True, Usual(1.0, 2.0))
+    assert (found.causes, found.explained) == ([], False)
 
 
 def test_a_sample_that_carries_nothing_is_not_blamed() -> None:
