@@ -8,6 +8,7 @@ python launcher/plan.py --config configs/ladder/7b.yaml --law laws/mine/law.json
 """
 
 import argparse
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -129,10 +130,13 @@ def main() -> None:
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for an option that is not positive."""
+    """Raise ValueError for an option of which there is no such machine."""
     for name in ("devices", "peak_tflops", "mfu", "device_gib", "network_gbs", "price"):
-        if getattr(arguments, name) is not None and getattr(arguments, name) <= 0:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(arguments, name)}: must be positive")
+        value = getattr(arguments, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"--{name.replace('_', '-')} {value:g}: must be a number above 0")
+    if arguments.mfu > 1:
+        raise ValueError(f"--mfu {arguments.mfu:g}: is a share, at most 1: 0.5 for 50 %")
 
 
 def machine_of(arguments: argparse.Namespace) -> Machine:

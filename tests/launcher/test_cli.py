@@ -7,12 +7,14 @@ import math
 import os
 import re
 import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
+from plumbline.launcher.plan import check_options
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.system import cli
@@ -345,6 +347,22 @@ def test_offloaded_optimizer_states_leave_the_device(tiny_config: Path) -> None:
     assert (memory.optimizer, memory.host) == (0.0, (12_000 + 4_000) / 8)
     memory = model_states(config, 1000, 0, ranks=8, activations=0)
     assert (memory.optimizer, memory.host) == (8_000, 0.0), "stage 0 has nothing to offload"
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        (("devices", 0), "--devices 0: must be a number above 0"),
+        (("peak_tflops", math.nan), "--peak-tflops nan: must be a number above 0"),
+        (("price", math.inf), "--price inf: must be a number above 0"),
+        (("mfu", 50.0), "--mfu 50: is a share, at most 1: 0.5 for 50 %"),
+    ],
+)
+def test_a_machine_that_there_is_not_is_refused(option: tuple[str, float], told: str) -> None:
+    usual = {"devices": 1, "peak_tflops": 989.0, "mfu": 1.0, "device_gib": 80.0, "network_gbs": 50.0, "price": None}
+    check_options(Namespace(**usual))
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
+        check_options(Namespace(**{**usual, option[0]: option[1]}))
 
 
 def test_a_plan_for_devices_that_cannot_share_the_batch_is_refused(command: Command, tiny_config: Path) -> None:
