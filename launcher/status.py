@@ -11,13 +11,10 @@ with it.
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from plumbline.launcher.runtime.report.standing import Standing, is_run, look
-from plumbline.launcher.runtime.run.interventions import read_interventions
 from plumbline.launcher.runtime.run.ledger import BUCKETS, goodput, total
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.slurm_queue import waiting_jobs
@@ -41,7 +38,7 @@ def main() -> None:
     waiting = waiting_jobs()
     found = [look(folder, waiting) for folder in folders]
     if arguments.json:
-        cli.print_json({"runs": [{**standing.to_json(), **interventions(standing.folder)} for standing in found]})
+        cli.print_json({"runs": [standing.to_json() for standing in found]})
         return
     for line in table([HEADER, *map(cells, found)]):
         print(line)
@@ -49,13 +46,8 @@ def main() -> None:
         print()
         for line in ledger(found[0]):
             print(line)
-        for made in read_interventions(arguments.runs[0]):
+        for made in found[0].interventions:
             print(made)
-
-
-def interventions(folder: Path) -> dict[str, Any]:
-    """Return what was done to a run on its way."""
-    return {"interventions": [asdict(made) for made in read_interventions(folder)]}
 
 
 def given(folders: Sequence[Path]) -> list[Path]:

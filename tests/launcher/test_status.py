@@ -7,7 +7,10 @@ import os
 import re
 import socket
 import stat
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from plumbline.launcher.runtime.report.standing import look
+from plumbline.launcher.runtime.run.interventions import INTERVENTIONS
 from plumbline.launcher.runtime.run.ledger import BUCKETS, Attempt
 from plumbline.launcher.runtime.run.status_file import INTERVAL, Status, state_after, write_attempts
 from plumbline.launcher.runtime.system import exit_codes
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.slurm_queue import WaitingJob, waiting_jobs
+from plumbline.launcher.status import cells, runs_in
 from tests.conftest import REPOSITORY
 from tests.launcher.runtime.run.test_lock import held_elsewhere
 
@@ -180,6 +185,37 @@ def test_runs_without_a_status_are_told_by_what_they_have(tmp_path: Path) -> Non
     found = [look(tmp_path / name, waiting) for name in ("old", "submitted", "broken")]
     assert [standing.state for standing in found] == ["complete", "queued", "unreadable"]
     assert str(tmp_path / "broken" / "status.json") in str(found[2].why)
+
+
+@contextmanager
+def as_somebody_else() -> Iterator[None]:
+    """Be another user, where tests run as root, whom no permission holds up."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def test_a_run_that_cannot_be_read_leaves_the_others_in_the_table() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        root.chmod(0o755)
+        for run in ("closed", "damaged", "open"):
+            write(root / run, status_of(7))
+        (root / "damaged" / INTERVENTIONS).write_text('{"x": 1}\n')
+        (root / "closed").chmod(0o700 if os.geteuid() == 0 else 0)
+        with as_somebody_else():
+            found = [look(folder, []) for folder in runs_in(root)]
+        (root / "closed").chmod(0o700)
+    assert [(its.folder.name, its.state) for its in found] == [
+        ("closed", "unreadable"), ("damaged", "unreadable"), ("open", "dead")
+    ]  # fmt: skip
+    assert f"Permission denied: '{root}/closed/" in str(found[0].why)
+    assert f"{root}/damaged/{INTERVENTIONS}, line 1: no intervention" in str(found[1].why)
+    assert [cells(its)[:2] for its in found] == [(its.folder.name, its.state) for its in found]
 
 
 def test_the_queue_is_asked_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,12 @@ import json
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
+from plumbline.launcher.runtime.run.interventions import Intervention, read_interventions
 from plumbline.launcher.runtime.run.ledger import Attempt, as_text, goodput, total
 from plumbline.launcher.runtime.run.lock import LOCK, owner_of
 from plumbline.launcher.runtime.run.status_file import (
@@ -45,6 +46,8 @@ class Standing:
     checkpoint: Saved | None
     attempts: tuple[Attempt, ...]
     """With what a resume will have to make again counted as lost."""
+    interventions: tuple[Intervention, ...]
+    """What was done to the run on its way."""
     seen: float
     """When it was looked at."""
 
@@ -74,12 +77,16 @@ class Standing:
             "goodput": goodput(seconds),
             "attempts": [attempt.to_json() for attempt in self.attempts],
             "status": found,
+            "interventions": [asdict(made) for made in self.interventions],
         }
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is one of a run, be it only submitted."""
-    return folder.is_dir() and any((folder / name).exists() for name in TRACES)
+    """Return whether a folder is one of a run, be it only submitted, or closed to this user."""
+    try:
+        return folder.is_dir() and any((folder / name).exists() for name in TRACES)
+    except PermissionError:
+        return True
 
 
 def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
@@ -89,11 +96,13 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
         folder: of the run.
         waiting: the user's jobs that wait in the queue.
     """
-    now, saved = time.time(), newest_checkpoint(folder)
+    now, saved = time.time(), None
     try:
+        saved = newest_checkpoint(folder)
         status, ended = read_status(folder), read_attempts(folder)
+        done = tuple(read_interventions(folder))
     except (OSError, ValueError) as error:
-        return Standing(folder, "unreadable", str(error), None, saved, (), now)
+        return Standing(folder, "unreadable", str(error), None, saved, (), (), now)
     last = None if status is None else status.attempt
     try:
         owner, sees_lock = owner_of(folder), True
@@ -102,11 +111,11 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
     if status is not None and _is_at_work(status, ended, owner, sees_lock, now):
         attempts = [*ended, status.attempt]
         why = f"no update since {as_text(status.updated)}" if now - status.updated > QUIET else None
-        return Standing(folder, status.state, why, status, saved, tuple(attempts), now)
+        return Standing(folder, status.state, why, status, saved, tuple(attempts), done, now)
     attempts = with_last(ended, last, now)
     code = attempts[-1].exit_code if attempts else None
     if code != COMPLETE and _has_result(folder, status):  # killed between its result and its last word
-        return Standing(folder, STATES[COMPLETE], None, status, saved, tuple(attempts), now)
+        return Standing(folder, STATES[COMPLETE], None, status, saved, tuple(attempts), done, now)
     if code != COMPLETE:
         attempts = [attempt.without_steps_after(0 if saved is None else saved.step) for attempt in attempts]
     state, why = _state(folder, attempts)
@@ -114,7 +123,7 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
         state, why = "starting", None
     elif code != COMPLETE and (job := _job_of(folder, last, waiting)) is not None:
         state, why = "queued", f"job {job.id}: {job.reason}"
-    return Standing(folder, state, why, status, saved, tuple(attempts), now)
+    return Standing(folder, state, why, status, saved, tuple(attempts), done, now)
 
 
 def _has_result(folder: Path, status: Status | None) -> bool:
