@@ -75,7 +75,7 @@ def cells(standing: Standing) -> tuple[str, ...]:
         if status.step is not None:
             steps = f"{status.step:,}/{text(status.total_steps, ',')}"
     return (
-        standing.folder.name,
+        standing.folder.resolve().name,
         standing.state,
         steps,
         text(loss, ".4f"),

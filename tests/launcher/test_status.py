@@ -176,7 +176,7 @@ def test_a_run_that_was_killed_after_its_result_is_complete(tmp_path: Path) -> N
     assert look(run, []).state == "complete"
 
 
-def test_runs_without_a_status_are_told_by_what_they_have(tmp_path: Path) -> None:
+def test_runs_without_a_status_are_told_by_what_they_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("old", "submitted", "broken"):
         (tmp_path / name / "slurm").mkdir(parents=True)
     (tmp_path / "old" / "result.json").touch()
@@ -185,6 +185,9 @@ def test_runs_without_a_status_are_told_by_what_they_have(tmp_path: Path) -> Non
     found = [look(tmp_path / name, waiting) for name in ("old", "submitted", "broken")]
     assert [standing.state for standing in found] == ["complete", "queued", "unreadable"]
     assert str(tmp_path / "broken" / "status.json") in str(found[2].why)
+    monkeypatch.chdir(tmp_path / "submitted")
+    here = look(Path(), waiting)
+    assert (here.state, cells(here)[0]) == ("queued", "submitted")
 
 
 @contextmanager

@@ -163,4 +163,4 @@ def _job_of(folder: Path, last: Attempt | None, waiting: Sequence[WaitingJob]) -
     """Return the job that waits to go on with a run: that of its newest attempt, or one submitted under its name."""
     mine = None if last is None else last.slurm_job_id
     named = (folder / SUBMITTED).is_dir()
-    return next((job for job in waiting if job.id == mine or (named and job.name == folder.name)), None)
+    return next((job for job in waiting if job.id == mine or (named and job.name == folder.resolve().name)), None)
