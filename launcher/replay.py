@@ -50,7 +50,7 @@ from plumbline.launcher.runtime.inspection.seen import SeenRun
 from plumbline.launcher.runtime.replay.record import RunRecord, contradictions, read_record
 from plumbline.launcher.runtime.replay.spike import explain, standings
 from plumbline.launcher.runtime.replay.text import spike_facts, spike_lines, standing_lines, verify_facts, verify_lines
-from plumbline.launcher.runtime.replay.windows import Verdict, Verification, choose, recompute, windows
+from plumbline.launcher.runtime.replay.windows import Verdict, Verification, Window, choose, recompute, windows
 from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.world import World, read_world
@@ -66,7 +66,7 @@ def main() -> int:
 
 def begin(record: RunRecord, world: World) -> None:
     """Meet the other ranks, with what the run asked of torch."""
-    config = record.config_at(None)
+    config = record.config
     determinism.enforce(config.run.repeats, world.device)
     startup.start(world, config.deepspeed.timeout_minutes)
 
@@ -75,13 +75,16 @@ def verify(arguments: argparse.Namespace, record: RunRecord, world: World) -> in
     """Compare the records of a run with each other, and windows with what is computed again."""
     wanted = 1 if arguments.windows is None else arguments.windows
     verdicts: list[Verdict] = []
+    left_out: list[Window] = []
     if wanted:
         begin(record, world)
         record = from_main(lambda: record, world)  # rank 0 alone has read every byte of the checkpoints
-        chosen = from_main(partial(choose, windows(record, arguments.most_steps), wanted), world)
+        there = windows(record, arguments.most_steps)
+        left_out = [window for window in there if window.config is None]
+        chosen = from_main(partial(choose, [window for window in there if window.config is not None], wanted), world)
         verdicts = recompute(record, chosen, world)
         startup.stop()
-    found = Verification(record, contradictions(record), verdicts)
+    found = Verification(record, contradictions(record), verdicts, left_out)
     if world.is_main and arguments.json:
         cli.print_json(verify_facts(found))
     elif world.is_main:

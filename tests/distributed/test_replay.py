@@ -19,6 +19,7 @@ from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.replay.record import contradictions, read_record
 from plumbline.launcher.runtime.replay.steps import Replay, Stash
+from plumbline.launcher.runtime.replay.windows import recompute, windows
 from plumbline.launcher.runtime.run.chain import BEGIN, CHAIN, linked, manifest_hash
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -326,6 +327,25 @@ def test_a_folder_without_a_chain_is_refused(copy: Path) -> None:
     (copy / CHAIN).unlink()
     with pytest.raises(ValueError, match=r"chain.jsonl: not there"):
         read_record(copy)
+
+
+@pytest.mark.parametrize(
+    ("settings", "later"),
+    [
+        (["schedule.name=cosine"], ["train.steps=12"]),
+        ([], ["train.steps=12", "optimizer.lr=0.001", "data.micro_batch_size=4"]),
+    ],
+)
+def test_a_run_that_went_on_otherwise_is_verified_by_the_configuration_of_each_start(
+    tiny_config: Path, tmp_path: Path, world: World, settings: list[str], later: list[str]
+) -> None:
+    for overrides in ([], later):
+        kept = [*SETTINGS, "train.steps=6", "checkpoint.keep_last=1", *settings, *overrides, f"run.root={tmp_path}"]
+        config = load_config(tiny_config, kept)
+        assert train(config, open_inputs(config, world), world, StopRequest())
+    record = read_record(config.run.folder)
+    (verdict,) = recompute(record, windows(record), world)
+    assert (verdict.window.first, verdict.window.last, verdict.steps, verdict.difference) == (0, 6, 6, None)
 
 
 def test_a_damaged_checkpoint_that_was_made_again_is_the_one_that_the_chain_names(

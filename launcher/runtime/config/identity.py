@@ -58,6 +58,14 @@ def differences(old: Config, new: Config, marks: Collection[str] = tuple(MARKS))
     return [f"{path}: {was!r} -> {becomes!r}" for path, (was, becomes) in changes(old, new, marks).items()]
 
 
+def is_trained(path: str) -> bool:
+    """Return whether a change of a key makes other steps: it says what is trained, or in which micro-batches."""
+    section, _, key = path.partition(".")
+    if section not in Config.model_fields:
+        return False
+    return path == "data.micro_batch_size" or mark_of(section, key.partition(".")[0]) in TRAINED
+
+
 def settings(config: Config) -> dict[str, Any]:
     """Return the value of every leaf by its path, section.key."""
     return dict(_leaves(config, MARKS))

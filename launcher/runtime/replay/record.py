@@ -12,7 +12,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.chain import CHAIN, Read, Step, manifest_hash, read_chain
 from plumbline.launcher.runtime.run.metrics import REPORTED, read_metrics
-from plumbline.launcher.runtime.run.starts import read_ranks
+from plumbline.launcher.runtime.run.starts import Start, read_starts
 
 METRICS = "metrics.jsonl"
 
@@ -39,8 +39,8 @@ class RunRecord:
     chain: Read
     logged: dict[int, dict[str, float]]
     """Step -> the numbers of its line in metrics.jsonl."""
-    ranks: list[tuple[int, int]]
-    """Step that each start went on from, and its number of ranks, in the order of starts."""
+    starts: list[Start]
+    """In their order."""
     checkpoints: list[Path]
     """Those on disk, by step."""
     skipped: SkippedData
@@ -48,19 +48,55 @@ class RunRecord:
     damaged: dict[int, str]
     """Step of a checkpoint whose files are not those of its manifest -> what is wrong."""
 
+    def start_of(self, step: int) -> Start | None:
+        """Return the start that made a step; None where nobody wrote it down."""
+        return next((start for start in reversed(self.starts) if start.step < step), None)
+
     def ranks_at(self, step: int) -> int | None:
         """Return how many ranks made a step; None where nobody wrote it down."""
-        return next((ranks for begun, ranks in reversed(self.ranks) if begun < step), None)
+        start = self.start_of(step)
+        return None if start is None else start.ranks
 
     def written(self, step: int) -> Step | None:
         """Return what a step reported, by the chain, or else by metrics.jsonl, which has no digest; None: neither."""
         logged = self.logged.get(step)
         return self.chain.steps.get(step) or (None if logged is None else Step(step, "", **logged))
 
-    def config_at(self, checkpoint: int | None) -> Config:
-        """Return the configuration of the ranks that wrote a checkpoint; None: of the last start."""
-        folders = [self.folder, *(folder for folder in self.checkpoints if step_of(folder) == checkpoint)]
-        return load_config(folders[-1] / "config.yaml", [])
+    @property
+    def whole(self) -> list[Path]:
+        """Return the checkpoints whose files are those of their manifests, by step."""
+        return [folder for folder in self.checkpoints if step_of(folder) not in self.damaged]
+
+    @property
+    def config(self) -> Config:
+        """Return the configuration of the last start."""
+        return load_config(self.folder / "config.yaml", [])
+
+    def config_of(self, step: int) -> Config | None:
+        """Return the configuration that made a step; None where it is not kept.
+
+        Starts of before did not write theirs down: then it is that of the run folder, or of a checkpoint, if none of
+        the starts between changed what is trained.
+        """
+        start = self.start_of(step)
+        if start is not None and start.config is not None:
+            return start.config
+        if start is None or start.training == self.starts[-1].training:
+            return self.config
+        for folder in self.whole:
+            its = self.start_of(step_of(folder))
+            if its is not None and its.training == start.training:
+                return load_config(folder / "config.yaml", [])
+        return None
+
+    def trained_alike(self, first: int, last: int) -> int:
+        """Return the last step, up to `last`, before which no start has changed what is trained since `first` + 1."""
+        made = self.start_of(first + 1)
+        for step in sorted({start.step for start in self.starts if first < start.step < last}):
+            its = self.start_of(step + 1)
+            if made is not None and its is not None and its.training != made.training:
+                return step
+        return last
 
 
 def read_record(folder: Path, contents: bool = False) -> RunRecord:
@@ -87,7 +123,8 @@ def read_record(folder: Path, contents: bool = False) -> RunRecord:
     damaged = {step_of(each): found[0] for each in there if (found := problems(each, contents))}
     whole = [each for each in there if step_of(each) not in damaged]
     skipped = skipped_data(folder, whole[-1] if whole else None)
-    return RunRecord(folder, read_chain(folder / CHAIN), logged, read_ranks(folder), there, skipped, damaged)
+    starts = list(read_starts(folder))
+    return RunRecord(folder, read_chain(folder / CHAIN), logged, starts, there, skipped, damaged)
 
 
 def contradictions(record: RunRecord) -> list[Difference]:

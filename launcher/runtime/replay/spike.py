@@ -88,10 +88,9 @@ def explain(record: RunRecord, spike: Standing, step: int, world: World) -> Expl
     Raises:
         ValueError: the checkpoint before cannot be used.
     """
-    whole = [folder for folder in record.checkpoints if step_of(folder) not in record.damaged]
-    begin = next((folder for folder in reversed(whole) if step_of(folder) < step), None)
-    window = Window(0 if begin is None else step_of(begin), step - 1, begin, None)
-    config = record.config_at(next((step_of(folder) for folder in whole if step_of(folder) >= step), None))
+    begin = next((folder for folder in reversed(record.whole) if step_of(folder) < step), None)
+    config = record.config_of(step) or record.config
+    window = Window(0 if begin is None else step_of(begin), step - 1, begin, None, config)
     tolerance = tolerance_of(record, window, config, world)
     replay = Replay(config, record.skipped, world)
     replay.go_to(begin)

@@ -36,6 +36,8 @@ def verify_lines(found: Verification, wanted: int) -> Iterator[str]:
         yield f"window   {its.window}: samples, losses, norms{end}; {promise_of(its.tolerance)}"
         if its.difference is not None:
             yield f"         {its.steps} steps are as written; step {its.difference}"
+    for window in found.left_out:
+        yield f"left out {window}: a later start changed what is trained, and their configuration is kept nowhere"
     if len(found.verdicts) < wanted:
         kept_by = "checkpoint.keep_last and keep_every say which checkpoints stay"
         yield f"         no more than {len(found.verdicts)} can be computed again: {kept_by}"
@@ -66,6 +68,7 @@ def verify_facts(found: Verification) -> dict[str, Any]:
             }
             for its in found.verdicts
         ],
+        "left_out": [{"first": window.first, "last": window.last} for window in found.left_out],
     }
 
 

@@ -31,6 +31,8 @@ class Window:
     """The checkpoint of `first`; None: the start of the run."""
     end: Path | None
     """The checkpoint of `last`; None where there is none."""
+    config: Config | None
+    """By which its steps were made; None where that is not kept, and they cannot be made again."""
 
     def cut(self, steps: int) -> "Window":
         """Return its first steps, if it has more."""
@@ -65,6 +67,8 @@ class Verification:
     contradictions: list[Difference]
     """Of its records with each other."""
     verdicts: list[Verdict]
+    left_out: list[Window]
+    """Those that cannot be computed again."""
 
     @property
     def first(self) -> Difference | None:
@@ -74,24 +78,24 @@ class Verification:
 
 
 def windows(record: RunRecord, most_steps: int | None = None) -> list[Window]:
-    """Return all windows that can be computed again, in their order.
+    """Return all windows, in their order; each is cut where a start changed what is trained.
 
     Args:
         record: the run.
         most_steps: cut those that are longer.
     """
-    whole = [folder for folder in record.checkpoints if step_of(folder) not in record.damaged]
-    begins: list[tuple[int, Path | None]] = [(step_of(folder), folder) for folder in whole]
+    begins: list[tuple[int, Path | None]] = [(step_of(folder), folder) for folder in record.whole]
     if min(record.chain.steps, default=0) == 1:
         begins.insert(0, (0, None))
-    ends: list[tuple[int, Path | None]] = [(step_of(folder), folder) for folder in whole]
+    ends: list[tuple[int, Path | None]] = [(step_of(folder), folder) for folder in record.whole]
     last = max(record.chain.steps, default=0)
     found = []
     for first, begin in begins:
         stop, end = next(((step, folder) for step, folder in ends if step > first), (last, None))
         stop, end = (stop, end) if stop <= last else (last, None)
         if stop > first and first + 1 in record.chain.steps:
-            window = Window(first, stop, begin, end)
+            alike = record.trained_alike(first, stop)
+            window = Window(first, stop, begin, end, record.config_of(first + 1)).cut(alike - first)
             found.append(window if most_steps is None else window.cut(most_steps))
     return found
 
@@ -110,7 +114,8 @@ def recompute(record: RunRecord, chosen: Sequence[Window], world: World) -> list
     verdicts: list[Verdict] = []
     replay: Replay | None = None
     for number, window in enumerate(chosen, start=1):
-        config = record.config_at(window.last if window.end else None)
+        config = window.config
+        assert config is not None, "only windows whose configuration is kept are chosen"
         if replay is None or replay.config != config:
             replay = Replay(config, record.skipped, world)
         tolerance = tolerance_of(record, window, config, world)

@@ -1,13 +1,16 @@
-"""Keep the history of a run: a line of starts.jsonl for each start, with what changed since the start before."""
+"""Keep the history of a run: a line of starts.jsonl for each start, with its configuration and what changed in it."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.config.identity import changes
+from plumbline.data.damage import DamagedFileError
+from plumbline.launcher.runtime.config.identity import changes, is_trained
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.resolve import resolve
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.files import read_json_lines, read_key, remove_leftovers, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG
@@ -19,15 +22,57 @@ ALWAYS_NEW = ("command", "slurm_job_id", "memory_bytes")
 """Facts whose change says nothing of its own."""
 
 
-def read_ranks(folder: Path) -> list[tuple[int, int]]:
-    """Return the step that each start of a run went on from, and its number of ranks; runs of before have no list.
+@dataclass(frozen=True)
+class Start:
+    """Say from where a run went on, when, and as what."""
+
+    time: datetime
+    step: int
+    """Step that it went on from."""
+    ranks: int
+    config: Config | None
+    """None where it was not written down, or is not one of this version."""
+    training: int
+    """How often, up to this start, a key changed that says what is trained, or in which micro-batches."""
+
+
+def read_starts(folder: Path) -> Iterator[Start]:
+    """Yield the starts of a run, in their order; runs of before have no list.
 
     Raises:
         DamagedFileError: a line is no start.
     """
-    path = folder / STARTS
-    lines = [(f"{path}, line {number}", line) for number, line in read_json_lines(path)] if path.exists() else []
-    return [(read_key(line, "step", int, place), read_key(line, "world_size", int, place)) for place, line in lines]
+    path, training = folder / STARTS, 0
+    for number, line in read_json_lines(path) if path.exists() else ():
+        place = f"{path}, line {number}"
+        changed = line.get("changes")
+        training += isinstance(changed, dict) and any(map(is_trained, changed))
+        yield Start(
+            as_moment(read_key(line, "time", str, place), place),
+            read_key(line, "step", int, place),
+            read_key(line, "world_size", int, place),
+            _config(line.get("config"), place),
+            training,
+        )
+
+
+def as_moment(text: Any, place: str) -> datetime:
+    """Return a time of ISO 8601.
+
+    Raises:
+        DamagedFileError: it is none; names the place.
+    """
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (TypeError, ValueError) as error:
+        raise DamagedFileError(f"{place}: time = {text!r}: expected a time like 2026-01-31T12:00:00+00:00") from error
+
+
+def _config(values: Any, place: str) -> Config | None:
+    try:
+        return resolve(values, place) if isinstance(values, dict) else None
+    except ValueError:
+        return None
 
 
 def note_start(config: Config, facts: Mapping[str, Any], step: int) -> None:
@@ -51,6 +96,7 @@ def note_start(config: Config, facts: Mapping[str, Any], step: int) -> None:
         "step": step,
         **{key: facts[key] for key in TOLD},
         "changes": _changes(config, facts),
+        "config": config.model_dump(mode="json"),
     }
     write_json_lines(path, [*earlier, line])
 

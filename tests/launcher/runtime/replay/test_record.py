@@ -9,11 +9,12 @@ import pytest
 
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.replay import parse_arguments
+from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.replay.record import METRICS, Difference, contradictions, read_record
 from plumbline.launcher.runtime.replay.search import Found
 from plumbline.launcher.runtime.replay.spike import Explanation, standings
-from plumbline.launcher.runtime.replay.text import spike_lines
-from plumbline.launcher.runtime.replay.windows import Window
+from plumbline.launcher.runtime.replay.text import spike_lines, verify_lines
+from plumbline.launcher.runtime.replay.windows import Verification, Window, windows
 from plumbline.launcher.runtime.run.chain import CHAIN, ChainFile, Step
 from plumbline.launcher.runtime.run.starts import STARTS
 from plumbline.launcher.runtime.system.files import write_json_lines
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STEPS = 8
+
+
+def time_of(minute: int) -> str:
+    return f"2026-01-01T10:{minute:02}:00+01:00"
+
+
+def start_at(step: int, ranks: int, **keys: Any) -> dict[str, Any]:
+    """Return the line of a start, as many minutes after ten."""
+    return {"time": time_of(step), "step": step, "world_size": ranks, "changes": None, **keys}
 
 
 @pytest.fixture
@@ -35,7 +45,7 @@ def run(tmp_path: Path) -> Path:
     chain.close()
     lines = [{"step": its.step, "tokens": 64, "loss": its.loss, "grad_norm": its.grad_norm} for its in steps]
     write_json_lines(tmp_path / METRICS, [*lines, {"step": STEPS, "tokens": 64, "eval/text/loss": 2.5}])
-    write_json_lines(tmp_path / STARTS, [{"step": 0, "world_size": 2}, {"step": 4, "world_size": 1}])
+    write_json_lines(tmp_path / STARTS, [start_at(0, 2), start_at(4, 1)])
     return tmp_path
 
 
@@ -45,6 +55,34 @@ def test_what_an_honest_run_wrote_is_read(run: Path) -> None:
     assert record.logged[3] == {"loss": 3.0 - 0.1 * 3, "grad_norm": 0.5}
     assert sorted(record.logged) == list(range(1, STEPS + 1))
     assert [record.ranks_at(step) for step in (1, 4, 5, 8)] == [2, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "windows_of"),
+    [
+        ({"train.steps": [4, 8]}, [(0, 4, False)]),
+        ({"data.micro_batch_size": [2, 4], "world_size": [2, 1]}, [(0, 4, False)]),
+        ({"world_size": [2, 1], "checkpoint.interval": [4, 8], "packages.torch": ["2.10", "2.11"]}, [(0, 8, True)]),
+    ],
+)
+def test_a_window_ends_where_a_start_changed_what_is_trained(
+    run: Path, tiny_config: Path, changed: dict[str, Any], windows_of: list[tuple[int, int, bool]]
+) -> None:
+    save_config(load_config(tiny_config, []), run / "config.yaml")
+    write_json_lines(run / STARTS, [start_at(0, 2), start_at(4, 1, changes=changed)])
+    found = windows(read_record(run))
+    assert [(its.first, its.last, its.config is not None) for its in found] == windows_of
+    kept = load_config(tiny_config, ["optimizer.lr=0.003"])
+    line = {"changes": changed, "config": kept.model_dump(mode="json")}
+    write_json_lines(run / STARTS, [start_at(0, 2, config=line["config"]), start_at(4, 1, **line)])
+    (window,) = windows(read_record(run))
+    assert window.config == kept
+    left_out = [its for its in found if its.config is None]
+    told = [*verify_lines(Verification(read_record(run), [], [], left_out), 1)]
+    assert [line for line in told if line.startswith("left out")] == [
+        f"left out {its}: a later start changed what is trained, and their configuration is kept nowhere"
+        for its in left_out
+    ]
 
 
 @pytest.mark.parametrize("file", [METRICS, STARTS])
@@ -107,7 +145,7 @@ def test_samples_are_not_blamed_for_a_step_that_is_not_what_the_run_wrote(run: P
     standing = standings(record, 5)
 
     def last_line(difference: Difference | None, causes: list[int]) -> str:
-        made = Explanation(Window(0, 4, None, None), None, difference, Found(causes, False, 3), [step])
+        made = Explanation(Window(0, 4, None, None, None), None, difference, Found(causes, False, 3), [step])
         return [*spike_lines(record, 5, standing, made, [], False)][-1]
 
     other = Difference(5, "grad_norm", "100.0 in the chain, 0.5 computed again")
