@@ -1,8 +1,9 @@
 """Read what a run wrote of itself, and say where it contradicts itself: nothing is computed again."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from plumbline.data.skipped import SkippedData
@@ -11,8 +12,9 @@ from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, p
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.chain import CHAIN, Read, Step, manifest_hash, read_chain
+from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, read_interventions
 from plumbline.launcher.runtime.run.metrics import REPORTED, read_metrics
-from plumbline.launcher.runtime.run.starts import Start, read_starts
+from plumbline.launcher.runtime.run.starts import Start, as_moment, read_starts
 
 METRICS = "metrics.jsonl"
 
@@ -40,7 +42,7 @@ class RunRecord:
     logged: dict[int, dict[str, float]]
     """Step -> the numbers of its line in metrics.jsonl."""
     starts: list[Start]
-    """In their order."""
+    """In their order, and between them each return to an earlier step as another one."""
     checkpoints: list[Path]
     """Those on disk, by step."""
     skipped: SkippedData
@@ -123,8 +125,21 @@ def read_record(folder: Path, contents: bool = False) -> RunRecord:
     damaged = {step_of(each): found[0] for each in there if (found := problems(each, contents))}
     whole = [each for each in there if step_of(each) not in damaged]
     skipped = skipped_data(folder, whole[-1] if whole else None)
-    starts = list(read_starts(folder))
+    starts = _in_time(read_starts(folder), read_interventions(folder), folder)
     return RunRecord(folder, read_chain(folder / CHAIN), logged, starts, there, skipped, damaged)
+
+
+def _in_time(starts: Iterable[Start], returns: Iterable[Intervention], folder: Path) -> list[Start]:
+    """Return all starts, and each return to an earlier step as a start of those ranks that went back."""
+    moments: list[tuple[datetime, Start | Intervention]] = [(start.time, start) for start in starts]
+    moments += [(as_moment(made.time, str(folder / INTERVENTIONS)), made) for made in returns]
+    found: list[Start] = []
+    for _, event in sorted(moments, key=lambda moment: moment[0]):
+        if isinstance(event, Start):
+            found.append(event)
+        elif found:  # what was copied from another run is from before the first start of this one
+            found.append(replace(found[-1], step=event.back_to))
+    return found
 
 
 def contradictions(record: RunRecord) -> list[Difference]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from plumbline.launcher.runtime.replay.spike import Explanation, standings
 from plumbline.launcher.runtime.replay.text import spike_lines, verify_lines
 from plumbline.launcher.runtime.replay.windows import Verification, Window, windows
 from plumbline.launcher.runtime.run.chain import CHAIN, ChainFile, Step
+from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, Intervention, write_interventions
 from plumbline.launcher.runtime.run.starts import STARTS
 from plumbline.launcher.runtime.system.files import write_json_lines
 from tests.damage import damage
@@ -55,6 +57,20 @@ def test_what_an_honest_run_wrote_is_read(run: Path) -> None:
     assert record.logged[3] == {"loss": 3.0 - 0.1 * 3, "grad_norm": 0.5}
     assert sorted(record.logged) == list(range(1, STEPS + 1))
     assert [record.ranks_at(step) for step in (1, 4, 5, 8)] == [2, 2, 1, 1]
+
+
+def test_steps_that_were_made_again_after_a_return_are_those_of_the_ranks_that_went_back(run: Path) -> None:
+    copied, made = (
+        Intervention(time, "loss_spike", "the loss is 9", 3, 6, back_to=2, skipped=(2, 6))
+        for time in ("2026-01-01T08:59:59+00:00", "2026-01-01T09:05:00+00:00")
+    )
+    write_interventions(run, [copied, made])
+    write_json_lines(run / STARTS, [start_at(0, 2), start_at(4, 1), start_at(6, 4)])
+    assert [read_record(run).ranks_at(step) for step in range(1, STEPS + 1)] == [2, 2, 1, 1, 1, 1, 4, 4]
+    for damaged in ("at nine", 9):
+        write_json_lines(run / INTERVENTIONS, [{**asdict(made), "time": damaged}])
+        with pytest.raises(DamagedFileError, match=rf"{INTERVENTIONS}: time = {damaged!r}: expected a time"):
+            read_record(run)
 
 
 @pytest.mark.parametrize(
