@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import math
@@ -14,6 +15,7 @@ import torch
 
 from plumbline.data.skipped import SkippedData
 from plumbline.launcher.runtime.checkpoint.resume import read_state
+from plumbline.launcher.runtime.checkpoint.store import UnsavedError
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
@@ -24,6 +26,7 @@ from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, read_int
 from plumbline.launcher.runtime.run.ledger import total
 from plumbline.launcher.runtime.run.status_file import read_attempts
 from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.train import loop, rollback
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
 from plumbline.launcher.runtime.train.train import train
 from plumbline.model.objectives.next_token import NextToken
@@ -300,6 +303,29 @@ def test_checkpoints_on_the_nodes_are_gone_back_to(attempt: Callable[..., Any], 
     (made,) = read_interventions(run.folder)
     assert (made.last_step, made.back_to) == (9, 8)
     assert list(run.column("loss")) == list(range(1, 13))
+
+
+@pytest.mark.parametrize(("place", "name", "calls"), [(rollback, "write_interventions", 0), (loop, "MetricsLog", 1)])
+def test_a_disk_that_is_full_when_it_goes_back_ends_it_until_there_is_room(
+    attempt: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, place: Any, name: str, calls: int
+) -> None:
+    real, left = getattr(place, name), [calls]
+
+    def full(*given: Any) -> Any:
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        left[0] -= 1
+        return real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, full)
+        with pytest.raises(
+            UnsavedError, match=r"tiny could not be written \(.*No space left on device\): free some space"
+        ):
+            attempt([(64, 72, "inf")])
+    run, _ = attempt([(64, 72, "inf")])
+    assert list(run.column("loss")) == list(range(1, 13))
+    assert [made.skipped for made in read_interventions(run.folder)] == [(8, 9)]
 
 
 def test_a_record_that_cannot_be_obeyed_is_refused(attempt: Callable[..., Any]) -> None:
