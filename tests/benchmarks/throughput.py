@@ -1,14 +1,16 @@
 """Compare training tokens/s of the engine with a plain PyTorch loop's: same model, same batches, same process count.
 
     python tests/benchmarks/throughput.py [--layers 6 --width 384 --length 256 --batch 8 --steps 6 --rounds 6]
-        [--settings fp32:0,fp32:1,bf16:1] [--compile] [--alone] [section.key=value ...]
+        [--settings fp32:0,fp32:1,bf16:1] [--compile] [--alone] [--operators N] [section.key=value ...]
 
 A setting is a precision and a ZeRO stage; what else is given goes into the engine's configuration. Rounds of the two
 loops alternate, so that drift of the machine strikes both alike; each is timed as a whole, and the medians are
 compared, with the quartiles of the ratio of neighbours beside them. With --compile the plain loop compiles its model,
 and the engine its blocks. With --alone there is no plain loop, for a model of which a device holds no second one; one
 that it does not hold at all, by the estimate of plan.py, is not tried. MFU is of the device's peak, named or measured.
-It prints one JSON object. Use one process and all cores (the default) or `torchrun --nproc-per-node N`.
+With --operators each loop's longest operators are told as well, in ms of a step, from one more round under torch's
+profiler, which takes time of its own. It prints one JSON object. Use one process and all cores (the default) or
+`torchrun --nproc-per-node N`.
 """
 
 import argparse
@@ -20,12 +22,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
@@ -130,6 +135,17 @@ def plain_loop(config: Config, world: World, compiled: bool) -> Loop:
     return step
 
 
+def longest_operators(
+    make_round: Callable[[], object], steps: int, most: int, device: torch.device
+) -> dict[str, float]:
+    """Return the operators that take longest by themselves on a device, in ms of a step."""
+    own = f"self_{device.type.replace('cuda', 'device')}_time_total"  # in microseconds
+    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")) as seen:
+        make_round()
+    rows = sorted(seen.key_averages(), key=lambda row: -getattr(row, own))
+    return {row.key: round(getattr(row, own) / steps / 1000, 2) for row in rows[:most]}
+
+
 def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: World) -> dict[str, Any]:
     """Time both loops in alternating rounds."""
     config = make_config(arguments, corpus, setting, world)
@@ -143,24 +159,34 @@ def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: Wo
     if not arguments.alone:
         loops.append(plain_loop(config, world, arguments.compile))
     seconds: list[list[float]] = [[] for _ in loops]
-    number = 0
+    numbers = count()
+
+    def make_round(loop: Loop) -> float:
+        given = [(batches.micro_batches(number)[0], number) for number in islice(numbers, arguments.steps)]
+        dist.barrier()
+        start = time.perf_counter()
+        for batch, number in given:
+            wait = loop(batch, number)
+        wait()
+        taken: float = (time.perf_counter() - start) / arguments.steps
+        return taken
+
     for round_number in range(arguments.rounds + 1):  # the first round warms up
         for times, loop in zip(seconds, loops, strict=True):
-            given = [batches.micro_batches(number + step)[0] for step in range(arguments.steps)]
-            dist.barrier()
-            start = time.perf_counter()
-            for step, batch in enumerate(given):
-                wait = loop(batch, number + step)
-            wait()
+            taken = make_round(loop)
             if round_number:
-                times.append((time.perf_counter() - start) / arguments.steps)
-            number += arguments.steps
+                times.append(taken)
     ours, *theirs = map(statistics.median, seconds)
     tokens = arguments.batch * arguments.length * world.size
     dtype = torch.bfloat16 if config.deepspeed.precision == "bf16" else torch.float32
     flops = training_flops_per_token(config.model, arguments.length, config.objective) * tokens / world.size
     peak = peak_flops(world, dtype, None)
     found = {"setting": setting, "tokens_per_second": round(tokens / ours), "mfu": round(flops / ours / peak, 3)}
+    if arguments.operators:
+        found["operators_ms"] = [
+            longest_operators(partial(make_round, loop), arguments.steps, arguments.operators, world.device)
+            for loop in loops
+        ]
     if not theirs:
         return found
     low, _, high = statistics.quantiles(other / own for own, other in zip(*seconds, strict=True))
@@ -181,6 +207,7 @@ def main() -> None:
     parser.add_argument("--settings", default="fp32:0,fp32:1,bf16:1", metavar="PRECISION:STAGE,...")
     parser.add_argument("--compile", action="store_true", help="compile both")
     parser.add_argument("--alone", action="store_true", help="no plain loop")
+    parser.add_argument("--operators", type=int, default=0, metavar="N", help="tell the N longest of each loop")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     arguments = parser.parse_intermixed_args()
     world = read_world()

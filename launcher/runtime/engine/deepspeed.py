@@ -45,7 +45,7 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
         "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass, beside nothing
-        "contiguous_gradients": True,
+        "contiguous_gradients": not _sums_alone_at_stage_1(config, world),  # no copies into messages to nobody
         "reduce_scatter": True,
         "reduce_bucket_size": sizes.reduce,
         "allgather_bucket_size": sizes.gather,
@@ -81,6 +81,13 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
         "wall_clock_breakdown": False,
         "timers": {"throughput": {"enabled": False}},  # it waits for the device around every micro-batch
     }
+
+
+def _sums_alone_at_stage_1(config: Config, world: World) -> bool:
+    """Return whether a rank at stage 1 in fp32 has nobody to send gradients to; in bf16 another class sums them."""
+    settings = config.deepspeed
+    alone = world.size == 1 and not settings.offload_optimizer
+    return alone and (settings.zero_stage, settings.precision) == (1, "fp32")
 
 
 def decides_on_device(config: Config) -> bool:
@@ -130,8 +137,10 @@ class DeepSpeedEngine(Engine):
         super().__init__(config, plan, world, model)
         self._verify(self.requested)
         if world.size == 1:
-            # DeepSpeed would copy all gradients into one message, sum that over one rank, and copy it back
+            # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back
             self._engine.buffered_allreduce_fallback = self._sum_alone
+            if not self.requested["zero_optimization"]["contiguous_gradients"]:
+                self._engine.optimizer.buffered_reduce_fallback = lambda *_, **__: None
         for part in optimizer.parts.values() if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
             if isinstance(part, ShardedMuon):
                 part.attach(zero_shards.locate_matrices(part, self._engine.optimizer, self.stage, world), world)

@@ -120,6 +120,7 @@ def model_states(config: Config, parameters: int, stage: int, ranks: int, activa
         optimizer += parameters * 4.0
     optimizer += state_beyond_adamw(config)
     gradients, sizes = parameters * 4.0, buckets(config, parameters)
+    offloads = config.deepspeed.offload_optimizer and stage > 0
     if stage >= 1:
         optimizer /= ranks
     if stage >= 2:
@@ -130,15 +131,15 @@ def model_states(config: Config, parameters: int, stage: int, ranks: int, activa
         weights /= ranks
     if stage == 0 or (stage == 1 and mixed):  # all gradients are summed in one piece, once activations are gone
         buffers, update = 0.0, 4.0 * min(parameters, FLATTENED) if ranks > 1 else 0.0
-    elif stage == 1:
-        buffers, update = 4.0 * sizes.reduce, 4.0 * share
+    elif stage == 1:  # gradients go through a bucket, but for those of a rank alone, and lie in one piece in the end
+        buffers, update = 4.0 * sizes.reduce if ranks > 1 or offloads else 0.0, 4.0 * share
     elif stage == 2:  # two buckets take turns, and what is sent is fp32
         buffers, update = (8.0 if mixed else 2 * width) * sizes.reduce, 4.0 * share
     else:  # gathered weights stay while fewer are there than DeepSpeed lets live, and are copied out of messages
         gathered = min(parameters, LIVE) + min(parameters, sizes.prefetch)
         buffers, update = 4.0 * sizes.reduce + width * gathered, 0.0
     host = 0.0
-    if config.deepspeed.offload_optimizer and stage > 0:
+    if offloads:
         # A rank's gradients lie beside its states, at stage 1 in fp32 those of the step so far as well
         accumulates = stage == 1 and not mixed and config.data.accumulation_steps(ranks) > 1
         host, optimizer = optimizer + 4.0 * share * (2 if accumulates else 1), 0.0

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import accumulate
 from pathlib import Path
 
 from plumbline.data.skipped import SkippedData
@@ -131,7 +132,11 @@ def read_record(folder: Path, contents: bool = False) -> RunRecord:
 
 def _in_time(starts: Iterable[Start], returns: Iterable[Intervention], folder: Path) -> list[Start]:
     """Return all starts, and each return to an earlier step as a start of those ranks that went back."""
-    moments: list[tuple[datetime, Start | Intervention]] = [(start.time, start) for start in starts]
+    starts = list(starts)
+    # Starts stay in the order of their lines, also where the clock of one host is behind that of another
+    moments: list[tuple[datetime, Start | Intervention]] = list(
+        zip(accumulate((start.time for start in starts), max), starts, strict=True)
+    )
     moments += [(as_moment(made.time, str(folder / INTERVENTIONS)), made) for made in returns]
     found: list[Start] = []
     for _, event in sorted(moments, key=lambda moment: moment[0]):
