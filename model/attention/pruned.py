@@ -11,7 +11,6 @@ which enters the attention logits as log c. Outside training a vote is e > 0, an
 """
 
 import math
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -110,7 +109,6 @@ class PrunedAttention(SoftmaxAttention):
         Need({"attn_logit_softcapping": (None,), "attention_sink": (False,)}, "needs the fused kernel"),
         Need({"attention_gate": ("none",), "value_residual": (False,)}, "has neither"),
     )
-    own_keys = MappingProxyType({"pruning_rank": 64})
     grafted = (".ask_proj.weight", ".offer_proj.weight", ".keep_bias")
     rounds_stored = False
     serves_slots = False

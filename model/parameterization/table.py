@@ -245,7 +245,7 @@ def parameter_table(
 
     Raises:
         ValueError: a setting that a tied unembedding or the block cannot have, or a key of own factors that matches no
-            tensor, or none that it changes.
+            tensor.
     """
     if model.tie_word_embeddings and config.output_scaling == "absorbed":
         raise ValueError(
@@ -269,17 +269,7 @@ def parameter_table(
         scaling = scaling_table(
             size, fan_in, fan_out, matrix_lr, config.output_scaling == "absorbed", config.weight_decay_width_exponent
         )[role]
-        trains = rule.trains(model)
-        deviation = functools.partial(
-            _first_deviation, name, tensor, fan_in=fan_in, fan_out=fan_out, model=model, config=config
-        )
-        acts = {
-            "lr_multipliers": trains,
-            "weight_decay_multipliers": trains and scaling.weight_decay != 0.0,
-            "init_multipliers": rule.draw is None and deviation(scaling.init_std) != 0.0,
-            "eps_multipliers": trains and not (is_matrix and base.matrix_update == "orthogonal"),  # Muon reads none
-        }
-        factors = {key: factor.of(name, role, acts[key]) for key, factor in own.items()}
+        factors = {key: factor.of(name, role) for key, factor in own.items()}
         first_factors[name] = factors["init_multipliers"]
         # Adam's step does not see the logits' 1/gamma_0, so one power of gamma_0 on lr makes features move by it;
         # lr * weight_decay stays as it was, and eps shrinks with the gradient.
@@ -292,8 +282,8 @@ def parameter_table(
                 role=role,
                 shape=tensor.shape,
                 init_mean=rule.first_value(model) * first_factors[rule.start_with],
-                init_std=deviation(init),
-                trainable=trains,
+                init_std=_first_deviation(name, tensor, init, fan_in, fan_out, model, config),
+                trainable=rule.trains(model),
                 lr=base.lr * lr_multiplier,
                 lr_multiplier=lr_multiplier,
                 weight_decay=decay * factors["weight_decay_multipliers"],
