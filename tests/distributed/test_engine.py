@@ -142,6 +142,23 @@ def test_deepspeed_is_told_everything(tiny_config: Path, world: World, stage: in
     assert asked["fp16"]["enabled"] is False
 
 
+def test_a_rank_alone_copies_no_gradients_and_rounds_them_if_asked(tiny_config: Path, world: World) -> None:
+    def step(*typed: str) -> tuple[float, bool]:
+        config = load_config(tiny_config, ["deepspeed.zero_stage=1", "deepspeed.precision=fp32", *typed])
+        engine = DeepSpeedEngine(config, world)
+        norm = engine.train_step(micro_batches(config), 0, 1e-3).result.grad_norm
+        return norm, engine.requested["zero_optimization"]["contiguous_gradients"]
+
+    plain, copies = step()
+    rounded, through_messages = step("deepspeed.communication_dtype=bf16")
+    assert (copies, through_messages) == (False, True)
+    assert rounded == pytest.approx(plain, rel=1e-2)
+    assert rounded != plain
+    two = replace(world, size=2)
+    asked = deepspeed_config(load_config(tiny_config, ["deepspeed.zero_stage=1", "deepspeed.precision=fp32"]), two)
+    assert asked["zero_optimization"]["contiguous_gradients"], "what is sent is in one piece"
+
+
 def test_deepspeed_follows_a_growing_batch(tiny_config: Path, world: World) -> None:
     """Two updates of two micro-batches and one of four; each is applied, and read back."""
     stages = "data.batch_size_warmup=[{tokens: 129, global_batch_size: 4}]"

@@ -5,14 +5,16 @@ from collections.abc import Sequence
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
 from plumbline.launcher.runtime.system import startup
-from plumbline.launcher.runtime.system.compilers import missing_to_compile
+from plumbline.launcher.runtime.system.compilers import missing_c_compiler, missing_header
 
 
 def measure(place: Place) -> Facts:
     """Look for a compiler and, where training will need DeepSpeed's operator, build and load it."""
     device = place.world.device.type
-    facts: Facts = {"device": device, "missing": missing_to_compile(device == "cuda"), "problem": None}
-    if device == "cpu":
+    facts: Facts = {"device": device, "missing": None, "problem": None}
+    if device == "cuda":
+        facts["missing"] = missing_c_compiler() or missing_header()
+    else:
         try:
             with startup.quiet_stdout():
                 os.environ["DS_ACCELERATOR"] = "cpu"  # read when DeepSpeed is imported

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system.compilers import missing_to_compile
+from plumbline.launcher.runtime.system.compilers import missing_c_compiler
 from plumbline.model.attention import attention_kind, block_sparse
 from plumbline.model.blocks.kind import Block
 from plumbline.model.objectives.next_token import NextTokenConfig
@@ -59,8 +59,8 @@ def _determinism_refusal(config: Config, device: torch.device) -> str | None:
 
 
 def _compiler_refusal(config: Config, device: torch.device) -> str | None:
-    """Say why blocks cannot be compiled on a host; None: they can, or need not be."""
-    missing = missing_to_compile(device.type == "cuda") if compiles(config, device) else None
+    """Say why blocks cannot be compiled for a GPU; None: they can, or need not be."""
+    missing = missing_c_compiler() if device.type == "cuda" and compiles(config, device) else None
     if missing is None:
         return None
     asked = "left out, and blocks are compiled on a GPU" if config.train.compile is None else "true"
@@ -152,10 +152,9 @@ def compile_blocks(model: nn.Module, exact_division: bool) -> None:
         exact_division: divide as uncompiled code does. Triton's own division may be off by a bit, and a value that is
             rounded to a grid then falls on another point of it than in evaluation, which is not compiled.
     """
-    block_sparse.permit_graphs()
-    if exact_division:
-        from torch._inductor import config  # loads slowly, and most processes compile nothing
+    from torch._inductor import config  # loads slowly, and most processes compile nothing
 
-        config.eager_numerics.division_rounding = True
+    block_sparse.permit_graphs()
+    config.eager_numerics.division_rounding = exact_division  # of the process, which may train one run after another
     for block in blocks_of(model):
         setattr(block, "forward", torch.compile(block.forward, dynamic=False))  # noqa: B010 - a method, to mypy

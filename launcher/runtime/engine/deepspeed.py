@@ -84,10 +84,13 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
 
 
 def _sums_alone_at_stage_1(config: Config, world: World) -> bool:
-    """Return whether a rank at stage 1 in fp32 has nobody to send gradients to; in bf16 another class sums them."""
+    """Return whether a rank at stage 1 has nobody to send its gradients to, nor are they rounded on the way.
+
+    In bf16 another class of DeepSpeed sums them.
+    """
     settings = config.deepspeed
     alone = world.size == 1 and not settings.offload_optimizer
-    return alone and (settings.zero_stage, settings.precision) == (1, "fp32")
+    return alone and (settings.zero_stage, settings.precision, settings.communication_dtype) == (1, "fp32", "fp32")
 
 
 def decides_on_device(config: Config) -> bool:

@@ -59,6 +59,6 @@ def test_what_is_rounded_is_divided_as_uncompiled_code_does(tiny_config: Path, t
     from torch._inductor import config as inductor
 
     config = load_config(tiny_config, ["train.compile=true", *typed])
-    with inductor.patch("eager_numerics.division_rounding", False):
+    with inductor.patch("eager_numerics.division_rounding", not exact):  # as a run before in this process left it
         build_for_training(config, plan_run(config).rows, CPU)
         assert inductor.eager_numerics.division_rounding == exact

@@ -1,20 +1,11 @@
-"""What a host lacks to compile code is named before training starts."""
+"""What a host lacks to compile code for a GPU is named before training starts."""
 
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.compilers import missing_to_compile
-
-
-@pytest.mark.parametrize(("on_gpu", "variable"), [(True, "CC"), (False, "CXX")])
-def test_a_compiler_that_a_variable_names_must_be_there(
-    on_gpu: bool, variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert missing_to_compile(on_gpu) is None, "the tests themselves need both"
-    monkeypatch.setenv(variable, "no-such-compiler")
-    assert "compiler 'no-such-compiler'" in (missing_to_compile(on_gpu) or "")
+from plumbline.launcher.runtime.system.compilers import missing_c_compiler, missing_header
 
 
 @pytest.mark.parametrize("there", ["gcc", "clang", None])
@@ -23,10 +14,25 @@ def test_triton_takes_gcc_or_clang(there: str | None, tmp_path: Path, monkeypatc
     monkeypatch.setenv("PATH", str(tmp_path))
     if there is not None:
         (tmp_path / there).touch(mode=0o755)
-    assert (missing_to_compile(on_gpu=True) is None) == (there is not None)
+    assert (missing_c_compiler() is None) == (there is not None)
 
 
-def test_the_headers_of_python_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
-    assert "Python.h not found: install the headers" in (missing_to_compile(on_gpu=True) or "")
-    assert missing_to_compile(on_gpu=False) is None
+def test_a_compiler_that_cc_names_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own"
+    own.touch(mode=0o755)
+    monkeypatch.setenv("CC", str(own))
+    assert missing_c_compiler() is None
+    own.unlink()
+    assert f"C compiler '{own}' of CC not found" in (missing_c_compiler() or "")
+
+
+@pytest.mark.parametrize("scheme", ["posix_prefix", "posix_local"])
+def test_the_headers_of_python_must_be_where_triton_looks(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_default_scheme", lambda: scheme)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda asked: {"include": str(tmp_path / asked)})
+    assert "Python.h not found: install the headers" in (missing_header() or "")
+    (tmp_path / "posix_prefix").mkdir()
+    (tmp_path / "posix_prefix" / "Python.h").touch()
+    assert missing_header() is None
