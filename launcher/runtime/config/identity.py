@@ -34,6 +34,17 @@ RESUMED = ("model", "run", "state")
 TRAINED = (*RESUMED, "course")
 """Marks of the keys that say what was trained."""
 
+BESIDE_STEPS = (
+    "data.validation",
+    "deepspeed.timeout_minutes",
+    "guards.",
+    "train.eval_batches",
+    "train.eval_interval",
+    "train.log_interval",
+    "train.sample_prompts",
+)
+"""Beginnings of the keys of TRAINED that change nothing of a step that is made."""
+
 
 def mark_of(section: str, key: str | None = None) -> str:
     """Return the mark of one key of a section, or of the section itself."""
@@ -58,10 +69,10 @@ def differences(old: Config, new: Config, marks: Collection[str] = tuple(MARKS))
     return [f"{path}: {was!r} -> {becomes!r}" for path, (was, becomes) in changes(old, new, marks).items()]
 
 
-def is_trained(path: str) -> bool:
-    """Return whether a change of a key makes other steps: it says what is trained, or in which micro-batches."""
+def makes_other_steps(path: str) -> bool:
+    """Return whether steps that are made again with another value of a key may be others."""
     section, _, key = path.partition(".")
-    if section not in Config.model_fields:
+    if section not in Config.model_fields or path.startswith(BESIDE_STEPS):
         return False
     return path == "data.micro_batch_size" or mark_of(section, key.partition(".")[0]) in TRAINED
 

@@ -133,10 +133,9 @@ def read_record(folder: Path, contents: bool = False) -> RunRecord:
 def _in_time(starts: Iterable[Start], returns: Iterable[Intervention], folder: Path) -> list[Start]:
     """Return all starts, and each return to an earlier step as a start of those ranks that went back."""
     starts = list(starts)
-    # Starts stay in the order of their lines, also where the clock of one host is behind that of another
-    moments: list[tuple[datetime, Start | Intervention]] = list(
-        zip(accumulate((start.time for start in starts), max), starts, strict=True)
-    )
+    # Starts stay in the order of their lines, also where the clock of one host is ahead of that of a later one
+    latest = [*accumulate((start.time for start in reversed(starts)), min)]
+    moments: list[tuple[datetime, Start | Intervention]] = list(zip(reversed(latest), starts, strict=True))
     moments += [(as_moment(made.time, str(folder / INTERVENTIONS)), made) for made in returns]
     found: list[Start] = []
     for _, event in sorted(moments, key=lambda moment: moment[0]):

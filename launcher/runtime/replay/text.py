@@ -38,11 +38,16 @@ def verify_lines(found: Verification, wanted: int) -> Iterator[str]:
             yield f"         {its.steps} steps are as written; step {its.difference}"
     for window in found.left_out:
         yield f"left out {window}: a later start changed what is trained, and their configuration is kept nowhere"
-    if len(found.verdicts) < wanted:
+    if len(found.verdicts) < wanted and not found.left_out:
         kept_by = "checkpoint.keep_last and keep_every say which checkpoints stay"
         yield f"         no more than {len(found.verdicts)} can be computed again: {kept_by}"
     first = found.first
-    yield "verified" if first is None else f"DIFFERS  from step {first.step} on, in {first.quantity}"
+    if first is not None:
+        yield f"DIFFERS  from step {first.step} on, in {first.quantity}"
+    elif found.verdicts or not wanted:
+        yield "verified"
+    else:
+        yield "the records agree with each other, but no step was computed again"
 
 
 def verify_facts(found: Verification) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from plumbline.data.damage import DamagedFileError
-from plumbline.launcher.runtime.config.identity import changes, is_trained
+from plumbline.launcher.runtime.config.identity import changes, makes_other_steps
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.resolve import resolve
 from plumbline.launcher.runtime.config.schema import Config
@@ -33,7 +33,7 @@ class Start:
     config: Config | None
     """None where it was not written down, or is not one of this version."""
     training: int
-    """How often, up to this start, a key changed that says what is trained, or in which micro-batches."""
+    """How often, up to this start, a key changed that makes other steps."""
 
 
 def read_starts(folder: Path) -> Iterator[Start]:
@@ -46,7 +46,7 @@ def read_starts(folder: Path) -> Iterator[Start]:
     for number, line in read_json_lines(path) if path.exists() else ():
         place = f"{path}, line {number}"
         changed = line.get("changes")
-        training += isinstance(changed, dict) and any(map(is_trained, changed))
+        training += isinstance(changed, dict) and any(map(makes_other_steps, changed))
         yield Start(
             as_moment(read_key(line, "time", str, place), place),
             read_key(line, "step", int, place),

@@ -275,9 +275,9 @@ class RunStatus:
             updated=attempt.end,
             attempt=attempt,
         )
-        if self._before is None or self._made is not None or not self._has_ended:
+        if self._before is None or self._made is not None:
             return found
-        return replace(found, **{name: getattr(self._before, name) for name in REACHED})  # it was refused
+        return replace(found, **{name: getattr(self._before, name) for name in REACHED})
 
     def _so_far(self) -> Attempt:
         """Return the attempt until now."""

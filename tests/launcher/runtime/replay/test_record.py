@@ -73,12 +73,21 @@ def test_steps_that_were_made_again_after_a_return_are_those_of_the_ranks_that_w
             read_record(run)
 
 
+def test_a_return_stays_where_the_clock_of_an_earlier_host_was_ahead(run: Path) -> None:
+    first, second = start_at(0, 2, time="2026-01-01T10:00:00+00:00"), start_at(6, 1)
+    write_json_lines(run / STARTS, [first, second])
+    made = Intervention(time_of(9), "loss_spike", "the loss is 9", 5, 8, back_to=4, skipped=(4, 8))
+    write_interventions(run, [made])
+    assert [read_record(run).ranks_at(step) for step in range(1, STEPS + 1)] == [2, 2, 2, 2, 1, 1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("changed", "windows_of"),
     [
         ({"train.steps": [4, 8]}, [(0, 4, False)]),
         ({"data.micro_batch_size": [2, 4], "world_size": [2, 1]}, [(0, 4, False)]),
         ({"world_size": [2, 1], "checkpoint.interval": [4, 8], "packages.torch": ["2.10", "2.11"]}, [(0, 8, True)]),
+        ({"train.eval_interval": [4, 8], "data.validation.0.path": ["a", "b"]}, [(0, 8, True)]),
     ],
 )
 def test_a_window_ends_where_a_start_changed_what_is_trained(

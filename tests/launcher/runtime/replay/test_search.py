@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -68,6 +68,16 @@ def test_a_spike_that_no_sample_makes_is_not_blamed_on_one() -> None:
     assert found.tests == 6 + 1
     found = search(range(64), math.inf, lambda _: math.inf, lambda _: True, Usual(1.0, 2.0))
     assert (found.causes, found.explained) == ([], False)
+
+
+def test_of_many_that_break_the_step_as_many_are_named_as_are_looked_for() -> None:
+    broken = set(range(3, 3 + MOST + 1))
+
+    def value(samples: Iterable[int]) -> float:
+        return math.inf if broken & {*samples} else 1.0
+
+    found = search(range(64), math.inf, value, lambda samples: value(samples) > 1.0, Usual(1.0, 2.0))
+    assert (found.causes, found.explained) == ([*range(3, 3 + MOST)], False)
 
 
 def test_a_sample_that_carries_nothing_is_not_blamed() -> None:

@@ -121,6 +121,11 @@ def test_a_start_that_was_refused_leaves_the_numbers_of_the_run(tmp_path: Path) 
     assert (found.state, found.starts, found.attempt.why) == ("stopped", 3, "another one still")
     assert found == replace(before, starts=3, updated=found.updated, attempt=found.attempt)
     assert (found.step, found.total_steps, found.loss, found.tokens_per_second) == (15, 100, 3.25, 100.0)
+    with RunStatus(tmp_path) as starting:
+        while (seen := read_status(tmp_path)) is None or seen.starts < 4:
+            time.sleep(0.01)
+        starting.end(2, "refused")
+    assert (seen.state, seen.step, seen.loss) == ("starting", 15, 3.25), "a kill here would leave that"
 
 
 def test_a_status_that_cannot_be_written_or_read_is_a_warning(
