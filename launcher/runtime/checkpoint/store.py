@@ -13,6 +13,7 @@ name is complete, whatever was killed when. Whoever reads one verifies it first,
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -34,6 +35,21 @@ class CheckpointError(ValueError):
 
 class UnsavedError(CheckpointError):
     """End a run that could not write a checkpoint that it cannot do without."""
+
+
+@contextmanager
+def written(place: Path) -> Iterator[None]:
+    """End a run that cannot write what it cannot do without, and say that the same command goes on.
+
+    Raises:
+        UnsavedError: the system refused it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnsavedError(
+            f"{place} could not be written ({error}): free some space there and start the same command again"
+        ) from error
 
 
 class BrokenWeightsError(CheckpointError):

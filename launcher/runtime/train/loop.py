@@ -8,8 +8,8 @@ writes the same numbers, to the last bit, as one that was never interrupted. A g
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -56,21 +56,6 @@ from plumbline.launcher.runtime.train.watchdog import Watchdog
 
 PAUSES = (5.0, 15.0)
 """Seconds before a checkpoint that the run cannot do without is tried again: disks in a network have moments."""
-
-
-@contextmanager
-def _written(place: Path) -> Iterator[None]:
-    """End a run that cannot write what it cannot do without, and say that the same command goes on.
-
-    Raises:
-        UnsavedError: the system refused it.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise checkpoint.UnsavedError(
-            f"{place} could not be written ({error}): free some space there and start the same command again"
-        ) from error
 
 
 class Trainer:
@@ -148,12 +133,11 @@ class Trainer:
         self.watchdog.moved("going back to a checkpoint")
         self._unread = self.saved_step = None
         self._count(self.writer.finish(), must=False)
-        with _written(self.config.run.folder):
-            folder = self.rollbacks.go_back(asked, self.state.skipped)
+        folder = self.rollbacks.go_back(asked, self.state.skipped)
         if self.log is not None:
             self.log.close()
         self.resume(folder)
-        with _written(self.config.run.folder):
+        with checkpoint.written(self.config.run.folder):
             from_main(self._open_log, self.world)
         self.chain.open(self.state.step)
         self.status.went_back(self.state.step, self.state.tokens)
@@ -318,7 +302,7 @@ class Trainer:
             UnsavedError: the result could not be written.
         """
         file = self.config.run.folder / RESULT
-        with _written(file):
+        with checkpoint.written(file):
             write_json(file, record)
         try:
             write_samples(self.config)

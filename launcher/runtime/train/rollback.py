@@ -12,7 +12,7 @@ from plumbline.data.skipped import SkippedData
 from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint.commit import remove_after
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
-from plumbline.launcher.runtime.checkpoint.store import step_of
+from plumbline.launcher.runtime.checkpoint.store import step_of, written
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
@@ -68,7 +68,7 @@ class Rollbacks:
 
         Raises:
             TrainingError: the run cannot go back; says why.
-            OSError: the run folder cannot be written.
+            UnsavedError: the run folder cannot be written.
         """
         window = skipped.data_step(asked.first - 1), skipped.data_step(asked.last - 1) + 1
         problem, root = self._refusal(skipped | SkippedData((window,))), self._folder / "checkpoints"
@@ -96,7 +96,8 @@ class Rollbacks:
             remove_after(root, step)
             write_interventions(self._folder, self.made)
 
-        from_main(note, self._world)
+        with written(self._folder):
+            from_main(note, self._world)
         LOG.warning(f"{made} ({len(self.made)} of guards.max_rollbacks = {self._most})")
         return found
 
