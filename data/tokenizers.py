@@ -389,8 +389,12 @@ def tokenizer_folder(spec: str) -> Path:
 def _adopted(spec: str) -> "TemporaryDirectory[str]":
     """Return a folder that holds the tokenizer in a folder of its own, and ends with this process."""
     folder = TemporaryDirectory(prefix="tokenizer-")
-    with naming_full_disk(folder.name, "set TMPDIR to another folder"):
-        build_tokenizer(spec, [], Path(folder.name) / "tokenizer")
+    try:
+        with naming_full_disk(folder.name, "set TMPDIR to another folder"):
+            build_tokenizer(spec, [], Path(folder.name) / "tokenizer")
+    except BaseException:
+        folder.cleanup()  # not when nobody refers to it any more: an error refers to it as long as it is looked at
+        raise
     return folder
 
 
