@@ -51,8 +51,10 @@ DOING: dict[Bucket, str] = {
 PAUSE = 0.5  # least seconds between two writes
 PATIENCE = 5.0  # seconds that the end of an attempt waits for a write that is under way
 POINTS = 64  # newest saves whose time is known exactly: no resume goes back further
-REACHED = ("step", "total_steps", "tokens", "total_tokens", "loss", "tokens_per_second")
+REACHED = ("step", "tokens", "loss", "tokens_per_second")
 """What a status says of training; a start that never came to it leaves that as it was."""
+ASKED = ("total_steps", "total_tokens")
+"""How far training is to go; a start that was refused leaves that as well, but one under way may ask for more."""
 WHY_LENGTH = 500  # letters of an error that are kept
 
 T = TypeVar("T")
@@ -277,7 +279,8 @@ class RunStatus:
         )
         if self._before is None or self._made is not None:
             return found
-        return replace(found, **{name: getattr(self._before, name) for name in REACHED})
+        kept = (*REACHED, *ASKED) if self._has_ended else REACHED
+        return replace(found, **{name: getattr(self._before, name) for name in kept})
 
     def _so_far(self) -> Attempt:
         """Return the attempt until now."""

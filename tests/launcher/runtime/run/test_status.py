@@ -126,6 +126,7 @@ def test_a_start_that_was_refused_leaves_the_numbers_of_the_run(tmp_path: Path) 
             time.sleep(0.01)
         starting.end(2, "refused")
     assert (seen.state, seen.step, seen.loss) == ("starting", 15, 3.25), "a kill here would leave that"
+    assert seen.total_steps is None, "what it asks for is not known yet, and no result is of that"
 
 
 def test_a_status_that_cannot_be_written_or_read_is_a_warning(
