@@ -153,8 +153,8 @@ def check_verifiable(model: nn.Module) -> None:
     shared = scales_over_tokens(model)
     if shared:
         raise ValueError(
-            f"--think verify: with {', '.join(shared)} scales span several tokens, so a draft changes what the plain "
-            "model says of the text before it; leave --think out, or train with a scale for each token"
+            f"drafts cannot be verified: with {', '.join(shared)} scales span several tokens, so a draft changes what "
+            "the plain model says of the text before it; decode without thoughts, or train with a scale for each token"
         )
 
 

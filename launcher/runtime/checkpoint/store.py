@@ -34,7 +34,7 @@ class CheckpointError(ValueError):
 
 
 class UnsavedError(CheckpointError):
-    """End a run that could not write a checkpoint that it cannot do without."""
+    """End a run that could not write what it cannot do without."""
 
 
 @contextmanager

@@ -29,6 +29,12 @@ def buckets(config: Config, trained: int) -> Buckets:
     return Buckets(reduce=min(bucket, trained), gather=bucket, prefetch=block)
 
 
+def sends_gradients(config: Config, ranks: int) -> bool:
+    """Return whether gradients of stage 1 in fp32 are copied: for other ranks, for the host, or to be rounded."""
+    settings = config.deepspeed
+    return ranks > 1 or settings.offload_optimizer or settings.communication_dtype == "bf16"
+
+
 def largest_block(config: Config) -> int:
     """Return the elements of the largest block of the stack, or one more: DeepSpeed asks for an even number."""
     elements = Counter[str]()

@@ -17,7 +17,7 @@ from torch.profiler import record_function
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
-from plumbline.launcher.runtime.engine.buckets import buckets
+from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients
 from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training, compiles, move_buffers
 from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
 from plumbline.launcher.runtime.engine.memory import choose_recomputed
@@ -41,11 +41,12 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     """Return DeepSpeed's configuration for a run, with every key that matters."""
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
+    stays = (settings.zero_stage, settings.precision) == (1, "fp32") and not sends_gradients(config, world.size)
     sizes = buckets(config, sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable))
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
         "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass, beside nothing
-        "contiguous_gradients": not _sums_alone_at_stage_1(config, world),  # no copies into messages to nobody
+        "contiguous_gradients": not stays,  # what is sent is copied into one piece
         "reduce_scatter": True,
         "reduce_bucket_size": sizes.reduce,
         "allgather_bucket_size": sizes.gather,
@@ -81,16 +82,6 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
         "wall_clock_breakdown": False,
         "timers": {"throughput": {"enabled": False}},  # it waits for the device around every micro-batch
     }
-
-
-def _sums_alone_at_stage_1(config: Config, world: World) -> bool:
-    """Return whether a rank at stage 1 has nobody to send its gradients to, nor are they rounded on the way.
-
-    In bf16 another class of DeepSpeed sums them.
-    """
-    settings = config.deepspeed
-    alone = world.size == 1 and not settings.offload_optimizer
-    return alone and (settings.zero_stage, settings.precision, settings.communication_dtype) == (1, "fp32", "fp32")
 
 
 def decides_on_device(config: Config) -> bool:

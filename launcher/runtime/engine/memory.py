@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from plumbline.launcher.runtime.config.budget import GIB, state_beyond_adamw
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.activations import activation_bytes
-from plumbline.launcher.runtime.engine.buckets import buckets
+from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.log import TRAINING
@@ -132,8 +132,7 @@ def model_states(config: Config, parameters: int, stage: int, ranks: int, activa
     if stage == 0 or (stage == 1 and mixed):  # all gradients are summed in one piece, once activations are gone
         buffers, update = 0.0, 4.0 * min(parameters, FLATTENED) if ranks > 1 else 0.0
     elif stage == 1:  # gradients go through a bucket, but for those of a rank alone, and lie in one piece in the end
-        sends = ranks > 1 or offloads or config.deepspeed.communication_dtype == "bf16"
-        buffers, update = 4.0 * sizes.reduce if sends else 0.0, 4.0 * share
+        buffers, update = 4.0 * sizes.reduce if sends_gradients(config, ranks) else 0.0, 4.0 * share
     elif stage == 2:  # two buckets take turns, and what is sent is fp32
         buffers, update = (8.0 if mixed else 2 * width) * sizes.reduce, 4.0 * share
     else:  # gathered weights stay while fewer are there than DeepSpeed lets live, and are copied out of messages

@@ -134,7 +134,7 @@ def test_drafts_are_not_verified_where_they_change_the_rounding(
     model = make_model()
     look = thinking(model, enliven)
     apply_precision(model.model.layers, PrecisionConfig.model_validate(rounding))
-    with pytest.raises(ValueError, match=r"--think verify: .* scales span several tokens"):
+    with pytest.raises(ValueError, match=r"drafts cannot be verified: .* scales span several tokens"):
         next(generate_verified(model, look.thinker, prompt_of(model), 3, Drafts()))
 
 
