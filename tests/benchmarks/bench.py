@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 TINY = "--layers 1 --width 64 --length 32 --batch 2 --vocabulary 512 --steps 1 --rounds 2"
 TINY_RUN = (
-    "model.hidden_size=64 model.num_hidden_layers=1 model.num_attention_heads=1 model.num_key_value_heads=1 "
+    "model.vocab_size=4096 model.hidden_size=64 model.num_hidden_layers=1 model.num_attention_heads=1 model.num_key_value_heads=1 "
     "model.intermediate_size=64 data.sequence_length=32 data.global_batch_size=4 data.micro_batch_size=2"
 )
 TINY_MASKS = "--length 64 --batch 1 --heads 4 --shared 2 --window 8 --rounds 2"
@@ -59,9 +59,12 @@ TRAIN_1400M = "throughput.py --compile --layers 24 --width 2048 --length 2048 --
 TRAIN_7B = (
     "throughput.py --compile --layers 32 --width 4096 --length 2048 --batch 2 --vocabulary 50304 --steps 3 --alone"
 )
+# 5 micro-batches a step, as a rank has on 8 GPUs
+STEP_124M = "--config configs/gpt2-124m.yaml model.vocab_size=50304 data.global_batch_size=60"
 OTHERS_124M = TRAIN_124M.replace("throughput", "other_trainers") + " --setting bf16:1"
 GPU = {
-    "train_124m": Part(f"{TRAIN_124M} --settings bf16:0,bf16:1,bf16:2,bf16:3", TINY),
+    "train_124m": Part(f"{TRAIN_124M} --settings bf16:1", TINY),
+    "train_124m_stages": Part(f"{TRAIN_124M} --alone --settings bf16:0,bf16:2,bf16:3", TINY),
     "train_400m": Part(f"{TRAIN_400M} --settings bf16:1", TINY),
     "train_1.4b": Part(f"{TRAIN_1400M} --settings bf16:1", TINY),
     "train_1.4b_float8": Part(
@@ -79,10 +82,10 @@ GPU = {
     ),
     "attention_masks": Part("attention_masks.py --dtype bf16", TINY_MASKS),
     "attention_masks_shared": Part("attention_masks.py --dtype bf16 --length 8192 --batch 1 --shared 4", TINY_MASKS),
-    "optimizers": Part("optimizer_cost.py --config configs/gpt2-124m.yaml", f"--rounds 2 {TINY_RUN}"),
+    "optimizers": Part(f"optimizer_cost.py {STEP_124M}", f"--rounds 2 {TINY_RUN}"),
     "generation": Part("generation_speed.py --layers 12 --width 768 --dtype bf16", TINY_GENERATION),
-    "determinism": Part("determinism_cost.py --config configs/gpt2-124m.yaml", f"--rounds 2 {TINY_RUN}"),
-    "diagnostics": Part("diagnostics_cost.py --config configs/gpt2-124m.yaml", f"--rounds 2 {TINY_RUN}"),
+    "determinism": Part(f"determinism_cost.py {STEP_124M}", f"--rounds 2 {TINY_RUN}"),
+    "diagnostics": Part(f"diagnostics_cost.py {STEP_124M}", f"--rounds 2 {TINY_RUN}"),
     "lookahead": Part(
         "lookahead_cost.py --width 768 --depth 12 --batch 8",
         "--width 64 --depth 1 --length 64 --anchors 2 --horizon 2 --batch 1 --rounds 2",

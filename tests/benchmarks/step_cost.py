@@ -25,11 +25,11 @@ def parse_arguments(description: str | None, rounds: int) -> argparse.Namespace:
     return parser.parse_intermixed_args()
 
 
-def write_random_text(corpus: Path, vocabulary: int, tokens: int) -> None:
-    """Write one document of random tokens as a corpus, `corpus.bin` and `corpus.idx`; every rank writes the same."""
+def write_random_text(corpus: Path, vocabulary: int, tokens: int, documents: int = 1) -> None:
+    """Write random tokens as a corpus, `corpus.bin` and `corpus.idx`, in documents of equal length; on every rank."""
     with IndexedWriter(corpus, token_dtype(vocabulary)) as writer:
-        drawn = np.random.default_rng(0).integers(0, vocabulary, tokens, dtype=np.uint16)
-        writer.add_documents(drawn, [len(drawn)])
+        drawn = np.random.default_rng(0).integers(0, vocabulary, tokens // documents * documents, dtype=np.uint16)
+        writer.add_documents(drawn, [tokens // documents] * documents)
 
 
 def on_random_text(arguments: argparse.Namespace, folder: Path) -> Config:

@@ -1,0 +1,144 @@
+"""Find what a step does on a GPU that a CPU cannot show: where the host waits for it, and how much memory it takes.
+
+    python tests/benchmarks/step_on_gpu.py [--config configs/gpt2-124m.yaml --stages 0,1,2,3 section.key=value ...]
+
+Each stage trains some steps as training does. Then torch tells of every call of --steps more that makes the host wait
+(`torch.cuda.set_sync_debug_mode`): `waits` names the lines, with how often they wait in a step. The peak of allocated
+memory of those steps stands beside the estimate of plan.py. `first_step_seconds` holds compilation; `tokens_per_second`
+is of the same few steps. The text is random. It prints one JSON object.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
+
+from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.budget import GIB
+from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.network import Machine
+from plumbline.launcher.runtime.engine.stage import BANDWIDTH, FLOPS, estimate_stages
+from plumbline.launcher.runtime.engine.step_result import StepUnderWay
+from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system.memory import device_bytes
+from plumbline.launcher.runtime.system.world import World, read_world
+from tests.benchmarks.step_cost import on_random_text, setting_of
+
+
+class Stage:
+    """Train at one ZeRO stage, a step at a time."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        self.engine = DeepSpeedEngine(config, world)
+        self._batches = TrainBatches(config.data, 1, world.rank, world.size, for_gpu=world.device.type == "cuda")
+        self._under_way: list[StepUnderWay] = []
+        self._number = 0
+
+    def steps(self, count: int) -> float:
+        """Make steps, each read once the next is given to the device; returns their seconds."""
+        given = [self._batches.micro_batches(self._number + each) for each in range(count)]
+        start = time.perf_counter()
+        for batches in given:
+            self._under_way.append(self.engine.train_step(batches, self._number, 1e-3))
+            self._number += 1
+            if len(self._under_way) > 1:
+                _ = self._under_way.pop(0).result
+        return time.perf_counter() - start
+
+    def finish(self) -> None:
+        """Wait for the step that is under way."""
+        _ = self._under_way.pop().result
+
+
+def waits(stage: Stage, steps: int) -> dict[str, float]:
+    """Return where the host waits for the device, with how often in a step."""
+    seen: Counter[str] = Counter()
+
+    def note(message: Warning | str, *_: Any, **__: Any) -> None:
+        if "synchronizing" in str(message):
+            frames = [f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in traceback.extract_stack()[:-1]]
+            seen[" < ".join(reversed(frames[-4:]))] += 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode("warn")
+        stage.steps(steps)
+        torch.cuda.set_sync_debug_mode("default")
+    return {place: times / steps for place, times in seen.most_common()}
+
+
+def measure(config: Config, world: World, steps: int) -> dict[str, Any]:
+    """Train at the stage of a configuration, and return what was found."""
+    room, number = device_bytes(world), config.deepspeed.zero_stage
+    assert isinstance(number, int)
+    machine = Machine(world.size, FLOPS, BANDWIDTH)
+    expected = estimate_stages(config, plan_run(config).rows, [number], machine, room, world.device)[number]
+    before = torch.cuda.memory_allocated()
+    stage = Stage(config, world)
+    start = time.perf_counter()
+    stage.steps(1)
+    stage.finish()
+    first = time.perf_counter() - start
+    stage.steps(4)
+    stage.finish()
+    torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    stage.steps(steps)
+    stage.finish()
+    seconds = (time.perf_counter() - start) / steps
+    peak, reserved = torch.cuda.max_memory_allocated() - before, torch.cuda.max_memory_reserved()
+    stage.steps(1)
+    found = waits(stage, steps)
+    stage.finish()
+    return {
+        "stage": number,
+        "first_step_seconds": round(first, 1),
+        "tokens_per_second": round(config.data.global_batch_size * config.data.sequence_length / seconds),
+        "peak_gib": round(peak / GIB, 2),
+        "estimated_gib": round(expected.memory.total / GIB, 2),
+        "reserved_gib": round(reserved / GIB, 2),
+        "waits": found,
+    }
+
+
+def main() -> None:
+    """Measure one configuration at each stage."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=Path("configs/gpt2-124m.yaml"))
+    parser.add_argument("--stages", default="0,1,2,3", help="ZeRO stages (default: all)")
+    parser.add_argument("--steps", type=int, default=4, help="that are watched (default: 4)")
+    parser.add_argument("overrides", nargs="*", metavar="section.key=value")
+    arguments = parser.parse_intermixed_args()
+    world = read_world()
+    if world.device.type != "cuda":
+        raise SystemExit("no GPU is visible: there is nothing to wait for")
+    startup.start(world, timeout_minutes=10)
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        for stage in arguments.stages.split(","):
+            asked = [*arguments.overrides, f"deepspeed.zero_stage={stage}"]
+            config = on_random_text(argparse.Namespace(**{**vars(arguments), "overrides": asked}), Path(folder))
+            results.append(measure(config, world, arguments.steps))
+            gc.collect()
+            torch.cuda.empty_cache()
+    if world.is_main:
+        print(json.dumps({"setting": setting_of(arguments, world), "results": results}, indent=2))
+    startup.stop()
+
+
+if __name__ == "__main__":
+    main()
