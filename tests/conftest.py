@@ -31,6 +31,7 @@ from tests.fork_server import Forked, start_server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of CPUs, with as many ranks as they like
 # Or torch.compile starts processes that import torch, for a few kernels
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 PATIENCE = 900.0

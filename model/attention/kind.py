@@ -70,6 +70,11 @@ class Attention(nn.Module):
         return LayerCache(batch, capacity, config, like.device, like.dtype)
 
     @classmethod
+    def gpu_compiler_refusal(cls, _config: ModelConfig) -> str | None:
+        """Say why the torch that is installed cannot compile it for a GPU; None: it can."""
+        return None
+
+    @classmethod
     def has_unregulated_logits(cls, _config: ModelConfig) -> bool:
         """Return whether nothing in the block holds the size of the attention logits but its norms."""
         return False

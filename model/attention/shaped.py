@@ -57,6 +57,13 @@ class ShapedAttention(SoftmaxAttention):
         self.shape_gains = nn.Parameter(torch.empty(3, config.num_attention_heads)) if learned else None
 
     @classmethod
+    def gpu_compiler_refusal(cls, config: ModelConfig) -> str | None:
+        """Refuse learned gains with torch 2.11 and 2.12, which end on them: seen on an H200 with 2.11."""
+        if config.shaped_gains == "learned" and torch.__version__ < "2.13":
+            return f"torch {torch.__version__} compiles no learned gains beside a running mean, 2.13 does"
+        return None
+
+    @classmethod
     def has_unregulated_logits(cls, _config: ModelConfig) -> bool:
         """Return False: the map stays close to the identity."""
         return False

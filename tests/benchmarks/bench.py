@@ -31,8 +31,9 @@ class Part(NamedTuple):
 
 TINY = "--layers 1 --width 64 --length 32 --batch 2 --vocabulary 512 --steps 1 --rounds 2"
 TINY_RUN = (
-    "model.vocab_size=4096 model.hidden_size=64 model.num_hidden_layers=1 model.num_attention_heads=1 model.num_key_value_heads=1 "
-    "model.intermediate_size=64 data.sequence_length=32 data.global_batch_size=4 data.micro_batch_size=2"
+    "model.vocab_size=4096 model.hidden_size=64 model.num_hidden_layers=1 model.num_attention_heads=1 "
+    "model.num_key_value_heads=1 model.intermediate_size=64 data.sequence_length=32 data.global_batch_size=4 "
+    "data.micro_batch_size=2"
 )
 TINY_MASKS = "--length 64 --batch 1 --heads 4 --shared 2 --window 8 --rounds 2"
 TINY_GENERATION = "--layers 1 --width 64 --vocabulary 512 --prompt 4 --tokens 4 --rounds 2"
@@ -53,23 +54,25 @@ CPU = {
     "checkpoint_stall": Part("checkpoint_stall.py", "--layers 1 --saves 2"),
     "loader": Part("loader_speed.py --tokens 8000000", "--tokens 300000 --batch 4 --rounds 2"),
 }
-TRAIN_124M = "throughput.py --compile --layers 12 --width 768 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
+TRAIN_124M = "throughput.py --compile --layers 12 --width 768 --length 1024 --batch 32 --vocabulary 50304 --steps 10"
 TRAIN_400M = "throughput.py --compile --layers 24 --width 1024 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
-TRAIN_1400M = "throughput.py --compile --layers 24 --width 2048 --length 2048 --batch 3 --vocabulary 50304 --steps 6"
+TRAIN_1400M = "throughput.py --compile --layers 24 --width 2048 --length 2048 --vocabulary 50304 --steps 6 --rounds 4"
 TRAIN_7B = (
     "throughput.py --compile --layers 32 --width 4096 --length 2048 --batch 2 --vocabulary 50304 --steps 3 --alone"
 )
-# 5 micro-batches a step, as a rank has on 8 GPUs
+# 2 micro-batches a step, as a rank has on 8 GPUs
 STEP_124M = "--config configs/gpt2-124m.yaml model.vocab_size=50304 data.global_batch_size=60"
 OTHERS_124M = TRAIN_124M.replace("throughput", "other_trainers") + " --setting bf16:1"
 GPU = {
     "train_124m": Part(f"{TRAIN_124M} --settings bf16:1", TINY),
     "train_124m_stages": Part(f"{TRAIN_124M} --alone --settings bf16:0,bf16:2,bf16:3", TINY),
     "train_400m": Part(f"{TRAIN_400M} --settings bf16:1", TINY),
-    "train_1.4b": Part(f"{TRAIN_1400M} --settings bf16:1", TINY),
+    "train_1.4b": Part(f"{TRAIN_1400M} --batch 8 --alone --settings bf16:1", TINY),
     "train_1.4b_float8": Part(
-        f"{TRAIN_1400M} --settings bf16:1 precision.float8=tensorwise", f"{TINY} precision.float8_emulated=true"
+        f"{TRAIN_1400M} --batch 8 --alone --settings bf16:1 precision.float8=tensorwise",
+        f"{TINY} precision.float8_emulated=true",
     ),
+    "train_1.4b_beside_plain": Part(f"{TRAIN_1400M} --batch 3 --settings bf16:1", TINY),  # both fit 80 GiB
     "train_7b": Part(
         f"{TRAIN_7B} --rounds 3 --settings bf16:1 train.activation_checkpointing=auto", f"{TINY} --settings bf16:1"
     ),
@@ -101,7 +104,8 @@ def run(part: Part, rehearse: bool, seconds: float) -> dict[str, Any]:
     begun = time.monotonic()
     found: dict[str, Any] = {"command": " ".join(["python", "tests/benchmarks/" + arguments[0], *arguments[1:]])}
     try:
-        ours = {**os.environ, "PYTHONPATH": str(ROOT / "launcher")}
+        path = os.pathsep.join(filter(None, [str(ROOT / "launcher"), os.environ.get("PYTHONPATH")]))
+        ours = {**os.environ, "PYTHONPATH": path}
         done = subprocess.run(given, cwd=ROOT, env=ours, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         return {**found, "error": f"cut off after {seconds:.0f} s"}

@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +25,14 @@ from plumbline.launcher.runtime.models.open import device_named
 from plumbline.model.linear_cross_entropy import linear_cross_entropy
 
 SIZES = {"tokens": 4096, "width": 768, "vocabulary": 50304, "rounds": 7}
+LARGER_CHUNKS = (4096, 8192)
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden states, weight and labels -> the summed loss, in nats."""
+
+
+def in_chunks(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
+    """Return what ours does in chunks of another size."""
+    return linear_cross_entropy(hidden, weight, labels, compiled=True, chunk=chunk)[0]
 
 
 def heads(device: torch.device) -> dict[str, Head]:
@@ -37,6 +44,8 @@ def heads(device: torch.device) -> dict[str, Head]:
             (hidden @ weight.T).float(), labels, reduction="sum"
         ),
     }
+    for tokens in LARGER_CHUNKS if device.type == "cuda" else ():
+        found[f"ours, compiled, {tokens} tokens a chunk"] = partial(in_chunks, chunk=tokens)
     options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
     if options is not None:  # without them torch's function forms full logits as well
         found["torch, in chunks"] = lambda hidden, weight, labels: F.linear_cross_entropy(

@@ -1,15 +1,14 @@
 """Find what a step does on a GPU that a CPU cannot show: where the host waits for it, and how much memory it takes.
 
-    python tests/benchmarks/step_on_gpu.py [--config configs/gpt2-124m.yaml --stages 0,1,2,3 section.key=value ...]
+    python tests/benchmarks/step_on_gpu.py [--config configs/gpt2-124m.yaml] [--steps 4] [section.key=value ...]
 
-Each stage trains some steps as training does. Then torch tells of every call of --steps more that makes the host wait
+It trains some steps as training does. Then torch tells of every call of --steps more that makes the host wait
 (`torch.cuda.set_sync_debug_mode`): `waits` names the lines, with how often they wait in a step. The peak of allocated
 memory of those steps stands beside the estimate of plan.py. `first_step_seconds` holds compilation; `tokens_per_second`
 is of the same few steps. The text is random. It prints one JSON object.
 """
 
 import argparse
-import gc
 import json
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -38,8 +38,8 @@ from plumbline.launcher.runtime.system.world import World, read_world
 from tests.benchmarks.step_cost import on_random_text, setting_of
 
 
-class Stage:
-    """Train at one ZeRO stage, a step at a time."""
+class Training:
+    """Train as a run does, but for what is not a step."""
 
     def __init__(self, config: Config, world: World) -> None:
         self.engine = DeepSpeedEngine(config, world)
@@ -63,63 +63,68 @@ class Stage:
         _ = self._under_way.pop().result
 
 
-def waits(stage: Stage, steps: int) -> dict[str, float]:
+def waits(training: Training, steps: int) -> dict[str, float]:
     """Return where the host waits for the device, with how often in a step."""
     seen: Counter[str] = Counter()
 
     def note(message: Warning | str, *_: Any, **__: Any) -> None:
         if "synchronizing" in str(message):
-            frames = [f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in traceback.extract_stack()[:-1]]
+            frames = [
+                f"{Path(each.filename).name}:{each.lineno} {each.name}" for each in traceback.extract_stack()[:-1]
+            ]
             seen[" < ".join(reversed(frames[-4:]))] += 1
 
-    with warnings.catch_warnings():
+    wait_for_all = torch.cuda.synchronize  # of which torch does not tell
+
+    def noted(*arguments: Any) -> None:
+        note("synchronizing")
+        wait_for_all(*arguments)
+
+    with warnings.catch_warnings(), patch.object(torch.cuda, "synchronize", noted):
         warnings.simplefilter("always")
-        warnings.showwarning = note
         torch.cuda.set_sync_debug_mode("warn")
-        stage.steps(steps)
+        warnings.showwarning = note
+        training.steps(steps)
         torch.cuda.set_sync_debug_mode("default")
     return {place: times / steps for place, times in seen.most_common()}
 
 
 def measure(config: Config, world: World, steps: int) -> dict[str, Any]:
-    """Train at the stage of a configuration, and return what was found."""
-    room, number = device_bytes(world), config.deepspeed.zero_stage
-    assert isinstance(number, int)
+    """Train a configuration, and return what was found."""
+    stage = config.deepspeed.zero_stage
+    assert isinstance(stage, int)
     machine = Machine(world.size, FLOPS, BANDWIDTH)
-    expected = estimate_stages(config, plan_run(config).rows, [number], machine, room, world.device)[number]
-    before = torch.cuda.memory_allocated()
-    stage = Stage(config, world)
+    expected = estimate_stages(config, plan_run(config).rows, [stage], machine, device_bytes(world), world.device)
+    training = Training(config, world)
     start = time.perf_counter()
-    stage.steps(1)
-    stage.finish()
+    training.steps(1)
+    training.finish()
     first = time.perf_counter() - start
-    stage.steps(4)
-    stage.finish()
+    training.steps(4)
+    training.finish()
     torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    stage.steps(steps)
-    stage.finish()
+    training.steps(steps)
+    training.finish()
     seconds = (time.perf_counter() - start) / steps
-    peak, reserved = torch.cuda.max_memory_allocated() - before, torch.cuda.max_memory_reserved()
-    stage.steps(1)
-    found = waits(stage, steps)
-    stage.finish()
+    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    training.steps(1)
+    found = waits(training, steps)
+    training.finish()
     return {
-        "stage": number,
         "first_step_seconds": round(first, 1),
         "tokens_per_second": round(config.data.global_batch_size * config.data.sequence_length / seconds),
         "peak_gib": round(peak / GIB, 2),
-        "estimated_gib": round(expected.memory.total / GIB, 2),
+        "estimated_gib": round(expected[stage].memory.total / GIB, 2),
         "reserved_gib": round(reserved / GIB, 2),
         "waits": found,
     }
 
 
 def main() -> None:
-    """Measure one configuration at each stage."""
+    """Measure one configuration."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=Path("configs/gpt2-124m.yaml"))
-    parser.add_argument("--stages", default="0,1,2,3", help="ZeRO stages (default: all)")
     parser.add_argument("--steps", type=int, default=4, help="that are watched (default: 4)")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     arguments = parser.parse_intermixed_args()
@@ -127,16 +132,9 @@ def main() -> None:
     if world.device.type != "cuda":
         raise SystemExit("no GPU is visible: there is nothing to wait for")
     startup.start(world, timeout_minutes=10)
-    results = []
     with tempfile.TemporaryDirectory() as folder:
-        for stage in arguments.stages.split(","):
-            asked = [*arguments.overrides, f"deepspeed.zero_stage={stage}"]
-            config = on_random_text(argparse.Namespace(**{**vars(arguments), "overrides": asked}), Path(folder))
-            results.append(measure(config, world, arguments.steps))
-            gc.collect()
-            torch.cuda.empty_cache()
-    if world.is_main:
-        print(json.dumps({"setting": setting_of(arguments, world), "results": results}, indent=2))
+        found = measure(on_random_text(arguments, Path(folder)), world, arguments.steps)
+    print(json.dumps({**setting_of(arguments, world), **found}, indent=2))
     startup.stop()
 
 

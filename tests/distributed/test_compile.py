@@ -115,6 +115,13 @@ def test_an_evaluation_decides_nothing_about_the_graphs_of_training(
     assert made[0] == made[1]
 
 
+def test_compiled_blocks_have_torchs_own_linear_layer(tiny_config: Path, world: World, graphs: Counter[str]) -> None:
+    """DeepSpeed replaces it for the whole process, and torch 2.11 compiles that one wrongly: [gpt2-3] above is red."""
+    for compiled in ("false", "true"):
+        DeepSpeedEngine(load_config(tiny_config, ["deepspeed.zero_stage=3", f"train.compile={compiled}"]), world)
+    assert torch.nn.functional.linear is torch._C._nn.linear
+
+
 @pytest.mark.parametrize("model", NOT_AS_ONE)
 def test_blocks_that_stage_3_cannot_take_as_one_are_not_compiled(tiny_config: Path, model: str) -> None:
     gpu, sharded = torch.device("cuda"), [*MODELS[model], "deepspeed.zero_stage=3"]

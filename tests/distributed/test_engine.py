@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspeed_config
+from plumbline.launcher.runtime.engine.zero_shards import refuse_uneven
 from plumbline.launcher.runtime.run.scores import LossSums
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.model.decoder import CausalLM
@@ -204,3 +208,51 @@ def test_stage_3_moves_every_buffer_to_the_device(tiny_config: Path, world: Worl
     places = {name: buffer.device.type for name, buffer in engine.model.named_buffers()}
     assert any(name.endswith("self_attn.alpha") for name in places)
     assert set(places.values()) == {"meta"}
+
+
+ODD = ["model.attention_sink=true", "model.branch_gain=scalar", "model.family=gpt2"]
+"""Tensors of 2 sinks and of 1 gain in each block."""
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_tensors_of_all_blocks_lie_where_code_compiled_for_one_reads_them(
+    tiny_config: Path, world: World, stage: int
+) -> None:
+    config = load_config(tiny_config, [*ODD, f"deepspeed.zero_stage={stage}", "deepspeed.precision=bf16"])
+    model = DeepSpeedEngine(config, world).model
+    assert {parameter.numel() for parameter in model.parameters()} > {1, 2}
+    assert any(parameter.storage_offset() for parameter in model.parameters()), "they are in flat buffers"
+    refuse_uneven(model)
+
+
+@pytest.mark.parametrize(("odd", "refused"), [([], False), (ODD, True)])
+def test_tensors_that_stage_3_lays_behind_odd_ones_are_refused(
+    tiny_config: Path, world: World, odd: list[str], refused: bool
+) -> None:
+    config = load_config(tiny_config, [*odd, "deepspeed.zero_stage=3", "deepspeed.precision=bf16"])
+    model = DeepSpeedEngine(config, world).model
+    expected = pytest.raises(ConfigError, match=r"zero_stage = 3 on one GPU: .* lies behind tensors of an odd size")
+    with expected if refused else nullcontext():
+        refuse_uneven(model)
+
+
+class Copies(TorchDispatchMode):
+    """Note which tensors of bf16 are copied to fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "_to_copy" and made.dtype == torch.float32:
+            self.shapes.append(args[0].shape)
+        return made
+
+
+def test_gradients_are_added_to_their_sum_without_a_copy(tiny_config: Path, world: World) -> None:
+    config = load_config(tiny_config, ["deepspeed.precision=bf16"])
+    engine = DeepSpeedEngine(config, world)
+    with Copies() as copied:
+        assert engine.train_step(micro_batches(config), 0, 1e-3).result.applied
+    assert engine.model.get_parameter("model.layers.0.mlp.up_proj.weight").shape not in copied.shapes

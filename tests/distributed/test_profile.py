@@ -3,9 +3,11 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import cautions, plan_run
@@ -13,6 +15,7 @@ from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.loop import Trainer
+from plumbline.launcher.runtime.train.profile import device_times
 from plumbline.launcher.runtime.train.train import train
 from tests.conftest import Run
 
@@ -78,3 +81,23 @@ def test_a_trace_that_cannot_be_written_is_a_warning(
     place.write_text("a file")
     run(tiny_config, tmp_path, world, "train.profile={start: 2, steps: 1}")
     assert "the steps of train.profile were traced, and not written: " in capsys.readouterr().err
+
+
+def test_a_gpus_time_counts_for_the_part_that_called_it_from_whichever_thread() -> None:
+    """No GPU is needed to add up what torch says of one: here the backward pass calls from a thread of its own."""
+
+    def event(name: str, start: float, end: float, *durations: float) -> SimpleNamespace:
+        kernels = [SimpleNamespace(duration=duration) for duration in durations]
+        span = SimpleNamespace(start=start, end=end)
+        return SimpleNamespace(name=name, time_range=span, kernels=kernels, device_type=DeviceType.CPU)
+
+    events = [
+        event("step: forward", 0, 10),
+        event("aten::mm", 1, 2, 7.0, 0.5),
+        event("step: backward", 10, 20),
+        event("CompiledFunctionBackward", 11, 19, 30.0),
+        event("step: forward", 20, 30),
+        event("aten::mm", 29, 31, 8.0),
+        event("aten::mm", 40, 41, 100.0),
+    ]
+    assert device_times(events) == {"step: forward": 15.5, "step: backward": 30.0}

@@ -14,16 +14,17 @@ from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, 
 def measure(place: Place) -> Facts:
     """Join, meet once, and say how long it took."""
     world, began = place.world, time.monotonic()
-    backend = "gloo"
+    backend, gpu = "gloo", None
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-        backend = "nccl"
+        backend, gpu = "nccl", world.device
     dist.init_process_group(
         backend,
         store=PrefixStore("group", place.meeting),
         rank=world.rank,
         world_size=world.size,
         timeout=place.patience,
+        device_id=gpu,
     )
     dist.barrier()
     if backend != "gloo":  # over which ranks agree on checkpoints; it may take another network than NCCL

@@ -4,6 +4,7 @@ Forward and backward pass run as training runs them, on tensors that have shapes
 formulas: every family, objective, precision and way of recomputing is counted as it is.
 """
 
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import blocks_of, build_model
+from plumbline.launcher.runtime.system.startup import UNFUSED
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.linear_cross_entropy import chunk_tokens
 from plumbline.model.objectives.objective import TrainedLM
@@ -111,7 +113,8 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
     autocast: AbstractContextManager[object] = nullcontext()
     if bf16 and stage == 0:
         autocast = torch.autocast("cpu", torch.bfloat16)
-    with FakeTensorMode():
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=UNFUSED)
         model = build_model(config, _computing_in(torch.bfloat16 if bf16 and stage > 0 else torch.float32)).train()
         recompute(blocks_of(model), recomputed)
         if on_gpu:

@@ -60,7 +60,9 @@ def _determinism_refusal(config: Config, device: torch.device) -> str | None:
 
 def _compiler_refusal(config: Config, device: torch.device) -> str | None:
     """Say why blocks cannot be compiled for a GPU; None: they can, or need not be."""
-    missing = missing_c_compiler() if device.type == "cuda" and compiles(config, device) else None
+    if device.type != "cuda" or not compiles(config, device):
+        return None
+    missing = attention_kind(config.model).gpu_compiler_refusal(config.model) or missing_c_compiler()
     if missing is None:
         return None
     asked = "left out, and blocks are compiled on a GPU" if config.train.compile is None else "true"
@@ -126,7 +128,10 @@ def build_for_training(
 def compiles(config: Config, device: torch.device) -> bool:
     """Return whether the blocks of a run are compiled on a device."""
     if config.train.compile is None:
-        return device.type == "cuda" and config.why_not_compiled is None
+        served = (
+            config.why_not_compiled is None and attention_kind(config.model).gpu_compiler_refusal(config.model) is None
+        )
+        return device.type == "cuda" and served
     return config.train.compile
 
 

@@ -98,7 +98,8 @@ class DeepSpeedEngine(Engine):
         weights: by name, instead of those that the seed draws.
 
     Raises:
-        ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed.
+        ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed; or compiled
+            blocks could not read the tensors as ZeRO has laid them.
     """
 
     def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
@@ -117,8 +118,10 @@ class DeepSpeedEngine(Engine):
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
             model = build_for_training(config, plan.rows, world.device, weights, construction, gather)
             move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
-            for block in blocks_of(model) if compiles(config, world.device) else []:
-                set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
+            if compiles(config, world.device):
+                zero_shards.restore_linear()
+                for block in blocks_of(model):
+                    set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
         else:
             model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
         recompute(blocks_of(model), recomputed)
@@ -130,6 +133,10 @@ class DeepSpeedEngine(Engine):
             )
         super().__init__(config, plan, world, model)
         self._verify(self.requested)
+        if world.device.type == "cuda" and compiles(config, world.device):
+            zero_shards.refuse_uneven(model)
+        if self.stage == 1 and self.requested["bf16"]["enabled"]:
+            zero_shards.sum_without_copies(self._engine.optimizer)
         if world.size == 1:
             # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back
             self._engine.buffered_allreduce_fallback = self._sum_alone

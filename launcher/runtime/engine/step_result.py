@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from plumbline.launcher.runtime.system.collectives import LateSum
+from plumbline.launcher.runtime.system.device_clock import DeviceClock
+
+_CLOCK = DeviceClock()
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class StepResult:
     flagged: bool
     """Whether any rank's flag was up when it had made the step."""
     done: float
-    """When this rank knew that the step was done, by `time.perf_counter`."""
+    """When this rank's device was done with the step, by `time.perf_counter`."""
 
 
 class StepUnderWay:
@@ -48,9 +51,8 @@ class StepUnderWay:
     ) -> None:
         flags = torch.full((1,), float(flag), device=cross_entropy.device)
         shared = torch.stack([each.double() for each in (targets, grad_norm, applied)])  # as some stages have the norm
-        self._values = LateSum(torch.cat((cross_entropy[None], flags, reports.flatten())), shared)
-        # A device of its own is not done yet: that its numbers have arrived says when it is
-        self._done = None if cross_entropy.device.type == "cuda" else time.perf_counter()
+        self._values = LateSum(torch.cat((cross_entropy[None], flags, reports.flatten())), shared, _CLOCK)
+        self._made = time.perf_counter()  # here, unless a device of its own is at it
         self._result: StepResult | None = None
 
     @property
@@ -64,6 +66,6 @@ class StepUnderWay:
                 applied=bool(applied),
                 reports=torch.tensor(reports).view(-1, 2),
                 flagged=bool(flags),
-                done=self._done or time.perf_counter(),
+                done=self._made if self._values.done is None else self._values.done,
             )
         return self._result

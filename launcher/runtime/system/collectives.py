@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from plumbline.launcher.runtime.system.device_clock import DeviceClock
 from plumbline.launcher.runtime.system.world import World
 
 Result = TypeVar("Result")
@@ -42,10 +43,13 @@ class LateSum:
     Args:
         summed: [n]: what each rank has of its own; it is written to.
         shared: [m]: what is the same on all ranks already, and goes to the host along with it.
+        clock: tells when a GPU had it all.
     """
 
-    def __init__(self, summed: torch.Tensor, shared: torch.Tensor) -> None:
-        self._parts = summed, shared
+    def __init__(self, summed: torch.Tensor, shared: torch.Tensor, clock: DeviceClock | None = None) -> None:
+        self._parts, self._clock = (summed, shared), clock
+        self.done: float | None = None
+        """When a GPU had it all, by `time.perf_counter`, once it was read; None without a GPU or a clock."""
         self._work = dist.all_reduce(summed, async_op=True) if dist.get_world_size() > 1 else None
         self._arrived: torch.cuda.Event | None = None
         if summed.device.type == "cuda":
@@ -54,13 +58,16 @@ class LateSum:
             both = torch.cat(self._parts)
             self._host = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
             self._host.copy_(both, non_blocking=True)
-            self._arrived = torch.cuda.Event()
+            self._arrived = torch.cuda.Event(enable_timing=self._clock is not None)
             self._arrived.record()
 
     def read(self) -> list[float]:
         """Return the sums, then what was shared; wait until both are there."""
         if self._arrived is not None:
-            self._arrived.synchronize()
+            if self._clock is None:
+                self._arrived.synchronize()
+            else:
+                self.done = self._clock.wait(self._arrived)
             return self._host.tolist()
         if self._work is not None:
             self._work.wait()

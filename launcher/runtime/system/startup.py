@@ -23,6 +23,8 @@ from plumbline.launcher.runtime.system.threads import host_threads
 from plumbline.launcher.runtime.system.world import World
 
 MANY_FILES = 65536
+UNFUSED = "Mismatch dtype between input and weight"
+"""What torch warns of where autocast (bf16 at ZeRO-0) leaves the weights of a norm in fp32, as it is meant to be."""
 
 
 def start(world: World, timeout_minutes: float) -> None:
@@ -56,12 +58,14 @@ def start(world: World, timeout_minutes: float) -> None:
         # DeepSpeed calls collectives by their old names, of which the newest torch warns; users cannot act on it
         warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
         warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")  # which is the one set above
+        warnings.filterwarnings("ignore", message=UNFUSED)
         ask_torch_for_free_memory()
         backend = "nccl" if world.device.type == "cuda" else "gloo"
         timeout = timedelta(minutes=timeout_minutes)
         if world.size == 1:  # nobody to meet, so no port, which another process may take before we do
             store = dist.HashStore()  # type: ignore[attr-defined]
-            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+            gpu = world.device if backend == "nccl" else None
+            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=gpu)
         try:
             deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
         except dist.DistNetworkError as error:

@@ -5,6 +5,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from plumbline.launcher.runtime.config.schema import Config
@@ -50,7 +51,7 @@ class StepProfiler:
     def before_step(self, step: int) -> None:
         """Begin before the first step that is traced; `step` are made."""
         if self._settings is not None and step + 1 == self._settings.start:
-            self._profile = profile(activities=self._activities)
+            self._profile = profile(activities=self._activities, acc_events=True)  # or it warns of what would be lost
             self._profile.start()
 
     def after_step(self, step: int) -> None:
@@ -67,29 +68,51 @@ class StepProfiler:
     def _write(self, found: profile, steps: int) -> None:
         self._folder.mkdir(exist_ok=True)
         found.export_chrome_trace(str(self._folder / "trace.json.gz"))
-        lines = list(table(found.key_averages(), steps))
+        lines = list(table(found.key_averages(), found.events() or [], steps))
         (self._folder / "steps.txt").write_text("\n".join([*lines, ""]), encoding="utf-8")
         TRAINING.info(f"traced {steps} step(s): {self._folder}/steps.txt; open trace.json.gz in ui.perfetto.dev")
 
 
-def table(averages: Sequence[Any], steps: int) -> Iterator[str]:
+def table(averages: Sequence[Any], events: Sequence[Any], steps: int) -> Iterator[str]:
     """Yield the parts of a step, then the operators that take longest by themselves: milliseconds a step.
 
     Args:
         averages: what torch's profiler says of each name, over all steps.
+        events: that it has seen.
         steps: how many.
     """
     on_gpu = torch.cuda.is_available()
-    parts = [each for each in averages if each.key.startswith(PARTS) and each.cpu_time_total]
-    others = [each for each in averages if not each.key.startswith(PARTS)]
+    called = [each for each in averages if each.device_type == DeviceType.CPU]  # a kernel counts for who has called it
+    parts = [each for each in called if each.key.startswith(PARTS) and each.cpu_time_total]
+    others = [each for each in called if not each.key.startswith(PARTS)]
     longest = sorted(others, key=lambda each: -(each.self_device_time_total if on_gpu else each.self_cpu_time_total))
+    device = device_times(events)
     yield f"{'part of a step':<48}{'host ms':>10}{'device ms':>11}{'times':>8}"
     for each in parts:
-        yield _line(each.key.removeprefix(PARTS), each.cpu_time_total, each.device_time_total, each.count, steps)
+        yield _line(each.key.removeprefix(PARTS), each.cpu_time_total, device[each.key], each.count, steps)
     yield ""
     yield f"{'operator, by itself':<48}{'host ms':>10}{'device ms':>11}{'times':>8}"
     for each in longest[:OPERATORS]:
         yield _line(each.key, each.self_cpu_time_total, each.self_device_time_total, each.count, steps)
+
+
+def device_times(events: Sequence[Any]) -> dict[str, float]:
+    """Return the microseconds that a GPU took for each part of a step: for what was called meanwhile, by any thread.
+
+    The backward pass calls from threads of its own, so torch counts none of it for the part around it.
+    """
+    spans = [
+        (each.name, each.time_range.start, each.time_range.end)
+        for each in events
+        if each.name.startswith(PARTS) and each.device_type == DeviceType.CPU
+    ]
+    found = dict.fromkeys((name for name, _, _ in spans), 0.0)
+    for event in (event for event in events if event.kernels):
+        taken = sum(kernel.duration for kernel in event.kernels)
+        for name, start, end in spans:
+            if start <= event.time_range.start < end:
+                found[name] += taken
+    return found
 
 
 def _line(name: str, host: float, device: float, count: int, steps: int) -> str:

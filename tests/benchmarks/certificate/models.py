@@ -178,7 +178,7 @@ class Generated(nn.Module):
         logits = self.head(self.norm(states))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         loss = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=-100, reduction="sum")
-        return Losses(loss[None], loss.detach().float(), torch.zeros(0, 2))
+        return Losses(loss[None], loss.detach().float(), torch.zeros(0, 2, device=loss.device))
 
 
 Gather = Callable[[nn.Parameter], AbstractContextManager[object]]

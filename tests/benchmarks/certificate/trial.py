@@ -139,7 +139,7 @@ def _own_parts(engine: DeepSpeedEngine) -> Iterator[dict[str, Tensor]]:
             key: mine.of(value) if value.shape == mine.shard.shape else value
             for key, value in {"weight": mine.shard, **state}.items()
         }
-        yield {key: part.float().clone() for key, part in parts.items()}
+        yield {key: part.float().cpu().clone() for key, part in parts.items()}
 
 
 class Comparison(UpdateObserver):
@@ -194,7 +194,7 @@ class Comparison(UpdateObserver):
             if self.case.stage == 3:
                 gathered = deepspeed.zero.GatheredParameters(parameter)
             with gathered:
-                here = parameter.detach().clone()
+                here = parameter.detach().cpu().clone()
             expected = masters[name]["weight"].to(here.dtype)
             self.found.add(
                 "weights", _distance(here, expected, 0.0), f"{self._at(name)} on rank {self.engine.world.rank}"
@@ -212,8 +212,8 @@ def _distance(found: Tensor | None, expected: Tensor, floor: float) -> float:
     """Return how far a tensor is from another one, as a share of its norm."""
     if found is None:
         return float("inf")
-    expected = expected.detach().double()
-    difference = float((found.detach().double() - expected).norm())
+    expected = expected.detach().double().cpu()
+    difference = float((found.detach().double().cpu() - expected).norm())
     return difference / max(float(expected.norm()), floor, 1e-30)
 
 

@@ -131,10 +131,10 @@ def test_kernels_on_gpus_keep_less(tiny_config: Path, typed: list[str], factor: 
 
 
 def test_a_gpu_has_larger_chunks_of_logits(tiny_config: Path) -> None:
-    """Two tensors of them in fp32 and two in bf16, of 2,048 tokens and of 512."""
+    """Two tensors of them in fp32 and two in bf16, of 4,096 tokens and of 512."""
     config = load_config(tiny_config, ["model.vocab_size=65536", "deepspeed.precision=bf16"])
-    on_cpu, on_gpu = (activation_bytes(config, 64, 1, "none", each) for each in (False, True))
-    assert on_gpu - on_cpu == pytest.approx((2048 - 512) * 65536 * 12, rel=0.1)
+    on_cpu, on_gpu = (activation_bytes(config, 128, 1, "none", each) for each in (False, True))
+    assert on_gpu - on_cpu == pytest.approx((4096 - 512) * 65536 * 12, rel=0.1)
 
 
 def test_a_norm_whose_weight_has_another_dtype_is_fused_on_no_gpu(tiny_config: Path) -> None:

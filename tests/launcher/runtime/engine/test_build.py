@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
-from plumbline.launcher.runtime.engine.build import build_for_training, move_buffers
+from plumbline.launcher.runtime.engine.build import build_for_training, compiles, move_buffers
 
 CPU = torch.device("cpu")
 
@@ -52,6 +53,25 @@ def test_a_host_with_nothing_to_compile_with_is_refused(
         build_for_training(config, plan_run(config).rows, gpu)
     uncompiled = load_config(tiny_config, ["train.compile=false"])
     assert build_for_training(uncompiled, plan_run(uncompiled).rows, gpu) is not None
+
+
+@pytest.mark.parametrize(
+    ("torch_version", "family", "compiled"),
+    [("2.11.0+cu130", "sas", False), ("2.13.0", "sas", True), ("2.11.0+cu130", "shaped", True)],
+)
+def test_learned_gains_are_compiled_for_a_gpu_by_a_torch_that_can(
+    tiny_config: Path, torch_version: str, family: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(torch_version))
+    family_of = [f"model.family={family}", "model.num_key_value_heads=2"]
+    config, gpu = load_config(tiny_config, family_of), torch.device("cuda")
+    assert compiles(config, gpu) is compiled
+    assert build_for_training(config, plan_run(config).rows, gpu) is not None
+    if not compiled:
+        asked = load_config(tiny_config, [*family_of, "train.compile=true"])
+        with pytest.raises(ConfigError, match=r"train\.compile is true: torch 2\.11.*, or set train\.compile=false"):
+            build_for_training(asked, plan_run(asked).rows, gpu)
+        assert build_for_training(asked, plan_run(asked).rows, CPU) is not None, "a CPU's compiler can"
 
 
 @pytest.mark.parametrize(("typed", "exact"), [([], False), (["precision.activations=8"], True)])

@@ -1,0 +1,59 @@
+"""Tell when a GPU had done something, where the host looks much later: by events that know their distances."""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """Stand for a place in a device's work, as torch.cuda.Event does that was made to tell the time."""
+
+    def record(self) -> None:
+        """Put it behind all that the device was given."""
+
+    def query(self) -> bool:
+        """Return whether the device has come there."""
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+
+    def elapsed_time(self, later: Any) -> float:
+        """Return the milliseconds between this place and a later one."""
+
+
+def timing_event() -> Event:
+    """Return an event of the current GPU that tells the time."""
+    return torch.cuda.Event(enable_timing=True)
+
+
+class DeviceClock:
+    """Tell by the host's clock when a device came to an event, however much later the host asks; events in their order.
+
+    Whoever waits for an event knows the time of it. Of one that is over, the device knows how long it was after the one
+    before; of the first, how long before a mark for which the host waits, once.
+
+    Args:
+        make_event: returns an event that tells the time.
+    """
+
+    def __init__(self, make_event: Callable[[], Event] = timing_event) -> None:
+        self._make_event = make_event
+        self._last: tuple[Event, float] | None = None
+
+    def wait(self, event: Event) -> float:
+        """Wait for an event, and return when it was, by `time.perf_counter`."""
+        over = event.query()
+        event.synchronize()
+        when = time.perf_counter()
+        if over and self._last is None:
+            mark = self._make_event()
+            mark.record()
+            mark.synchronize()
+            when = time.perf_counter() - event.elapsed_time(mark) / 1000
+        elif over and self._last is not None:
+            before, then = self._last
+            when = then + before.elapsed_time(event) / 1000
+        self._last = event, when
+        return when
