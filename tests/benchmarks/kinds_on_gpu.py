@@ -68,6 +68,7 @@ KINDS: dict[str, list[str]] = {
     "soap, stage 0": ["optimizer.name=soap", "deepspeed.zero_stage=0"],
     "stage 2": ["deepspeed.zero_stage=2"],
     "stage 3": ["deepspeed.zero_stage=3"],
+    "stage 3, gpt2": ["deepspeed.zero_stage=3", "model.family=gpt2"],  # biases
     "stage 3, documents": ["deepspeed.zero_stage=3", DOCUMENTS],
     "offloaded, stage 2": ["deepspeed.zero_stage=2", "deepspeed.offload_optimizer=true"],
     "fp32": ["deepspeed.precision=fp32"],

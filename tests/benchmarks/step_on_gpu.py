@@ -47,16 +47,13 @@ class Training:
         self._under_way: list[StepUnderWay] = []
         self._number = 0
 
-    def steps(self, count: int) -> float:
-        """Make steps, each read once the next is given to the device; returns their seconds."""
-        given = [self._batches.micro_batches(self._number + each) for each in range(count)]
-        start = time.perf_counter()
-        for batches in given:
+    def steps(self, count: int) -> None:
+        """Make steps, each read once the next is given to the device."""
+        for batches in [self._batches.micro_batches(self._number + each) for each in range(count)]:
             self._under_way.append(self.engine.train_step(batches, self._number, 1e-3))
             self._number += 1
             if len(self._under_way) > 1:
                 _ = self._under_way.pop(0).result
-        return time.perf_counter() - start
 
     def finish(self) -> None:
         """Wait for the step that is under way."""

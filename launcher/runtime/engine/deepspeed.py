@@ -133,7 +133,7 @@ class DeepSpeedEngine(Engine):
             )
         super().__init__(config, plan, world, model)
         self._verify(self.requested)
-        if world.device.type == "cuda" and compiles(config, world.device):
+        if self.stage == 3 and world.size == 1 and world.device.type == "cuda" and compiles(config, world.device):
             zero_shards.refuse_uneven(model)
         if self.stage == 1 and self.requested["bf16"]["enabled"]:
             zero_shards.sum_without_copies(self._engine.optimizer)

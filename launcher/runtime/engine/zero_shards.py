@@ -81,7 +81,8 @@ def sum_without_copies(zero: Any) -> None:
 def refuse_uneven(model: nn.Module) -> None:
     """Refuse tensors that begin where code compiled for another block, which reads its own by 16 bytes, could not.
 
-    `group_settings` orders each group so that none does; at stage 3 a rank alone reads all groups from one buffer.
+    `group_settings` orders each group so that none does. But a rank alone at stage 3 reads all groups from one buffer;
+    several gather each tensor into memory of its own.
 
     Raises:
         ConfigError: one does; a GPU would end the process there.
