@@ -58,9 +58,11 @@ class ShapedAttention(SoftmaxAttention):
 
     @classmethod
     def gpu_compiler_refusal(cls, config: ModelConfig) -> str | None:
-        """Refuse learned gains with torch 2.11 and 2.12, which end on them: seen on an H200 with 2.11."""
+        """Refuse learned gains before torch 2.13, in whose source it is mended; seen to fail on an H200 with 2.11."""
         if config.shaped_gains == "learned" and torch.__version__ < "2.13":
-            return f"torch {torch.__version__} compiles no learned gains beside a running mean, 2.13 does"
+            return (
+                f"torch {torch.__version__} cannot compile learned gains beside a running mean: install 2.13 or newer"
+            )
         return None
 
     @classmethod

@@ -2,10 +2,11 @@
 
     python tests/benchmarks/kinds_on_gpu.py [--only PATTERN] [--part 1/4] [--steps 5] [section.key=value ...]
 
-The reference takes the same steps with blocks uncompiled, masks written out and bf16 as ever. `loss` and `grad_norm`
-are the largest relative differences over the steps: rounding in another order, which grows as training goes on.
---part K/N takes every N-th kind, for several processes on one GPU. Exit code 1: a kind failed, or differs by more than
---most. It prints one JSON object.
+The reference takes the same steps with blocks uncompiled, masks written out, and bf16 in the place of float8; a kind
+whose blocks are never compiled differs in nothing. `loss` and `grad_norm` are the largest relative differences over the
+steps: rounding in another order, which grows as training goes on. --part K/N takes every N-th kind, for several
+processes on one GPU. Exit code 1: a kind failed, a number is not finite, losses differ by more than --most, or norms by
+more than five times that. It prints one JSON object.
 """
 
 import argparse
@@ -92,13 +93,16 @@ def train(corpus: Path, overrides: list[str], steps: int, world: World) -> tuple
 def compare(corpus: Path, overrides: list[str], steps: int, world: World) -> dict[str, Any]:
     """Return how far a kind, compiled, is from itself."""
     compiled, first = train(corpus, overrides, steps, world)
-    plain: list[str] = [] if any("float8=" in each for each in overrides) else ["train.compile=false"]
-    reference, _ = train(corpus, [*overrides, *plain, "train.block_masks=false"], steps, world)
-    losses, norms = (
-        max(abs(one[place] / other[place] - 1) for one, other in zip(compiled, reference, strict=True))
-        for place in (0, 1)
-    )
+    plain = [each for each in overrides if not each.startswith("precision.float8")]
+    reference, _ = train(corpus, [*plain, "train.compile=false", "train.block_masks=false"], steps, world)
+    differences = (torch.tensor(compiled, dtype=torch.float64) / torch.tensor(reference, dtype=torch.float64) - 1).abs()
+    losses, norms = differences.amax(0).tolist()  # which nan is if one is
     return {"loss": losses, "grad_norm": norms, "first_step_seconds": round(first, 1)}
+
+
+def is_one_model(row: dict[str, Any], most: float) -> bool:
+    """Return whether a kind ran, and came to the same numbers compiled and not."""
+    return "error" not in row and row["loss"] <= most and row["grad_norm"] <= 5 * most
 
 
 def main() -> int:
@@ -132,7 +136,7 @@ def main() -> int:
     device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
     print(json.dumps({"device": device, "overrides": arguments.overrides, "results": results}, indent=2))
     startup.stop()
-    return 1 if any("error" in row or not row["loss"] <= arguments.most for row in results) else 0
+    return 0 if all(is_one_model(row, arguments.most) for row in results) else 1
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.models.open import device_named
 from plumbline.model.linear_cross_entropy import linear_cross_entropy
 
 SIZES = {"tokens": 4096, "width": 768, "vocabulary": 50304, "rounds": 7}
-LARGER_CHUNKS = (4096, 8192)
+OTHER_CHUNKS = (2048, 8192)
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden states, weight and labels -> the summed loss, in nats."""
 
@@ -44,7 +44,7 @@ def heads(device: torch.device) -> dict[str, Head]:
             (hidden @ weight.T).float(), labels, reduction="sum"
         ),
     }
-    for tokens in LARGER_CHUNKS if device.type == "cuda" else ():
+    for tokens in OTHER_CHUNKS if device.type == "cuda" else ():
         found[f"ours, compiled, {tokens} tokens a chunk"] = partial(in_chunks, chunk=tokens)
     options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
     if options is not None:  # without them torch's function forms full logits as well

@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.build import blocks_of, build_model
+from plumbline.launcher.runtime.engine.build import blocks_of, build_model, compiles
 from plumbline.launcher.runtime.system.startup import UNFUSED
+from plumbline.model import linear_cross_entropy
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.linear_cross_entropy import chunk_tokens
 from plumbline.model.objectives.objective import TrainedLM
@@ -76,6 +77,24 @@ def _fused_norm(norm: nn.RMSNorm, x: Tensor) -> Tensor:
     return _FusedNorm.apply(x, norm.weight)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def _like_compiled(logits: Tensor, *_unused: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tensors like the loss of a chunk of logits and its gradient, for which compiled code takes no others."""
+    cross_entropy = logits.new_empty(len(logits), dtype=torch.float32)
+    return cross_entropy.sum(), cross_entropy, torch.empty_like(logits)
+
+
+@contextmanager
+def _compiled_head(model: TrainedLM) -> Iterator[None]:
+    """Let the loss take the memory that it takes compiled."""
+    compiled = linear_cross_entropy._fused
+    setattr(linear_cross_entropy, "_fused", lambda: _like_compiled)  # noqa: B010 - a constant, to mypy
+    model.lm_head.compiled = True
+    try:
+        yield
+    finally:
+        setattr(linear_cross_entropy, "_fused", compiled)  # noqa: B010
+
+
 def _keep_as_on_gpu(model: TrainedLM) -> None:
     """Let modules keep what they keep on GPUs: what kernels do there, which is less, and larger chunks of logits."""
     model.lm_head.chunk = chunk_tokens(len(model.lm_head.weight), on_gpu=True)
@@ -100,7 +119,8 @@ def _computing_in(dtype: torch.dtype) -> Iterator[None]:
 def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: Recomputed, on_gpu: bool) -> int:
     """Return the most bytes that one micro-batch takes in forward and backward pass, beside weights and gradients.
 
-    Blocks count as they are uncompiled; compiled ones keep less. float8 layers count as bf16 ones.
+    Blocks count as they are uncompiled; compiled ones keep less. The loss counts as compiled on a GPU that compiles it,
+    float8 layers as bf16 ones.
 
     Args:
         config: the run.
@@ -131,7 +151,8 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
         }
         model.objective.on_step(model, 1)
         weights = memory.now
-        with memory:
+        compiled = on_gpu and compiles(config, torch.device("cuda"))
+        with _compiled_head(model) if compiled else nullcontext(), memory:
             with autocast:
                 losses = TrainedLM.losses(model, batch, 1)
             losses.terms.sum().backward()

@@ -62,11 +62,11 @@ def _compiler_refusal(config: Config, device: torch.device) -> str | None:
     """Say why blocks cannot be compiled for a GPU; None: they can, or need not be."""
     if device.type != "cuda" or not compiles(config, device):
         return None
-    missing = attention_kind(config.model).gpu_compiler_refusal(config.model) or missing_c_compiler()
-    if missing is None:
+    why = attention_kind(config.model).gpu_compiler_refusal(config.model) or missing_c_compiler()
+    if why is None:
         return None
     asked = "left out, and blocks are compiled on a GPU" if config.train.compile is None else "true"
-    return f"train.compile is {asked}: {missing}, or set train.compile=false"
+    return f"train.compile is {asked}: {why}, or set train.compile=false"
 
 
 def move_buffers(model: nn.Module, device: torch.device) -> None:

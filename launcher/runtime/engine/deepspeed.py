@@ -118,12 +118,12 @@ class DeepSpeedEngine(Engine):
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
             model = build_for_training(config, plan.rows, world.device, weights, construction, gather)
             move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
-            if compiles(config, world.device):
-                zero_shards.restore_linear()
-                for block in blocks_of(model):
-                    set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
+            for block in blocks_of(model) if compiles(config, world.device) else []:
+                set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
         else:
             model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
+        if compiles(config, world.device):
+            zero_shards.restore_linear()
         recompute(blocks_of(model), recomputed)
         self._on_device = decides_on_device(config)
         optimizer = make_optimizer(model, self.settings, sharded=self.stage > 0)
@@ -135,7 +135,7 @@ class DeepSpeedEngine(Engine):
         self._verify(self.requested)
         if self.stage == 3 and world.size == 1 and world.device.type == "cuda" and compiles(config, world.device):
             zero_shards.refuse_uneven(model)
-        if self.stage == 1 and self.requested["bf16"]["enabled"]:
+        if self.stage == 1 and self.requested["bf16"]["enabled"] and not config.deepspeed.offload_optimizer:
             zero_shards.sum_without_copies(self._engine.optimizer)
         if world.size == 1:
             # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back

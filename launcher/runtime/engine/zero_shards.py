@@ -50,27 +50,29 @@ def refresh_weights(engine: Any) -> None:
 
 
 def restore_linear() -> None:
-    """Take back the linear function that DeepSpeed has put in the place of torch's, in this process, for stage 3.
+    """Take back the linear function that DeepSpeed puts in the place of torch's, for the whole process, at stage 3.
 
     Uncompiled, it keeps no gathered weight for the backward pass. Compiled blocks keep none anyway, and the compiler of
     torch 2.11 takes all gradients of a block for zero that calls DeepSpeed's function with a bias.
     """
     from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses
 
-    nn.functional.linear = InsertPostInitMethodToModuleSubClasses.linear_bk
+    torchs_own = getattr(InsertPostInitMethodToModuleSubClasses, "linear_bk", nn.functional.linear)
+    nn.functional.linear = torchs_own
 
 
 def sum_without_copies(zero: Any) -> None:
     """Let DeepSpeed's BF16_Optimizer add each gradient to its fp32 sum as it is, when the backward pass has made it.
 
-    By itself it makes a copy in fp32 first, in a function that takes longer than a small tensor does on a GPU: 8 % of a
-    step of 124M parameters on an H200. The sums stay the same to the last bit.
+    By itself it makes a copy in fp32 first, in functions that take the host longer than small tensors take a GPU
+    (docs/performance.md). The sums stay the same to the last bit.
     """
 
     def add(parameter: nn.Parameter, group: int, index: int) -> None:
+        if parameter.grad is None:  # as DeepSpeed has it
+            return
         total = zero.fp32_groups_gradients[group][index]
-        if parameter.grad is not None:
-            total.add_(parameter.grad.view(total.shape))
+        total.add_(parameter.grad.view(total.shape))
         zero.fp32_groups_has_gradients[group][index] = True
         parameter._hp_grad = total  # type: ignore[attr-defined]  # by which DeepSpeed's own functions find it
         parameter.grad = None

@@ -182,7 +182,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Return the groups of a model for AdamW in anybody's loop: torch.optim.AdamW(groups).
 
-    Each group's lr is its peak: schedulers of torch multiply it, and `lr_multiplier` is its ratio to `lr`.
+    Each group's lr is its peak: schedulers of torch multiply it, and `lr_multiplier` is its ratio to `lr`. In a group,
+    tensors of odd sizes come last (`group_settings`): torch saves an optimizer's states by place.
 
     Args:
         model: whose parameters are grouped; of `build_decoder` or `load_model`, with this parameterization.

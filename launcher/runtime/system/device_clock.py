@@ -29,10 +29,10 @@ def timing_event() -> Event:
 
 
 class DeviceClock:
-    """Tell by the host's clock when a device came to an event, however much later the host asks; events in their order.
+    """Tell by the host's clock when a device came to each of its events, which are asked for in their order.
 
-    Whoever waits for an event knows the time of it. Of one that is over, the device knows how long it was after the one
-    before; of the first, how long before a mark for which the host waits, once.
+    The host may wait for the event: then it is now. Or the event is over: then it is as long after the one before as
+    the device says. Or it is over and the first: then the host waits for a mark behind it, and counts back.
 
     Args:
         make_event: returns an event that tells the time.
@@ -54,6 +54,6 @@ class DeviceClock:
             when = time.perf_counter() - event.elapsed_time(mark) / 1000
         elif over and self._last is not None:
             before, then = self._last
-            when = then + before.elapsed_time(event) / 1000
+            when = min(when, then + before.elapsed_time(event) / 1000)  # a host that woke up late had `then` too late
         self._last = event, when
         return when

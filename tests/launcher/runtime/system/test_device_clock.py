@@ -16,6 +16,8 @@ class Device:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.waits = 0
+        self.late = 0.0
+        """How long the host sleeps on when what it waits for is there."""
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
 
@@ -31,8 +33,9 @@ class Event:
         return self.done <= self.device.now
 
     def synchronize(self) -> None:
-        self.device.waits += self.done > self.device.now
-        self.device.now = max(self.device.now, self.done)
+        if self.done > self.device.now:
+            self.device.waits += 1
+            self.device.now = self.done + self.device.late
 
     def elapsed_time(self, later: Event) -> float:
         assert later.done >= self.done, "a device may not know how far back an event is"
@@ -52,6 +55,20 @@ def test_a_host_that_looks_late_is_told_when_it_was(device: Device) -> None:
         found.append(clock.wait(Event(device, done)))
     assert found == [10.0, 30.0, 50.0, 60.0]
     assert device.waits == 2, "once for a mark, and once for the last event, which was not there yet"
+
+
+def test_a_host_that_woke_up_late_is_told_of_nothing_in_the_future(device: Device) -> None:
+    clock = DeviceClock(lambda: Event(device))
+    first = Event(device, 1.0)
+    device.late = 0.5
+    found = [clock.wait(first)]
+    device.late = 0.0
+    for done in (1.1, 1.2, 1.3, 1.65):
+        device.now = max(device.now, done) + 0.01
+        found.append(clock.wait(Event(device, done)))
+        assert found[-1] <= device.now
+    assert found == sorted(found)
+    assert found[0] == 1.5
 
 
 def test_a_host_that_waits_knows_the_time_and_asks_for_no_mark(device: Device) -> None:
