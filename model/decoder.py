@@ -19,7 +19,12 @@ from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.blocks import block_kind
 from plumbline.model.blocks.kind import Block
 from plumbline.model.config import ModelConfig
-from plumbline.model.linear_cross_entropy import linear_cross_entropy, soft_cap
+from plumbline.model.linear_cross_entropy import (
+    LossesAndGradient,
+    linear_cross_entropy,
+    losses_and_gradient,
+    soft_cap,
+)
 from plumbline.model.norms import make_norm
 from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.tensors import TensorRule
@@ -131,8 +136,8 @@ class LanguageModelHead(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
         self.multiplier = multipliers.output
         self.cap = config.final_logit_softcapping
-        self.compiled = False
-        """Whether the loss is computed by compiled code: whoever compiles the blocks sets it."""
+        self.on_chunk: LossesAndGradient = losses_and_gradient
+        """What is done with a chunk of logits in training: whoever compiles the blocks may set another."""
         self.chunk: int | None = None
         """Tokens whose logits are alive at once; None: as many as suit the device."""
 
@@ -153,7 +158,7 @@ class LanguageModelHead(nn.Module):
             tokens,
             cap=self.cap,
             z_loss=z_loss,
-            compiled=self.compiled,
+            on_chunk=self.on_chunk,
             chunk=self.chunk,
         )
         return loss, nats.view(labels.shape).sum((0, 1))

@@ -6,20 +6,21 @@ many as the ordinary way (recomputing the logits in the backward pass would cost
 every supported torch, soft cap and z-loss included, which `torch.nn.functional.linear_cross_entropy` does not offer.
 
 What becomes of a chunk of logits is written twice: for torch as it runs, which keeps few tensors by writing over them,
-and for its compiler, which passes over them once or twice however many steps there are.
+and for its compiler, which passes over them once or twice however many steps there are. Whoever builds the model says
+which.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 IGNORED = -100
 CHUNK_ELEMENTS = 2**25  # logits alive at once: 128 MiB in fp32
 TILE = 128  # rows of a matrix that a GPU multiplies at once
+LossesAndGradient = Callable[[Tensor, Tensor, float | None, float], tuple[Tensor, Tensor, Tensor]]
+"""What becomes of a chunk: of logits, labels, cap and z-loss, as `losses_and_gradient` has them."""
 LEAST_ON_GPU = 4096
 """Tokens of a chunk on a GPU, whatever the vocabulary.
 
@@ -41,7 +42,7 @@ def linear_cross_entropy(
     *,
     cap: float | None = None,
     z_loss: float = 0.0,
-    compiled: bool = False,
+    on_chunk: LossesAndGradient | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss of hidden [N, hidden_size] through the unembedding weight [vocab_size, hidden_size].
@@ -52,7 +53,7 @@ def linear_cross_entropy(
         labels: target ids [N]; -100 is ignored.
         cap: soft cap on the logits.
         z_loss: coefficient of logsumexp(logits)^2 (PaLM, arXiv 2204.02311 section 5), added to the loss.
-        compiled: let torch.compile fuse what is done with logits, where there are gradients.
+        on_chunk: what is done with a chunk of logits where there are gradients; None: `losses_and_gradient`.
         chunk: tokens whose logits are alive at once; None: as many as suit the device.
 
     Returns:
@@ -67,11 +68,11 @@ def linear_cross_entropy(
     if chunk is None:
         chunk = chunk_tokens(len(weight), weight.is_cuda)
     if torch.is_grad_enabled():
-        loss, cross_entropy = _LinearCrossEntropy.apply(hidden, weight, labels, cap, z_loss, compiled, chunk)  # type: ignore[no-untyped-call]
+        call = on_chunk or losses_and_gradient
+        loss, cross_entropy = _LinearCrossEntropy.apply(hidden, weight, labels, cap, z_loss, call, chunk)  # type: ignore[no-untyped-call]
         return loss, cross_entropy
-    parts = [
-        _losses(h @ weight.T, y, cap, z_loss)[:2] for h, y in zip(hidden.split(chunk), labels.split(chunk), strict=True)
-    ]
+    pieces = zip(hidden.split(chunk), labels.split(chunk), strict=True)
+    parts = [_losses(soft_cap((h @ weight.T).float(), cap), y, z_loss)[:2] for h, y in pieces]
     return torch.stack([loss for loss, _ in parts]).sum(), torch.cat([nats for _, nats in parts])
 
 
@@ -81,45 +82,48 @@ def chunk_tokens(vocab_size: int, on_gpu: bool) -> int:
     return max(tokens - tokens % TILE, LEAST_ON_GPU) if on_gpu else tokens
 
 
-def _losses(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return summed loss, cross-entropy [n], capped logits and their log-softmax of raw logits [n, vocab_size]."""
-    capped = soft_cap(logits.float(), cap)
-    log_probabilities = capped.log_softmax(-1)
-    cross_entropy = F.nll_loss(log_probabilities, labels, ignore_index=IGNORED, reduction="none")
-    if not z_loss:
-        return cross_entropy.sum(), cross_entropy, capped, log_probabilities
-    # Not log_z[labels != IGNORED]: how many there are is for the device to know, and the host would wait for it
-    log_z = (capped[:, 0] - log_probabilities[:, 0]).masked_fill(labels == IGNORED, 0.0)
-    return cross_entropy.sum() + z_loss * log_z.square().sum(), cross_entropy, capped, log_probabilities
+def _losses(capped: Tensor, labels: Tensor, z_loss: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return summed loss, cross-entropy [n], log Z [n, 1] and the probabilities that take the place of capped logits.
+
+    With the largest logit m, p its probability and Z the normaliser of softmax, log Z = m - log p, so one pass of
+    exponentials serves loss and gradient.
+    """
+    ignored = (labels == IGNORED)[:, None]
+    largest = capped.amax(-1, keepdim=True)
+    short = largest - capped.gather(1, labels[:, None].masked_fill(ignored, 0))
+    # Not exp_() and log(): on CPUs torch hands them to MKL, whose first call in a thread can round differently
+    probabilities = torch.softmax(capped, -1, out=capped)
+    log_largest = torch.xlogy(1.0, probabilities.amax(-1, keepdim=True))
+    cross_entropy = (short - log_largest).masked_fill(ignored, 0.0)
+    log_z = largest - log_largest
+    # Not those of log_z[~ignored]: how many there are is for the device to know, and the host would wait for it
+    squares = log_z.square().masked_fill(ignored, 0.0)
+    return cross_entropy.sum() + z_loss * squares.sum(), cross_entropy[:, 0], log_z, probabilities
 
 
-LossesAndGradient = Callable[[Tensor, Tensor, float | None, float], tuple[Tensor, Tensor, Tensor]]
-
-
-def _losses_and_gradient(
+def losses_and_gradient(
     logits: Tensor, labels: Tensor, cap: float | None, z_loss: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return summed loss, cross-entropy [n] and d loss / d logits [n, vocab_size] of a chunk of raw logits.
 
     The gradient has the dtype of the logits, and is there for ignored labels as well; all else is in fp32. By hand,
-    since it writes over the log-probabilities: autograd would hold three tensors of this size where this needs one.
+    since it may write over the logits: autograd would hold three tensors of this size where this needs one.
     With p = softmax(capped) and Z its normaliser, d loss / d capped = p (1 + 2 z_loss log Z) - onehot(label).
     """
-    loss, cross_entropy, capped, log_probabilities = _losses(logits, labels, cap, z_loss)
-    log_z = capped[:, :1] - log_probabilities[:, :1] if z_loss else None
-    # Not exp_(): on CPUs torch hands it to MKL, whose first call in a thread can round differently from later ones
-    gradient = torch.softmax(capped, -1, out=log_probabilities)
-    if log_z is not None:
+    capped = soft_cap(logits.float(), cap)
+    slope = None if cap is None else 1 - (capped / cap).square()  # the derivative of the cap
+    loss, cross_entropy, log_z, gradient = _losses(capped, labels, z_loss)
+    if z_loss:
         gradient.mul_(1 + 2 * z_loss * log_z)
     target = labels[:, None].clamp_min(0)
     gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=gradient.dtype))
-    if cap is not None:
-        gradient.mul_(1 - (capped / cap).square())  # the derivative of the cap
+    if slope is not None:
+        gradient.mul_(slope)
     return loss, cross_entropy, gradient.to(logits.dtype)
 
 
-def _in_one_pass(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `_losses_and_gradient` does, with nothing that keeps a compiler from fusing all of it."""
+def in_one_pass(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `losses_and_gradient` does, with nothing that keeps a compiler from fusing all of it."""
     capped = soft_cap(logits.float(), cap)
     log_z = capped.logsumexp(-1, keepdim=True)
     ignored = (labels == IGNORED)[:, None]
@@ -133,9 +137,9 @@ def _in_one_pass(logits: Tensor, labels: Tensor, cap: float | None, z_loss: floa
     return loss, cross_entropy[:, 0], gradient.to(logits.dtype)
 
 
-@functools.cache
-def _fused() -> LossesAndGradient:
-    return torch.compile(_in_one_pass, dynamic=False)
+def compiled_losses_and_gradient() -> LossesAndGradient:
+    """Return `in_one_pass`, compiled for each shape that it meets."""
+    return torch.compile(in_one_pass, dynamic=False)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -149,7 +153,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         cap: float | None,
         z_loss: float,
-        compiled: bool,
+        on_chunk: LossesAndGradient,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
         """Accumulate loss and gradients over chunks; the weight's gradient is summed in fp32."""
@@ -157,10 +161,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         nats = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
-        losses_and_gradient = _fused() if compiled else _losses_and_gradient
         pieces = (tensor.split(chunk) for tensor in (hidden, labels, grad_hidden, nats))
         for h, y, grad_h, each in zip(*pieces, strict=True):
-            loss, cross_entropy, grad_logits = losses_and_gradient(h @ weight.T, y, cap, z_loss)
+            loss, cross_entropy, grad_logits = on_chunk(h @ weight.T, y, cap, z_loss)
             total += loss
             each.copy_(cross_entropy)
             # Left out of rows as wide as the model, not of those of grad_logits, which are as wide as the vocabulary

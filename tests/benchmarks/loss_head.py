@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plumbline.launcher.runtime.models.open import device_named
-from plumbline.model.linear_cross_entropy import linear_cross_entropy
+from plumbline.model.linear_cross_entropy import compiled_losses_and_gradient, linear_cross_entropy
 
 SIZES = {"tokens": 4096, "width": 768, "vocabulary": 50304, "rounds": 7}
 OTHER_CHUNKS = (2048, 8192)
@@ -30,22 +30,23 @@ Head = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden states, weight and labels -> the summed loss, in nats."""
 
 
-def in_chunks(hidden: Tensor, weight: Tensor, labels: Tensor, chunk: int) -> Tensor:
-    """Return what ours does in chunks of another size."""
-    return linear_cross_entropy(hidden, weight, labels, compiled=True, chunk=chunk)[0]
+def ours(hidden: Tensor, weight: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    """Return what ours computes."""
+    return linear_cross_entropy(hidden, weight, labels, **options)[0]
 
 
 def heads(device: torch.device) -> dict[str, Head]:
     """Return those that this environment has, ours first."""
+    compiled = partial(ours, on_chunk=compiled_losses_and_gradient())
     found: dict[str, Head] = {
-        "ours": lambda hidden, weight, labels: linear_cross_entropy(hidden, weight, labels)[0],
-        "ours, compiled": lambda hidden, weight, labels: linear_cross_entropy(hidden, weight, labels, compiled=True)[0],
+        "ours": ours,
+        "ours, compiled": compiled,
         "full logits": lambda hidden, weight, labels: F.cross_entropy(
             (hidden @ weight.T).float(), labels, reduction="sum"
         ),
     }
     for tokens in OTHER_CHUNKS if device.type == "cuda" else ():
-        found[f"ours, compiled, {tokens} tokens a chunk"] = partial(in_chunks, chunk=tokens)
+        found[f"ours, compiled, {tokens} tokens a chunk"] = partial(compiled, chunk=tokens)
     options = getattr(torch.nn, "LinearCrossEntropyOptions", None)
     if options is not None:  # without them torch's function forms full logits as well
         found["torch, in chunks"] = lambda hidden, weight, labels: F.linear_cross_entropy(

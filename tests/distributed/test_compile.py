@@ -18,7 +18,6 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import deepspeed
 from plumbline.launcher.runtime.engine.build import compiles, masks_in_blocks
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspeed_config
-from plumbline.model import linear_cross_entropy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,12 +57,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
     torch._dynamo.reset()
     counters.clear()
-    linear_cross_entropy._fused.cache_clear()
     monkeypatch.setattr(deepspeed, "deepspeed_config", with_nothing_kept)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=count))
     yield made
     torch._dynamo.reset()
-    linear_cross_entropy._fused.cache_clear()
 
 
 def micro_batches(config: Config) -> list[dict[str, Any]]:

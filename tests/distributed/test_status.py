@@ -21,7 +21,6 @@ from plumbline.launcher.runtime.run.status_file import INTERVAL
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.train import train
-from plumbline.model import linear_cross_entropy
 from tests.conftest import Run
 
 if TYPE_CHECKING:
@@ -174,7 +173,6 @@ def test_waiting_for_data_is_not_training(
 
     monkeypatch.setattr(TrainBatches, "iterate", slowly)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(linear_cross_entropy, "_fused", lambda: linear_cross_entropy._in_one_pass)  # which would stay
     config = load_config(tiny_config, [*QUICK, f"run.root={tmp_path}", "train.steps=3", "train.compile=true"])
     status = RunStatus()
     assert train(config, open_inputs(config, world), world, StopRequest(), status)

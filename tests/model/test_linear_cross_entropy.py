@@ -9,7 +9,14 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from plumbline.model import linear_cross_entropy as module
-from plumbline.model.linear_cross_entropy import chunk_tokens, linear_cross_entropy
+from plumbline.model.linear_cross_entropy import (
+    LossesAndGradient,
+    chunk_tokens,
+    compiled_losses_and_gradient,
+    in_one_pass,
+    linear_cross_entropy,
+    losses_and_gradient,
+)
 
 TOKENS, WIDTH, VOCABULARY = 23, 12, 40
 
@@ -39,22 +46,22 @@ def ordinary(
     return loss.detach(), nats.detach(), h.grad, w.grad
 
 
-@pytest.fixture(params=[False, True], ids=["as it runs", "for a compiler"])
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Return whether to use what is written for a compiler, which runs without one here: its numbers, in no time."""
-    monkeypatch.setattr(module, "_fused", lambda: module._in_one_pass)
-    return bool(request.param)
+@pytest.fixture(params=[losses_and_gradient, in_one_pass], ids=["as it runs", "for a compiler"])
+def on_chunk(request: pytest.FixtureRequest) -> LossesAndGradient:
+    """Return what is done with logits: also what is written for a compiler, without one here."""
+    function: LossesAndGradient = request.param
+    return function
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 8, 23, 1000])
 @pytest.mark.parametrize(("cap", "z_loss"), [(None, 0.0), (3.0, 0.0), (None, 0.1), (3.0, 0.1)])
 def test_loss_and_gradients_are_the_ordinary_ones(
-    monkeypatch: pytest.MonkeyPatch, compiled: bool, chunk: int, cap: float | None, z_loss: float
+    monkeypatch: pytest.MonkeyPatch, on_chunk: LossesAndGradient, chunk: int, cap: float | None, z_loss: float
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk * VOCABULARY)
     hidden, weight, labels = problem()
     expected = ordinary(hidden, weight, labels, cap, z_loss)
-    loss, nats = linear_cross_entropy(hidden, weight, labels, cap=cap, z_loss=z_loss, compiled=compiled)
+    loss, nats = linear_cross_entropy(hidden, weight, labels, cap=cap, z_loss=z_loss, on_chunk=on_chunk)
     (0.37 * loss).backward()
     assert hidden.grad is not None
     assert weight.grad is not None
@@ -70,24 +77,24 @@ def test_loss_and_gradients_are_the_ordinary_ones(
 def test_compiled_code_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 8 * VOCABULARY)  # 8, 8 and 7 tokens
     found = []
-    for way in (False, True):
+    for way in (losses_and_gradient, compiled_losses_and_gradient()):
         hidden, weight, labels = problem()
-        loss, nats = linear_cross_entropy(hidden, weight, labels, cap=3.0, z_loss=0.1, compiled=way)
+        loss, nats = linear_cross_entropy(hidden, weight, labels, cap=3.0, z_loss=0.1, on_chunk=way)
         found.append((loss, nats, *torch.autograd.grad(loss, (hidden, weight))))
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_ignored_labels_have_no_gradient(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+def test_ignored_labels_have_no_gradient(monkeypatch: pytest.MonkeyPatch, on_chunk: LossesAndGradient) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 7 * VOCABULARY)
     hidden, weight, labels = problem()
-    linear_cross_entropy(hidden, weight, labels, z_loss=0.1, compiled=compiled)[0].backward()
+    linear_cross_entropy(hidden, weight, labels, z_loss=0.1, on_chunk=on_chunk)[0].backward()
     assert hidden.grad is not None
     assert torch.equal(hidden.grad.abs().sum(1) == 0, labels == -100)
 
 
-def test_nothing_but_ignored_labels(compiled: bool) -> None:
+def test_nothing_but_ignored_labels(on_chunk: LossesAndGradient) -> None:
     hidden, weight, labels = problem(ignored=2.0)
-    loss, nats = linear_cross_entropy(hidden, weight, labels, z_loss=0.1, compiled=compiled)
+    loss, nats = linear_cross_entropy(hidden, weight, labels, z_loss=0.1, on_chunk=on_chunk)
     loss.backward()
     assert hidden.grad is not None
     assert (loss.item(), nats.abs().sum().item(), hidden.grad.abs().sum().item()) == (0.0, 0.0, 0.0)
@@ -122,11 +129,11 @@ def test_the_scale_of_a_loss_is_not_rounded_to_bf16(monkeypatch: pytest.MonkeyPa
         assert torch.equal(found, (gradient.double() / 23).bfloat16())
 
 
-def test_bf16_keeps_the_loss_in_fp32(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+def test_bf16_keeps_the_loss_in_fp32(monkeypatch: pytest.MonkeyPatch, on_chunk: LossesAndGradient) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 7 * VOCABULARY)
     hidden, weight, labels = problem(dtype=torch.bfloat16)
     expected = ordinary(hidden, weight, labels, None, 1e-3)
-    loss, nats = linear_cross_entropy(hidden, weight, labels, z_loss=1e-3, compiled=compiled)
+    loss, nats = linear_cross_entropy(hidden, weight, labels, z_loss=1e-3, on_chunk=on_chunk)
     loss.backward()
     assert (loss.dtype, nats.dtype) == (torch.float32, torch.float32)
     for value, wanted, tolerance in zip((loss, nats, hidden.grad, weight.grad), expected, (1, 1, 4, 4), strict=True):

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_leaves
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import blocks_of, build_model, compiles
 from plumbline.launcher.runtime.system.startup import UNFUSED
-from plumbline.model import linear_cross_entropy
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.linear_cross_entropy import chunk_tokens
 from plumbline.model.objectives.objective import TrainedLM
@@ -83,18 +82,6 @@ def _like_compiled(logits: Tensor, *_unused: Any) -> tuple[Tensor, Tensor, Tenso
     return cross_entropy.sum(), cross_entropy, torch.empty_like(logits)
 
 
-@contextmanager
-def _compiled_head(model: TrainedLM) -> Iterator[None]:
-    """Let the loss take the memory that it takes compiled."""
-    compiled = linear_cross_entropy._fused
-    setattr(linear_cross_entropy, "_fused", lambda: _like_compiled)  # noqa: B010 - a constant, to mypy
-    model.lm_head.compiled = True
-    try:
-        yield
-    finally:
-        setattr(linear_cross_entropy, "_fused", compiled)  # noqa: B010
-
-
 def _keep_as_on_gpu(model: TrainedLM) -> None:
     """Let modules keep what they keep on GPUs: what kernels do there, which is less, and larger chunks of logits."""
     model.lm_head.chunk = chunk_tokens(len(model.lm_head.weight), on_gpu=True)
@@ -151,8 +138,9 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
         }
         model.objective.on_step(model, 1)
         weights = memory.now
-        compiled = on_gpu and compiles(config, torch.device("cuda"))
-        with _compiled_head(model) if compiled else nullcontext(), memory:
+        if on_gpu and compiles(config, torch.device("cuda")):
+            model.lm_head.on_chunk = _like_compiled
+        with memory:
             with autocast:
                 losses = TrainedLM.losses(model, batch, 1)
             losses.terms.sum().backward()

@@ -14,6 +14,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.compilers import missing_c_compiler
 from plumbline.model.attention import attention_kind, block_sparse
 from plumbline.model.blocks.kind import Block
+from plumbline.model.linear_cross_entropy import compiled_losses_and_gradient
 from plumbline.model.objectives.next_token import NextTokenConfig
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.initialization import initialize
@@ -120,7 +121,7 @@ def build_for_training(
     float8.compute_in_float8(model.model.layers, config.precision)
     if compiles(config, device):
         compile_blocks(model, exact_division=not config.precision.is_plain)
-        model.lm_head.compiled = True
+        model.lm_head.on_chunk = compiled_losses_and_gradient()
     model.model.block_masks = masks_in_blocks(config, device)
     return model
 
