@@ -82,6 +82,11 @@ def raises_in_a_check() -> None:
     PATCHES.setattr(collectives, "known_values", refuse)
 
 
+def waits_for_ever() -> None:
+    """Do as NCCL does where a rank has left: wait in a collective, and say nothing."""
+    PATCHES.setattr(collectives, "known_values", lambda *_: time.sleep(3600))
+
+
 def never_arrives() -> None:
     os._exit(9)
 

@@ -109,6 +109,15 @@ def test_a_rank_that_fails_in_a_check_is_named_and_nobody_waits_in_the_next(exam
     assert [finding["check"] for finding in findings(outcome, "warning")] == ["pairs"]
 
 
+def test_the_rank_that_judges_may_itself_wait_for_ever(start: Start, tmp_path: Path) -> None:
+    words = ["doctor", 0, "waits_for_ever", "--json", "--limit", 3]
+    outcome = start(PROGRAM, words, tmp_path, ranks=2).wait()
+    assert outcome.codes == (1, 1), outcome.stderr
+    named = {finding["node"]: finding["text"] for finding in findings(outcome, "bad")}
+    assert named.keys() == {"broken", "good1"}
+    assert named["broken"].startswith("rank 0: nothing came of it within 6 s; ")
+
+
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     root = tmp_path / "small"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import astuple, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,6 +129,32 @@ def test_buckets_hold_a_block_and_a_message_worth_sending(tiny_config: Path, wor
     assert large["zero_optimization"]["stage3_prefetch_bucket_size"] == block
 
 
+def test_at_stage_2_every_gradient_fits_into_a_bucket(tiny_config: Path, world: World) -> None:
+    """Or DeepSpeed frees it while it is summed."""
+    typed = ["deepspeed.zero_stage=2", "model.vocab_size=3001", "deepspeed.bucket_size=1000"]
+    config = load_config(tiny_config, typed)
+    assert deepspeed_config(config, world)["zero_optimization"]["reduce_bucket_size"] == 3001 * 64
+    engine = DeepSpeedEngine(config, world)
+    reduced: list[bool] = []
+    zero, sum_up = engine._engine.optimizer, engine._engine.optimizer.reduce_ipg_grads
+
+    def watched(**options: Any) -> None:
+        reduced.append(not zero.extra_large_param_to_reduce)
+        sum_up(**options)
+
+    zero.reduce_ipg_grads = watched
+    engine.train_step(micro_batches(config), 0, 1e-3)
+    assert set(reduced) == {True}
+
+
+def test_deepspeeds_own_group_waits_as_long_as_ours(world: World) -> None:
+    from deepspeed.utils import groups
+
+    group: Any = groups._get_data_parallel_group()
+    assert group is not dist.group.WORLD
+    assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(minutes=5)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_deepspeed_is_told_everything(tiny_config: Path, world: World, stage: int, precision: str) -> None:
@@ -136,7 +163,7 @@ def test_deepspeed_is_told_everything(tiny_config: Path, world: World, stage: in
     assert (asked["train_batch_size"], asked["train_micro_batch_size_per_gpu"]) == (8, 2)
     assert asked["gradient_accumulation_steps"] == 4
     assert asked["zero_optimization"]["stage"] == stage
-    assert asked["zero_optimization"]["reduce_bucket_size"] == 1000
+    assert asked["zero_optimization"]["reduce_bucket_size"] == (1000 if stage != 2 else 257 * 64)
     assert asked["zero_optimization"]["overlap_comm"] == (stage > 1)
     assert asked["gradient_clipping"] == (0.5 if stage else 0.0), "at stage 0 the engine clips itself"
     assert asked["bf16"]["enabled"] == (precision == "bf16" and stage > 0)

@@ -62,7 +62,7 @@ def collect(engine: Engine, by_itself: bool = False) -> tuple[TensorFile, list[s
                 if mine.length:
                     tensors[f"{kind}/{piece.name}"] = _to_host(mine.of(value))
                     if kind in (WEIGHT, AVERAGE):
-                        finite[f"{kind}/{piece.name}"] = _is_finite(mine.of(value))
+                        finite[f"{kind}/{piece.name}"] = _is_finite(mine.of(value)).to(engine.world.device)
             elif not (by_itself or writes_whole) or not piece.length:
                 continue
             elif isinstance(value, Tensor):

@@ -122,7 +122,8 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """Keep optimizer states in CPU memory and update there (stages 1 to 3)."""
     bucket_size: PositiveInt | None = Field(default=None, multiple_of=2)
     """Elements of one reduction or gather bucket, but no more than the model has; more make fewer, larger messages and
-    take more memory. None: those of the largest block, but 2^24 at least."""
+    take more memory. None: those of the largest block, but 2^24 at least. At stage 2 never fewer than the largest
+    tensor has."""
     timeout_minutes: PositiveFloat = 30.0
     """Minutes that a collective waits for a slow rank before the job fails."""
 

@@ -1,11 +1,14 @@
 """Make all checks on all ranks: each measures, rank 0 collects and judges, and all hear the verdict.
 
 Facts go over the store and not over the process group, which may be what is broken: a rank that hangs or dies in a
-check is then one whose facts do not come, and rank 0 can name it.
+check is then one whose facts do not come, and rank 0 can name it. What ranks do together runs in a thread of its own:
+gloo says that it waits too long, but NCCL may keep a thread for ever, and rank 0 has to judge even then.
 """
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TooLong
 from dataclasses import dataclass, field
 
 from plumbline.launcher.runtime.doctor import meeting
@@ -13,6 +16,8 @@ from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Check, Facts, Fi
 
 GO, SKIP, END = "go", "skip", "end"
 """What rank 0 says after each check: to the next, to the next that needs no process group, or no further."""
+WAITING = 2.0
+"""How much longer than ranks wait for one another a check of theirs may take: gloo's own error comes first."""
 
 
 @dataclass
@@ -35,10 +40,10 @@ def examine(place: Place, checks: Sequence[Check]) -> Examination:
     Raises:
         ValueError: rank 0 went away.
     """
-    store, world = place.meeting, place.world
+    store, world, together = place.meeting, place.world, ThreadPoolExecutor(1)  # one thread, which has chosen its GPU
     meeting.arrive(store, world)
     if not world.is_main:
-        return _follow(place, checks)
+        return _follow(place, checks, together)
     found = Examination()
     missing = meeting.absent(store, [f"arrived/{rank}" for rank in range(world.size)], place.seconds)
     nodes = meeting.nodes_of(store, [rank for rank in range(world.size) if rank not in missing])
@@ -53,6 +58,7 @@ def examine(place: Place, checks: Sequence[Check]) -> Examination:
             text = "skipped, since ranks failed in a check before"
             found.findings.append(Finding("warning", EVERYWHERE, text, "mend what is bad, then ask again", check.name))
         else:
+            _measure(check, place, together)
             state = _collect(found, check, place, nodes, state)
         store.set(f"after/{check.name}", state)
     found.findings = sort(found.findings)
@@ -63,9 +69,8 @@ def examine(place: Place, checks: Sequence[Check]) -> Examination:
 
 
 def _collect(found: Examination, check: Check, place: Place, nodes: dict[int, str], state: str) -> str:
-    """Measure, wait for the facts of the others, judge, and return how to go on."""
+    """Wait for the facts of all ranks, judge, and return how to go on."""
     store = place.meeting
-    _publish(check.take(place), check, place)
     keys = [f"facts/{check.name}/{rank}" for rank in range(place.world.size)]
     missing = meeting.absent(store, keys, 2 * place.seconds)  # they may wait for one another first
     for rank in missing:
@@ -82,7 +87,7 @@ def _collect(found: Examination, check: Check, place: Place, nodes: dict[int, st
     return SKIP if check.needs_group else state
 
 
-def _follow(place: Place, checks: Sequence[Check]) -> Examination:
+def _follow(place: Place, checks: Sequence[Check], together: ThreadPoolExecutor) -> Examination:
     """Measure when rank 0 does, and take over its verdict."""
     store, state = place.meeting, GO
     try:
@@ -91,9 +96,9 @@ def _follow(place: Place, checks: Sequence[Check]) -> Examination:
             if state == END:
                 break
             if state == GO or not check.needs_group:
-                _publish(check.take(place), check, place)
+                _measure(check, place, together)
             state = _heard(place, check.name)
-        store.wait(["verdict"], 3 * place.patience)
+        store.wait(["verdict"], 5 * place.patience)
         verdict = store.get("verdict").decode()
         store.set(f"left/{place.world.rank}", "")
     except RuntimeError as error:  # of the store: of time, or of a connection that is gone
@@ -103,9 +108,18 @@ def _follow(place: Place, checks: Sequence[Check]) -> Examination:
 
 def _heard(place: Place, name: str) -> str:
     """Return what rank 0 says after a check."""
-    place.meeting.wait([f"after/{name}"], 3 * place.patience)
+    place.meeting.wait([f"after/{name}"], 5 * place.patience)
     return str(place.meeting.get(f"after/{name}").decode())
 
 
-def _publish(facts: Facts, check: Check, place: Place) -> None:
+def _measure(check: Check, place: Place, together: ThreadPoolExecutor) -> None:
+    """Take a check on this rank, and tell what it has measured, or that it still waits."""
+    if check.needs_group:
+        limit = WAITING * place.seconds
+        try:
+            facts: Facts = together.submit(check.take, place).result(limit)
+        except TooLong:
+            facts = {"failed": f"nothing came of it within {limit:g} s; NCCL_DEBUG=INFO says more where it is NCCL's"}
+    else:
+        facts = check.take(place)
     place.meeting.set(f"facts/{check.name}/{place.world.rank}", json.dumps(facts))

@@ -1,5 +1,6 @@
 """Join the process group of all ranks, as training does; what keeps ranks from it is most often the network."""
 
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ def measure(place: Place) -> Facts:
     backend, gpu = "gloo", None
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
+        # Or torch would end this process, and with it the store, where ranks have waited too long
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         backend, gpu = "nccl", world.device
     dist.init_process_group(
         backend,

@@ -3,6 +3,7 @@
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plumbline.launcher.runtime.config.schema import Config
@@ -21,12 +22,16 @@ class Buckets:
     prefetch: int
 
 
-def buckets(config: Config, trained: int) -> Buckets:
-    """Return the sizes for a model with `trained` parameters that are trained."""
-    block = max(largest_block(config), LEAST_BUCKET)
+def buckets(config: Config, trained: int, stage: int) -> Buckets:
+    """Return the sizes for a model with `trained` parameters that are trained, at a ZeRO stage."""
+    shapes = parameter_shapes(config.model)
+    block = max(largest_block(shapes), LEAST_BUCKET)
     bucket = config.deepspeed.bucket_size or block
+    # At stage 2 DeepSpeed 0.19.8 sums a gradient that fits into no bucket where it lies, beside the backward pass, and
+    # frees it before that is done, on ranks that hold no part of it: the next tensor of the backward pass may lie there
+    whole = largest_tensor(shapes) if stage == 2 else 0
     # DeepSpeed allocates all of the first in every step. A block is gathered while the one before computes
-    return Buckets(reduce=min(bucket, trained), gather=bucket, prefetch=block)
+    return Buckets(reduce=min(max(bucket, whole), trained), gather=bucket, prefetch=block)
 
 
 def sends_gradients(config: Config, ranks: int) -> bool:
@@ -35,11 +40,17 @@ def sends_gradients(config: Config, ranks: int) -> bool:
     return ranks > 1 or settings.offload_optimizer or settings.communication_dtype == "bf16"
 
 
-def largest_block(config: Config) -> int:
+def largest_block(shapes: Mapping[str, tuple[int, ...]]) -> int:
     """Return the elements of the largest block of the stack, or one more: DeepSpeed asks for an even number."""
     elements = Counter[str]()
-    for name, shape in parameter_shapes(config.model).items():
+    for name, shape in shapes.items():
         if found := re.match(r"model\.layers\.\d+\.", name):
             elements[found[0]] += math.prod(shape)
     largest = max(elements.values())
+    return largest + largest % 2
+
+
+def largest_tensor(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Return the elements of the largest tensor, or one more, likewise."""
+    largest = max(math.prod(shape) for shape in shapes.values())
     return largest + largest % 2

@@ -42,7 +42,8 @@ def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
     stays = (settings.zero_stage, settings.precision) == (1, "fp32") and not sends_gradients(config, world.size)
-    sizes = buckets(config, sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable))
+    trained = sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable)
+    sizes = buckets(config, trained, settings.zero_stage)
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
         "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass, beside nothing
@@ -137,6 +138,8 @@ class DeepSpeedEngine(Engine):
             zero_shards.refuse_uneven(model)
         if self.stage == 1 and self.requested["bf16"]["enabled"] and not config.deepspeed.offload_optimizer:
             zero_shards.sum_without_copies(self._engine.optimizer)
+        if self.stage == 2:
+            zero_shards.average_once_summed(self._engine.optimizer, world.size)
         if world.size == 1:
             # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back
             self._engine.buffered_allreduce_fallback = self._sum_alone

@@ -119,7 +119,7 @@ def model_states(config: Config, parameters: int, stage: int, ranks: int, activa
     if config.train.ema_half_life_tokens is not None:
         optimizer += parameters * 4.0
     optimizer += state_beyond_adamw(config)
-    gradients, sizes = parameters * 4.0, buckets(config, parameters)
+    gradients, sizes = parameters * 4.0, buckets(config, parameters, stage)
     offloads = config.deepspeed.offload_optimizer and stage > 0
     if stage >= 1:
         optimizer /= ranks

@@ -80,6 +80,25 @@ def sum_without_copies(zero: Any) -> None:
     zero.accumulate_hp_grads_and_remove_lp = add
 
 
+def average_once_summed(zero: Any, ranks: int) -> None:
+    """Let stage 2 divide gradients by the number of ranks when they are summed, as the other stages do.
+
+    By itself it divides what the backward pass has made: in bf16, by three ranks, with another rounding.
+
+    Args:
+        zero: DeepSpeed's ZeRO optimizer.
+        ranks: how many there are.
+    """
+    sum_up = zero.allreduce_bucket
+
+    def average(*arguments: Any, **named: Any) -> Tensor:
+        summed: Tensor = sum_up(*arguments, **named)
+        return summed.div_(ranks)
+
+    zero.gradient_average = False
+    zero.allreduce_bucket = average
+
+
 def refuse_uneven(model: nn.Module) -> None:
     """Refuse tensors that begin where code compiled for another block, which reads its own by 16 bytes, could not.
 

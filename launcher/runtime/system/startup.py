@@ -48,6 +48,7 @@ def start(world: World, timeout_minutes: float) -> None:
             torch.cuda.set_device(world.device)
         allow_many_files()
         import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
+        from deepspeed.utils import groups
 
         theirs = logging.getLogger("DeepSpeed")  # prints on every rank, and to standard output
         theirs.handlers.clear()
@@ -68,12 +69,23 @@ def start(world: World, timeout_minutes: float) -> None:
             dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=gpu)
         try:
             deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
-        except dist.DistNetworkError as error:
+        except dist.DistBackendError as error:
+            raise ValueError(
+                f"the ranks cannot form a group over {backend}: {_first_line(error)}; NCCL_DEBUG=INFO says more, and "
+                "launcher/doctor.py names what is broken"
+            ) from error
+        except dist.DistError as error:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise ValueError(
                 f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
-                f"the launcher another --master_port. {str(error).splitlines()[0]}"
+                f"the launcher another --master_port. {_first_line(error)}"
             ) from error
+        # DeepSpeed makes a group of all ranks for itself, with the default of the backend: ten minutes under NCCL
+        groups._WORLD_GROUP = dist.new_group(timeout=timeout)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def ask_torch_for_free_memory() -> None:
@@ -137,17 +149,21 @@ def extensions_folder() -> Path:
 
 @contextmanager
 def quiet_stdout() -> Iterator[None]:
-    """Keep the chatter of DeepSpeed and of compilers off standard output; errors still reach standard error."""
+    """Keep the chatter of DeepSpeed and of compilers off standard output; errors still reach standard error.
+
+    Where NCCL_DEBUG asks NCCL to speak, which it does on standard output, all of it goes to standard error.
+    """
     sys.stdout.flush()
     saved = os.dup(1)
-    with open(os.devnull, "w") as sink:  # noqa: PTH123 - a descriptor is wanted, not a path
-        os.dup2(sink.fileno(), 1)
-        try:
-            yield
-        finally:
-            sys.stdout.flush()
-            os.dup2(saved, 1)
-            os.close(saved)
+    sink = os.dup(2) if "NCCL_DEBUG" in os.environ else os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    os.close(sink)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def stop() -> None:
