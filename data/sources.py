@@ -1,20 +1,21 @@
 """Name the inputs of a corpus, in the same order every time, and cut them into units that one process reads.
 
-    PATH, GLOB, DIRECTORY       .jsonl, .ndjson, .json of such lines, each also as .gz or .zst, .parquet, .arrow: one
-                                document per row; any other file: one document per file
+    PATH, GLOB, DIRECTORY       .jsonl, .ndjson, .json whose first line is an object, each also as .gz or .zst,
+                                .parquet, .arrow: one document per row; any other file: one document per file
     hf:NAME[:CONFIG[:SPLIT]]    a Hugging Face dataset from the hub or a local folder, streamed; SPLIT is train
     stdlib                      the Python standard library's own source code, already on every machine
 
 What each kind of file is read by stands in preparation/records.py.
 """
 
+import codecs
 import glob
 import json
 import os
 import re
 import string
 import sysconfig
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,9 @@ LINES = (".jsonl", ".ndjson")
 COMPRESSED_LINES = tuple(f"{lines}{packed}" for lines in (*LINES, ".json") for packed in (".gz", ".zst"))
 TABLES = (".csv", ".tsv", ".xls", ".xlsx")
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
+ARRAY = re.compile(rb"\s*\[\s*\{")
+"""How a .json file begins that is one array of objects."""
+LOOKED_AT = 4096  # bytes at the beginning of a .json file, of which spaces are passed over
 SAVED_SPLITS, SAVED_FILES = "dataset_dict.json", "state.json"  # what `datasets` writes with save_to_disk
 
 
@@ -126,7 +130,7 @@ class Sources:
         group: list[str] = []  # of small files of text, in a row
         size = 0
         for path in files:
-            kind = kind_of(path, self.fields)
+            kind = kind_of(path)
             bytes_here = path.stat().st_size
             if kind == "text" and bytes_here <= PART_BYTES:
                 group.append(str(path))
@@ -151,30 +155,34 @@ def unescaped(text: str | None) -> str | None:
     return None if text is None else re.sub(r"\\([nt\\])", lambda found: meant[found[1]], text)
 
 
-def kind_of(path: Path, fields: Collection[str]) -> str:
-    """Return how a file is read, by the end of its name; .json by its first line as well.
-
-    Args:
-        path: the file.
-        fields: of a row, that the text is made of.
-    """
+def kind_of(path: Path) -> str:
+    """Return how a file is read, by the end of its name; .json by its first line as well."""
     name = path.name.lower()
     if name.endswith(COMPRESSED_LINES):
         return "compressed lines"
-    if name.endswith(LINES) or (name.endswith(".json") and _begins_with_row(path, fields)):
+    if name.endswith(LINES) or (name.endswith(".json") and _begins_with_row(path)):
         return "lines"
     return {".parquet": "parquet", ".arrow": "arrow"}.get(path.suffix.lower(), "text")
 
 
-def _begins_with_row(path: Path, fields: Collection[str]) -> bool:
-    """Return whether the first line of a file is by itself a row with these fields, as in an unpacked .json.gz."""
+def _begins_with_row(path: Path) -> bool:
+    """Return whether the first line of a file is an object by itself, as in an unpacked .json.gz."""
+    if not _beginning(path).lstrip().startswith(b"{"):
+        return False  # without reading a first line that may be all of a large file
     with path.open("rb") as file:
-        first = file.readline(PART_BYTES)
-    try:
-        row = json.loads(first)
-    except ValueError:
-        return False
-    return isinstance(row, dict) and row.keys() >= set(fields)
+        try:
+            return isinstance(json.loads(file.readline()), dict)
+        except (ValueError, RecursionError):
+            return False
+
+
+def _is_array_of_rows(path: Path) -> bool:
+    return path.suffix.lower() == ".json" and ARRAY.match(_beginning(path)) is not None
+
+
+def _beginning(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(LOOKED_AT).removeprefix(codecs.BOM_UTF8)
 
 
 def _units_of_dataset(source: int, spec: str) -> Iterator[Unit]:
@@ -246,6 +254,11 @@ def _files_of(spec: str) -> list[Path]:
         if packed := [path for path in files if _is_packed(path)]:
             raise ValueError(
                 f"--source {packed[0]}: is packed, and of such files {', '.join(COMPRESSED_LINES)} are read: unpack it"
+            )
+        if arrays := [path for path in files if _is_array_of_rows(path)]:
+            raise ValueError(
+                f"--source {arrays[0]}: one array of JSON objects, which would be read as one text: write it as "
+                ".jsonl, one object a line"
             )
     if not files:
         raise ValueError(f"--source {spec}: no file matches; give a file, a folder, a glob, hf:NAME or stdlib")
