@@ -35,6 +35,22 @@ PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
 ARRAY = re.compile(rb"\s*\[\s*\{")
 """How a .json file begins that is one array of objects."""
 LOOKED_AT = 4096  # bytes at the beginning of a .json file, of which spaces are passed over
+LEFT_OUT = ("site-packages", "dist-packages", "__pycache__")
+"""Folders that are not read with what they lie in: installed packages and caches."""
+NOT_READ = {
+    "packed": f"is packed, and of such files {', '.join(COMPRESSED_LINES)} are read: unpack it",
+    "table": "a table, which would be read as one text, its commas included: write it as .jsonl or .parquet, a "
+    "document in each row",
+    "array": "one array of JSON objects, which would be read as one text: write it as .jsonl, one object a line",
+}
+"""Kinds of files that are refused where they are named, and what to do."""
+IN_FOLDER = {
+    "link": "links to folders or to nothing are not followed: name their targets as sources",
+    "packed": "packed files are left out: unpack them",
+    "table": "tables are read as one text each: write them as .jsonl or .parquet",
+    "array": "arrays of JSON objects are read as one text each: write them as .jsonl",
+}
+"""Kinds of what is in a folder that is warned of."""
 SAVED_SPLITS, SAVED_FILES = "dataset_dict.json", "state.json"  # what `datasets` writes with save_to_disk
 
 
@@ -109,6 +125,12 @@ class Sources:
                 digest.update(os.fsencode(f"{path} {status.st_size} {status.st_mtime_ns}\n"))
         return digest.hexdigest()
 
+    def warnings(self) -> Iterator[str]:
+        """Yield for each folder what in it is not read as one may think, in one line."""
+        for spec in self.specs:
+            if found := _strange_in(spec):
+                yield f"--source {spec}: {found}"
+
     def options(self) -> dict[str, Any]:
         """Return what shapes the documents beside the sources; what was not always there only where it is used."""
         always = {"text_key": self.text_key, "document_separator": self.document_separator}
@@ -131,7 +153,7 @@ class Sources:
         size = 0
         for path in files:
             kind = kind_of(path)
-            bytes_here = path.stat().st_size
+            bytes_here = 0 if is_packed(path) else path.stat().st_size  # its bytes are not read
             if kind == "text" and bytes_here <= PART_BYTES:
                 group.append(str(path))
                 size += bytes_here
@@ -246,36 +268,70 @@ def _files_of(spec: str) -> list[Path]:
     else:
         matches = [spec] if Path(spec).is_file() else glob.glob(spec, recursive=True)  # noqa: PTH207 - absolute globs
         files = sorted(path for path in map(Path, matches) if path.is_file())
-        if tables := [path for path in files if path.suffix.lower() in TABLES]:
-            raise ValueError(
-                f"--source {tables[0]}: a table, which would be read as one text, its commas included: write it as "
-                ".jsonl or .parquet, a document in each row"
-            )
-        if packed := [path for path in files if _is_packed(path)]:
-            raise ValueError(
-                f"--source {packed[0]}: is packed, and of such files {', '.join(COMPRESSED_LINES)} are read: unpack it"
-            )
-        if arrays := [path for path in files if _is_array_of_rows(path)]:
-            raise ValueError(
-                f"--source {arrays[0]}: one array of JSON objects, which would be read as one text: write it as "
-                ".jsonl, one object a line"
-            )
+        _check_folders(spec, matches)
+        for path in files:
+            if kind := _not_read(path):
+                raise ValueError(f"--source {path}: {NOT_READ[kind]}")
     if not files:
-        raise ValueError(f"--source {spec}: no file matches; give a file, a folder, a glob, hf:NAME or stdlib")
+        there = f" ({found})" if (found := _strange_in(spec)) else ""
+        raise ValueError(f"--source {spec}: no file matches{there}; give a file, a folder, a glob, hf:NAME or stdlib")
     return files
 
 
-def _is_packed(path: Path) -> bool:
+def _check_folders(spec: str, matches: list[str]) -> None:
+    """Refuse a glob that matches a folder and not what is in it, which would be left out.
+
+    Raises:
+        ValueError: names the folder.
+    """
+    if "**" in spec:  # goes down by itself
+        return
+    for folder in map(Path, sorted(matches)):
+        if folder.is_dir() and folder.name not in LEFT_OUT and _files_under(folder):
+            raise ValueError(
+                f"--source {spec}: matches {folder}, a folder, and none of the files in it: name the folder as a "
+                "source of its own, or match files at any depth with **"
+            )
+
+
+def _strange_in(spec: str) -> str:
+    """Return what is in a folder and not read as one may think, with counts and an example each; often nothing."""
+    if spec == "stdlib" or not Path(spec).is_dir():
+        return ""
+    found: dict[str, list[Path]] = {}
+    for path in _below(Path(spec)):
+        is_link = path.is_symlink() and not path.is_file()
+        if kind := "link" if is_link else _not_read(path) if path.is_file() else None:
+            found.setdefault(kind, []).append(path)
+    return "; ".join(
+        f"{text} ({len(found[kind]):,}, such as {min(found[kind])})"
+        for kind, text in IN_FOLDER.items()
+        if kind in found
+    )
+
+
+def _not_read(path: Path) -> str | None:
+    """Return the kind of a file whose rows or texts cannot be read, one of `NOT_READ`; None for any other file."""
+    if is_packed(path):
+        return "packed"
+    if path.suffix.lower() in TABLES:
+        return "table"
+    return "array" if _is_array_of_rows(path) else None
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a file is packed in a way that is not read."""
     name = path.name.lower()
     return name.endswith(PACKED) and not name.endswith(COMPRESSED_LINES)
 
 
 def _files_under(folder: Path) -> list[Path]:
-    """Return files at any depth, without hidden ones, installed packages and caches."""
-    left_out = {"site-packages", "dist-packages", "__pycache__"}
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.is_file()
-        and not any(part.startswith(".") or part in left_out for part in path.relative_to(folder).parts)
-    )
+    """Return files at any depth, as `_below` finds them."""
+    return sorted(path for path in _below(folder) if path.is_file())
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield what is in a folder at any depth, without hidden things, `LEFT_OUT` and what links to folders lead to."""
+    for path in folder.rglob("*"):
+        if not any(part.startswith(".") or part in LEFT_OUT for part in path.relative_to(folder).parts):
+            yield path

@@ -112,6 +112,8 @@ def fill(
 
 def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
     units = list(request.sources.units())
+    for warning in request.sources.warnings():
+        LOG.warning(warning)
     wanted = 0 if work.tokenizer.is_dir() else sample_bytes(request.tokenizer)
     found = Surveyed(units, Sample(wanted))
     job = SurveyJob(

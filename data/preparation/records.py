@@ -14,10 +14,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from plumbline.data.sources import Sources, Unit, field_of, open_dataset
+from plumbline.data.sources import Sources, Unit, field_of, is_packed, open_dataset
 
-NOT_UTF8, EMPTY = "not UTF-8", "empty"
-HARMLESS = (NOT_UTF8, EMPTY)
+NOT_UTF8, EMPTY, PACKED = "not UTF-8", "empty", "packed"
+HARMLESS = (NOT_UTF8, EMPTY, PACKED)
 """Reasons to leave out a record that never end the work."""
 FORMATS = {"gz": "a whole gzip", "zst": "a whole zstd", "parquet": "a parquet", "arrow": "an Arrow"}
 """Endings of files that can be damaged as a whole."""
@@ -84,6 +84,9 @@ def _read_files(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record
     """Read small files of text; `after` counts files."""
     for number in range(at or 0, len(unit.names)):
         name = unit.names[number]
+        if is_packed(Path(name)):
+            yield Record(None, PACKED, "packed; unpack it", name, 0, number + 1)
+            continue
         try:
             text = Path(name).read_bytes().decode()  # not read_text: line ends are part of the text
         except UnicodeDecodeError as error:

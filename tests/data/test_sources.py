@@ -307,3 +307,37 @@ def test_what_is_packed_otherwise_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"\x1f\x8b")
     with pytest.raises(ValueError, match=rf"{name}: is packed, and of such files .*\.jsonl\.gz.* are read: unpack it"):
         list(Sources((str(tmp_path / "*"),)).units())
+
+
+def test_what_a_folder_holds_beside_text_is_told_with_counts(folder: Path) -> None:
+    assert list(Sources((str(folder), str(folder / "a.txt"), "stdlib")).warnings()) == []
+    for name in ("b/rows.csv", "b/rows.jsonl.bz2", "b/z.tar"):
+        (folder / name).write_text("a,b")
+    (folder / "array.json").write_text('[{"text": "one"}]')
+    (folder / "elsewhere").symlink_to(folder / "b")
+    (folder / "broken").symlink_to(folder / "nothing")
+    (warning,) = Sources((str(folder),)).warnings()
+    assert warning.startswith(f"--source {folder}: links to folders or to nothing are not followed: name their targets")
+    assert f"(2, such as {folder}/broken); packed files are left out: unpack them (2, such as {folder}/b/ro" in warning
+    assert (
+        f"tables are read as one text each: write them as .jsonl or .parquet (1, such as {folder}/b/rows.c" in warning
+    )
+    assert "arrays of JSON objects are read as one text each: write them as .jsonl (1, such as" in warning
+    assert read(folder) == ([TEXTS[0], '[{"text": "one"}]', TEXTS[1], TEXTS[2], "a,b"], {"packed": 2})
+
+
+def test_a_folder_of_links_alone_says_why_nothing_is_read(tmp_path: Path, folder: Path) -> None:
+    (folder / "links" / "a").mkdir(parents=True)
+    (folder / "links" / "b").symlink_to(folder / "b")
+    with pytest.raises(
+        ValueError, match=r"no file matches \(links to folders .* \(1, such as .*links/b\)\); give a file"
+    ):
+        Sources((str(folder / "links"),)).fingerprint()
+
+
+def test_a_folder_that_a_glob_matches_is_refused_unless_it_goes_down(folder: Path) -> None:
+    (folder / "nothing").mkdir()
+    with pytest.raises(ValueError, match=r"--source .*\*: matches .*/b, a folder, and none of the files in it: name"):
+        Sources((f"{folder}/*",)).fingerprint()
+    assert read(f"{folder}/b/deep/*", f"{folder}/*.txt")[0] == [TEXTS[2], TEXTS[0]]
+    assert read(f"{folder}/b/**/*.*")[0][:1] == ["not wanted"], "a glob says itself what is wanted"
