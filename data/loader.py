@@ -318,19 +318,6 @@ def _fetched(ahead: Ahead, lock: threading.Lock, step: int, task: Callable[[], S
     return task()
 
 
-def same_past(old: DataConfig, new: DataConfig, step: int) -> bool:
-    """Return whether two mixtures have drawn the same samples up to step `step`, whatever they do from there on.
-
-    They may differ in weights and limits that count later, in sources that join later and in where the corpora lie.
-    """
-    samples = new.batch_plan.samples_before(step)
-    try:
-        histories = [TrainBatches(config, seed=0).order.mixture.history(samples) for config in (old, new)]
-    except (ValueError, OSError):  # a corpus of then is gone
-        return False
-    return histories[0] == histories[1]
-
-
 def calibration_batches(source: SampleSource, length: int, sequences: int) -> Iterator[torch.Tensor]:
     """Yield token ids [B, T] of windows spread evenly over the training split, up to `CALIBRATION_ROWS` in a batch."""
     split = training_split(source)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from pydantic import ValidationError
 
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Corpus
-from plumbline.data.loader import TrainBatches, same_past
+from plumbline.data.loader import TrainBatches
 from plumbline.data.mixture import CYCLE, RAMP_STEPS, Mixture, OrderedSource, step_changes
 from plumbline.data.order import TrainOrder
+from plumbline.data.past import same_past
 
 MakePair = Callable[..., Corpus]
 
@@ -200,20 +202,49 @@ def test_a_corpus_is_read_no_more_than_forty_times_unless_it_is_asked_for(make_p
     assert both.epochs(1000)["small"] == 2.0
 
 
+def fingerprints(config: DataConfig) -> dict[str, str]:
+    return {name: corpus.fingerprint for name, corpus in TrainBatches(config, seed=0).corpora.items()}
+
+
+def past(old: DataConfig, new: DataConfig, step: int) -> bool:
+    return same_past(old, new, step, fingerprints(old), fingerprints(new))
+
+
 def test_the_past_of_a_mixture_is_what_a_resume_compares(make_pair: MakePair) -> None:
     a, b, c = ({"path": str(make_pair([900 + at], name).path)} for at, name in enumerate("abc"))
     plain = data_of(a, b)
     later = [{"tokens": 800, "weight": 3.0}]
     joined = c | {"weight": 0.0, "weight_changes": [{"tokens": 800, "weight": 1.0}]}
-    assert same_past(plain, data_of(a | {"weight_changes": later}, b), 25)  # 25 steps of 4 x 8 tokens are 800
-    assert same_past(plain, data_of(a, b, joined), 25)
-    assert same_past(plain, data_of(a, b | {"max_epochs": 0.5}), 25)  # 56 windows of b, of which 50 are read by then
-    assert not same_past(plain, data_of(a | {"weight_changes": later}, b), 26)
-    assert not same_past(plain, data_of(a, b, joined), 26)
-    assert not same_past(plain, data_of(a, b | {"max_epochs": 0.4}), 25)
-    assert not same_past(plain, data_of(a, b, c), 25)
-    assert not same_past(plain, data_of(a | {"weight": 2.0}, b), 25)
-    assert not same_past(plain, data_of(a, {"path": "gone"}), 25)
+    assert past(plain, data_of(a | {"weight_changes": later}, b), 25)  # 25 steps of 4 x 8 tokens are 800
+    assert past(plain, data_of(a, b, joined), 25)
+    assert past(plain, data_of(a, b | {"max_epochs": 0.5}), 25)  # 56 windows of b, of which 50 are read by then
+    assert not past(plain, data_of(a | {"weight_changes": later}, b), 26)
+    assert not past(plain, data_of(a, b, joined), 26)
+    assert not past(plain, data_of(a, b | {"max_epochs": 0.4}), 25)
+    assert not past(plain, data_of(a, b, c), 25)
+    assert not past(plain, data_of(a | {"weight": 2.0}, b), 25)
+
+
+def test_a_corpus_of_then_that_has_moved_is_the_same_by_its_name_and_tokens(
+    make_pair: MakePair, tmp_path: Path
+) -> None:
+    make_pair([900], "a"), make_pair([901], "b")
+    old = data_of({"path": str(tmp_path / "a")}, {"path": str(tmp_path / "b")})
+    drawn = fingerprints(old)
+    (tmp_path / "moved").mkdir()
+    for ending in ("bin", "idx"):
+        (tmp_path / f"a.{ending}").rename(tmp_path / "moved" / f"a.{ending}")
+    b, moved = {"path": str(tmp_path / "b")}, {"path": str(tmp_path / "moved" / "a")}
+    same, renamed = data_of(moved, b), data_of(moved | {"name": "c"}, b)
+    assert same_past(old, same, 25, drawn, fingerprints(same))
+    assert not same_past(old, data_of(moved | {"weight": 2.0}, b), 25, drawn, fingerprints(same))
+    with pytest.raises(
+        ValueError, match=r"a \(.*/a\), which was trained on, cannot be opened, .*: put it back"
+    ) as caught:
+        same_past(old, renamed, 25, drawn, fingerprints(renamed))
+    assert "or link it there; c has the tokens of a: give it name: a (" in str(caught.value)
+    with pytest.raises(ValueError, match=r"put it back, or link it there \(.*/a: no corpus here"):
+        same_past(old, data_of(b), 25, drawn, fingerprints(data_of(b)))
 
 
 @pytest.mark.parametrize(

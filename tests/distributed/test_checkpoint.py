@@ -329,6 +329,24 @@ def test_the_mixture_may_change_from_the_checkpoint_on(
         resume.check_resume(config, before, open_inputs(before, world).fingerprints, folder)
 
 
+def test_a_corpus_that_moved_is_the_same_by_its_name(
+    root: Path, tiny_config: Path, corpus: Path, config: Config, inputs: Inputs, tmp_path: Path
+) -> None:
+    folder, renamed = root / "step_00000003", shutil.copytree(corpus, tmp_path / "renamed")
+    paths = (tmp_path / "email", renamed)
+    gone, new = (load_config(tiny_config, [f"data.train.0.path={at}", "model.vocab_size=257"]) for at in paths)
+    resume.check_resume(gone, config, inputs.fingerprints, folder)
+    now = {"renamed": inputs.fingerprints["email"]}
+    with pytest.raises(
+        CheckpointError, match=r"different run; .*\n.*; renamed has the tokens of email: give it name: email"
+    ):
+        resume.check_resume(config, new, now, folder)
+    with pytest.raises(
+        CheckpointError, match=r"step_00000003: data\.train: email .* cannot be opened, .*: put it back"
+    ):
+        resume.check_resume(gone, new, now, folder)
+
+
 def test_what_does_not_shape_the_run_may_change(
     root: Path, tiny_config: Path, config: Config, inputs: Inputs, world: World
 ) -> None:

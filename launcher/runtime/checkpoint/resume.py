@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plumbline.data.damage import reading
-from plumbline.data.loader import same_past
+from plumbline.data.past import renamed, same_past
 from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
@@ -167,10 +167,10 @@ def check_resume(
         remedy: what the error says to do.
 
     Raises:
-        CheckpointError: names each difference.
+        CheckpointError: names each difference; or the source that is gone, so that they cannot be told.
     """
     manifest = read_manifest(folder)
-    if old.data.train != new.data.train and same_past(old.data, new.data, _data_steps_drawn(folder)):
+    if old.data.train != new.data.train and _same_past(old, new, corpora, folder):
         old = old.model_copy(update={"data": old.data.model_copy(update={"train": new.data.train})})
     lines = [f"  {line}" for line in differences(old, new, RESUMED)]
     total_steps = plan_run(new).total_steps
@@ -181,9 +181,16 @@ def check_resume(
         )
     known = {name: corpora.get(name) for name in manifest["corpora"]}
     if manifest["corpora"] != known:  # the same path may hold another text by now
-        lines.append(f"  corpora: {manifest['corpora']!r} -> {known!r}")
+        lines.append(f"  corpora: {manifest['corpora']!r} -> {known!r}{renamed(manifest['corpora'], corpora)}")
     if lines:
         raise CheckpointError(f"{folder} was written by a different run; {remedy}:\n" + "\n".join(lines))
+
+
+def _same_past(old: Config, new: Config, corpora: dict[str, str], folder: Path) -> bool:
+    try:
+        return same_past(old.data, new.data, _data_steps_drawn(folder), read_manifest(folder)["corpora"], corpora)
+    except ValueError as error:
+        raise CheckpointError(f"{folder}: {error}") from error
 
 
 def _data_steps_drawn(folder: Path) -> int:

@@ -1,0 +1,63 @@
+"""Compare what two mixtures have drawn, wherever the corpora of the first one lie by now."""
+
+from collections.abc import Iterator, Mapping
+
+from plumbline.data.config import DataConfig, SourceConfig
+from plumbline.data.loader import TrainBatches
+from plumbline.data.missing import NoCorpusError
+from plumbline.data.opening import open_source
+
+
+def same_past(old: DataConfig, new: DataConfig, step: int, drawn: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Return whether two mixtures have drawn the same samples up to step `step`, whatever they do from there on.
+
+    They may differ in weights and limits that count later, in sources that join later and in where the corpora lie.
+
+    Args:
+        old: What was read until then.
+        new: What is to be read from then on.
+        step: The first one that is not compared.
+        drawn: Name -> fingerprint of the sources of `old` as they were read, in their order.
+        now: The same of `new`.
+
+    Raises:
+        ValueError: a source of then is gone, and none of now has its name and its tokens.
+    """
+    samples = new.batch_plan.samples_before(step)
+    old = old.model_copy(update={"train": list(_found_again(old, new, drawn, now))})
+    try:
+        histories = [TrainBatches(config, seed=0).order.mixture.history(samples) for config in (old, new)]
+    except (ValueError, OSError):  # they cannot be read together, as they could then
+        return False
+    return histories[0] == histories[1]
+
+
+def _found_again(
+    old: DataConfig, new: DataConfig, drawn: Mapping[str, str], now: Mapping[str, str]
+) -> Iterator[SourceConfig]:
+    """Yield the sources of `old`, each from where `new` has the same tokens under its name, else from where it was."""
+    places = dict(zip(now, new.train, strict=True))
+    for (name, fingerprint), source in zip(drawn.items(), old.train, strict=True):
+        if now.get(name) == fingerprint:
+            yield source.model_copy(update={"path": places[name].path, "task": places[name].task})
+            continue
+        try:
+            open_source(source, old.cache)
+        except (ValueError, OSError) as error:
+            where = ", ".join(source.paths) or source.label
+            reason = error.problem if isinstance(error, NoCorpusError) else error
+            raise ValueError(
+                f"data.train: {name} ({where}), which was trained on, cannot be opened, and no source of that name has "
+                f"its tokens: put it back, or link it there{renamed({name: fingerprint}, now)} ({reason})"
+            ) from error
+        yield source
+
+
+def renamed(drawn: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Say which sources have the tokens of those that were drawn, and another name: what would make them the same."""
+    names = {fingerprint: name for name, fingerprint in now.items()}
+    return "".join(
+        f"; {names[fingerprint]} has the tokens of {name}: give it name: {name}"
+        for name, fingerprint in drawn.items()
+        if name not in now and fingerprint in names
+    )
