@@ -226,7 +226,7 @@ def _open_folder(folder: CorpusFolder) -> Corpus:
     return Corpus(
         name=outer.name,
         path=outer.path,
-        fingerprint=_fingerprint_of(manifest),
+        fingerprint=fingerprint_of(manifest),
         splits=splits,
         vocab_size=manifest.vocab_size,
         eos_token_id=manifest.eos_token_id,
@@ -288,7 +288,7 @@ def _parse_manifest(folder: CorpusFolder) -> Manifest:
         ) from error
 
 
-def _fingerprint_of(manifest: Manifest) -> str:
+def fingerprint_of(manifest: Manifest) -> str:
     """Return the identity of the tokens of a manifest's splits."""
     files = manifest.files
     if not any(len(counts.shards) > 1 for counts in manifest.splits.values()):

@@ -51,6 +51,8 @@ IN_FOLDER = {
     "array": "arrays of JSON objects are read as one text each: write them as .jsonl",
 }
 """Kinds of what is in a folder that is warned of."""
+REPEAT = "leave one out; to read a text more often, give its corpus a larger weight or max_epochs in data.train"
+"""What to do instead of naming a text twice."""
 SAVED_SPLITS, SAVED_FILES = "dataset_dict.json", "state.json"  # what `datasets` writes with save_to_disk
 
 
@@ -115,15 +117,31 @@ class Sources:
         """Return a hash of the names, sizes and modification times of all files; of a dataset on the hub, of its name.
 
         Raises:
-            ValueError: a source names no file.
+            ValueError: a source names no file, or two name the same one.
         """
         digest = xxhash.xxh3_64()
-        for spec in self.specs:
+        files = [_files_of(spec) for spec in self.specs]
+        self._check_once(files)
+        for spec, paths in zip(self.specs, files, strict=True):
             digest.update(f"{spec}\n".encode())
-            for path in _files_of(spec):
+            for path in paths:
                 status = path.stat()
                 digest.update(os.fsencode(f"{path} {status.st_size} {status.st_mtime_ns}\n"))
         return digest.hexdigest()
+
+    def _check_once(self, files: list[list[Path]]) -> None:
+        """Refuse a file or a dataset that two sources name."""
+        if len(self.specs) == 1:
+            return
+        first: dict[str, int] = {}  # real path, or dataset -> number of its source
+        for number, (spec, paths) in enumerate(zip(self.specs, files, strict=True)):
+            names = ["hf:" + ":".join(_dataset_of(spec))] if spec.startswith("hf:") else map(os.path.realpath, paths)
+            for name in names:
+                if (before := first.setdefault(name, number)) != number:
+                    raise ValueError(
+                        f"--source {self.specs[before]} {spec}: both name {name}, whose text would be there twice: "
+                        f"{REPEAT}"
+                    )
 
     def warnings(self) -> Iterator[str]:
         """Yield for each folder what in it is not read as one may think, in one line."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from plumbline.data.corpus import folder_at, read_manifest
+from plumbline.data.corpus import fingerprint_of, folder_at, read_manifest
 from plumbline.data.heldout import HeldOut, UInt64s, as_before, threshold_of
 from plumbline.data.indexed import Int64s
 from plumbline.data.manifest import MANIFEST, Counts, FileRecord, Manifest, SplitRecord
@@ -34,7 +34,7 @@ from plumbline.data.preparation.request import Request, key_of
 from plumbline.data.preparation.shards import sum_of
 from plumbline.data.preparation.verifying import checked_frequencies
 from plumbline.data.prepare import Result, exists_already, warn_of_share
-from plumbline.data.sources import Sources
+from plumbline.data.sources import REPEAT, Sources
 from plumbline.data.tokenizers import Encoder
 from plumbline.data.workspace import copy_files, new_folder, resumed_folder
 
@@ -70,12 +70,22 @@ def append(
     identity = {**request.identity(), "tokenizer_sha256": before.tokenizer.sha256}
     if identity in before.request.get("appended", []):
         return Result(corpus, before, None)
+    _check_new(corpus, before, identity)
     with resumed_folder(corpus, CORPUS, key_of({"to": before.model_dump(), "append": identity})) as folder:
         manifest = finished(folder) or _fill(request, folder, before, identity)
         if read_manifest(corpus) != before:
             raise ValueError(f"--output {corpus}: was changed meanwhile; run the same command again")
         warn_of_share(manifest, fraction, "prepare all of the text together")
     return Result(corpus, manifest, time.monotonic() - started)
+
+
+def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any]) -> None:
+    """Refuse a source that is in the corpus: the same files, of which the same fields are read."""
+    read = ("source_fingerprint", "text_key", "text_template")
+    for request in (before.request, *before.request.get("appended", [])):
+        if all(request.get(key) == identity.get(key) for key in read):
+            names = " ".join(identity["source"])
+            raise ValueError(f"--append {names}: is in {corpus}, and its text would be there twice: {REPEAT}")
 
 
 def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, Any]) -> Manifest:
@@ -172,6 +182,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
                 f"--merge: documents of {corpora[0]} begin with {manifests[0].begins_with}, of {corpus} with "
                 f"{manifest.begins_with}; prepare the one that is older again"
             )
+    _check_different(corpora, manifests)
     request, warnings = _request_of_all(manifests)
     if exists_already(output, request, overwrite):
         return Result(output, read_manifest(output), None), warnings
@@ -207,6 +218,16 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
         )
         finish(folder, merged)
     return Result(output, merged, time.monotonic() - started), warnings
+
+
+def _check_different(corpora: list[Path], manifests: list[Manifest]) -> None:
+    """Refuse two corpora of the same tokens."""
+    first: dict[str, int] = {}  # fingerprint -> number of the corpus
+    for number, manifest in enumerate(manifests):
+        if (before := first.setdefault(fingerprint_of(manifest), number)) != number:
+            raise ValueError(
+                f"--merge {corpora[before]} {corpora[number]}: hold the same text, which would be there twice: {REPEAT}"
+            )
 
 
 def _manifest_of(corpus: Path) -> Manifest:

@@ -273,3 +273,21 @@ def test_nothing_trains_on_a_corpus_that_only_evaluates(corpus: Path, tmp_path: 
     data |= {"train": [{"path": str(corpus)}], "validation": [{"path": str(exam)}]}
     (held_out,) = validation_splits(DataConfig.model_validate(data)).values()
     assert held_out.evaluation_windows(8) > 0, "it can be scored on while another corpus trains"
+
+
+def test_a_text_that_is_there_is_not_put_there_again(corpus: Path, tmp_path: Path) -> None:
+    new = source(tmp_path / "new.jsonl", NEW)
+    append(corpus, new)
+    for again, more in ((Sources((str(tmp_path / "old.jsonl"),)), {}), (new, {"shard_bytes": 1000})):
+        with pytest.raises(
+            ValueError, match=r"--append .*\.jsonl: is in .*/c, and its text would be there twice: leave"
+        ):
+            append(corpus, again, **more)
+    shutil.copytree(corpus, tmp_path / "copy")
+    with pytest.raises(ValueError, match=r"--merge .*/c .*/copy: hold the same text, .*: leave one out"):
+        merge([corpus, tmp_path / "copy"], tmp_path / "both")
+    with pytest.raises(ValueError, match="hold the same text"):
+        merge([corpus, corpus], tmp_path / "both")
+    with (tmp_path / "old.jsonl").open("a") as file:
+        file.write(json.dumps({"text": "more"}) + "\n")
+    append(corpus, Sources((str(tmp_path / "old.jsonl"),)))  # another file by now

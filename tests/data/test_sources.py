@@ -341,3 +341,17 @@ def test_a_folder_that_a_glob_matches_is_refused_unless_it_goes_down(folder: Pat
         Sources((f"{folder}/*",)).fingerprint()
     assert read(f"{folder}/b/deep/*", f"{folder}/*.txt")[0] == [TEXTS[2], TEXTS[0]]
     assert read(f"{folder}/b/**/*.*")[0][:1] == ["not wanted"], "a glob says itself what is wanted"
+
+
+def test_a_text_that_two_sources_name_is_refused(folder: Path) -> None:
+    (folder / "link.txt").symlink_to(folder / "a.txt")
+    for specs in (
+        (f"{folder}/[ab].txt", f"{folder}/link.txt"),
+        (str(folder), f"{folder}/b/c.md"),
+        ("hf:x", "hf:x::train"),
+    ):
+        with pytest.raises(
+            ValueError, match=r"--source .*: both name .*, whose text would be there twice: leave one out"
+        ):
+            Sources(specs).fingerprint()
+    assert Sources((f"{folder}/a.txt", f"{folder}/b", "hf:x", "hf:x::test")).fingerprint()
