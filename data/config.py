@@ -57,6 +57,12 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
         if (self.path is None) == (self.task is None):
             task = None if self.task is None else self.task.name
             raise ValueError(f"path = {self.path}, task = {task}: give exactly one of the two")
+        if self.path is not None and not (self.paths and all(self.paths)):
+            raise ValueError(
+                f"path = {self.path!r}: names no corpus; give a folder, a prefix of a pair, or a list of these"
+            )
+        if self.name == "":
+            raise ValueError("name = '': is no label; leave it out, for the last part of path or the task's name")
         for url in filter(is_url, self.paths):
             check_url(url)
         if not self.weight and not any(change.weight for change in self.weight_changes):

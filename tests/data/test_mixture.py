@@ -255,9 +255,13 @@ def test_a_corpus_of_then_that_has_moved_is_the_same_by_its_name_and_tokens(
         ({"weight_changes": [{"tokens": 9, "weight": 1.0, "over": 9}, {"tokens": 17, "weight": 2.0}]}, "at 9 tokens"),
         ({"weight_changes": [{"tokens": 9, "weight": -1.0}]}, "greater than or equal to 0"),
         ({"max_epochs": 0.0}, "greater than 0"),
+        ({"path": []}, r"path = \[\]: names no corpus; give a folder"),
+        ({"path": ["a", ""]}, r"path = \['a', ''\]: names no corpus"),
+        ({"path": ""}, "path = '': names no corpus"),
+        ({"name": ""}, "name = '': is no label; leave it out"),
     ],
 )
-def test_wrong_weights_are_refused(values: dict[str, Any], message: str) -> None:
+def test_wrong_sources_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         SourceConfig.model_validate({"path": "x", **values})
 
