@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from fsspec.implementations.local import LocalFileSystem
 from pydantic import ValidationError
 
 from plumbline.data.corpus import read_manifest
@@ -145,8 +146,11 @@ class _Remote:
                 self._try(name, partial(self._files.rm_file, f"{self._root}/{name}"))
 
     def _put(self, path: Path, name: str) -> None:
-        self._files.put_file(str(path), f"{self._root}/{name}")
-        sent, size = self._files.size(f"{self._root}/{name}"), path.stat().st_size
+        target = f"{self._root}/{name}"
+        if isinstance(self._files, LocalFileSystem):  # a bucket has no folders, and `makedirs` would make a bucket
+            self._files.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._files.put_file(str(path), target)
+        sent, size = self._files.size(target), path.stat().st_size
         if sent != size:
             raise OSError(f"{sent} of {size} bytes arrived")
 

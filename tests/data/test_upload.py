@@ -69,6 +69,12 @@ def test_a_corpus_is_sent_with_its_manifest_last(
         prepare_at(url, Request(Sources((str(text_folder),)), "byte", Path(), 0.1), tmp_path / "staging")
 
 
+def test_a_corpus_is_sent_to_a_folder_of_this_machine(request_of_it: Request, tmp_path: Path) -> None:
+    prepare_at(f"file://{tmp_path}/new/c", request_of_it, tmp_path / "staging")
+    assert verify(tmp_path / "new" / "c")[1] == []
+    assert open_corpus(f"file://{tmp_path}/new/c").fingerprint == open_corpus(tmp_path / "new" / "c").fingerprint
+
+
 def test_an_upload_that_fails_is_gone_on_with(
     url: str, request_of_it: Request, sent: list[str], tmp_path: Path
 ) -> None:
