@@ -59,7 +59,7 @@ def read_records(sources: Sources, unit: Unit, at: int | None = None) -> Iterato
         yield from READERS[unit.kind](sources, unit, at)
     except (EOFError, OSError, ValueError, zlib.error) as error:
         name = unit.names[0]
-        ending = name.rpartition(".")[2]
+        ending = name.rpartition(".")[2].lower()
         if ending not in FORMATS or getattr(error, "errno", None) is not None:  # the disk's error, not the file's
             raise
         detail = f"not {FORMATS[ending]} file ({error}); copy it again"

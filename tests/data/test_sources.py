@@ -259,9 +259,13 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl.gz").write_bytes(json_lines("plain"))
     with pytest.raises(ValueError, match=r"b\.jsonl\.gz: not a whole gzip file"):
         read(tmp_path / "b.jsonl.gz")
-    (tmp_path / "c.parquet").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"c\.parquet: not a parquet file"):
-        read(tmp_path / "c.parquet")
+    (tmp_path / "C.JSONL.GZ").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"C\.JSONL\.GZ: not a whole gzip file"):
+        read(tmp_path / "C.JSONL.GZ")
+    for name in ("c.parquet", "C.PARQUET"):
+        (tmp_path / name).write_bytes(b"nothing")
+        with pytest.raises(ValueError, match=rf"{name}: not a parquet file"):
+            read(tmp_path / name)
     pyarrow.parquet.write_table(pyarrow.table({"body": TEXTS}), tmp_path / "d.parquet")
     with pytest.raises(ValueError, match=r"d\.parquet: no field 'text' \(fields: body\)"):
         read(tmp_path / "d.parquet")
