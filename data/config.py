@@ -20,7 +20,7 @@ class WeightChange(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     tokens: int = Field(ge=1)
     """Tokens of training, over all sources, after which the weight changes."""
 
-    weight: float = Field(ge=0, allow_inf_nan=False)
+    weight: float = Field(ge=0, le=1e18, allow_inf_nan=False)
     """The weight then; 0 ends the source."""
 
     over: int = Field(default=0, ge=0)
@@ -38,7 +38,7 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     task: AnyTaskConfig | None = Field(default=None, discriminator="name")
     """A task, for example {name: retrieval, pairs: 16}; see data/tasks/README.md. Give this or path."""
 
-    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    weight: float = Field(default=1.0, ge=0, le=1e18, allow_inf_nan=False)
     """Share of the samples, relative to the other sources; the sum need not be 1. 0 only where `weight_changes` says
     when the source joins."""
 

@@ -46,6 +46,8 @@ class Request:
                 f"--validation-fraction {self.validation_fraction}: expected a number between 0 and 1; 1 holds out "
                 "everything"
             )
+        if not 0 <= self.seed < 2**64:  # hashes are keyed by 64 bits of it
+            raise ValueError(f"--seed {self.seed}: expected a whole number from 0 to 2^64 - 1")
         if self.workers < 1:
             raise ValueError(f"--workers {self.workers}: expected at least 1")
         check_mode(self.deduplicate)

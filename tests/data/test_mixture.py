@@ -254,6 +254,8 @@ def test_a_corpus_of_then_that_has_moved_is_the_same_by_its_name_and_tokens(
         ({"weight_changes": [{"tokens": 9, "weight": 1.0}, {"tokens": 5, "weight": 2.0}]}, r"\[1\].tokens = 5: begins"),
         ({"weight_changes": [{"tokens": 9, "weight": 1.0, "over": 9}, {"tokens": 17, "weight": 2.0}]}, "at 9 tokens"),
         ({"weight_changes": [{"tokens": 9, "weight": -1.0}]}, "greater than or equal to 0"),
+        ({"weight_changes": [{"tokens": 9, "weight": 1e308}]}, "less than or equal to 10{18}"),
+        ({"weight": 1e308}, "less than or equal to 10{18}"),
         ({"max_epochs": 0.0}, "greater than 0"),
         ({"path": []}, r"path = \[\]: names no corpus; give a folder"),
         ({"path": ["a", ""]}, r"path = \['a', ''\]: names no corpus"),
