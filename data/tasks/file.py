@@ -5,6 +5,7 @@ r"""Read a task from a file of JSON Lines: a prompt and an answer in each, turne
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -218,6 +219,8 @@ def _texts(task: FileConfig, content: bytes) -> Iterator[tuple[int, str, str]]:
                     f"{json.dumps(entry[key])[:40]} is no text" if key in entry else f"missing; there are {[*entry]}"
                 )
                 raise _malformed(task, line, f"{key}: {found}")
+            if re.search(r"[\ud800-\udfff]", entry[key]):  # JSON can spell it, and UTF-8 cannot
+                raise _malformed(task, line, f"{key}: half a surrogate pair")
         yield line, entry[task.prompt_key], entry[task.answer_key]
 
 

@@ -140,6 +140,10 @@ def test_what_is_too_long_names_its_line_or_is_left_out_and_counted(
         (['{"prompt": "a", "answer": "b"}\n', '{"prompt"\n'], r"line 2: not JSON \(.*; each line is an object"),
         (["[1]\n"], "line 1: a list, not an object"),
         (['{"prompt": "a", "label": "b"}\n'], r"line 1: answer: missing; there are \['prompt', 'label'\]"),
+        (
+            ['{"prompt": "a", "answer": "b"}\n{"prompt": "\\ud83d", "answer": ""}'],
+            "line 2: prompt: half a surrogate pair",
+        ),
         (['\n{"prompt": "a", "answer": 5}\n'], "line 2: answer: 5 is no text; each line .* answer_key = answer"),
         ([], "no examples"),
     ],
