@@ -6,8 +6,9 @@ first line start; if it has none either, at its first character. The parts are t
 document again in the index.
 
 Byte-level BPE with GPT-2's or a later rule for words, SentencePiece by lines (train-unigram) and bytes never join
-characters over the first kind of cut, so their tokens are those of the whole. A tokenizer that begins every text with a
-character of its own, as Llama 2's does with a space, puts one at the beginning of each part.
+characters over the first kind of cut, so their tokens are those of the whole. In a text whose lines end in \r\n there
+is none, since \r is white space: BPE may join there what it would have kept apart. A tokenizer that begins every text
+with a character of its own, as Llama 2's does with a space, puts one at the beginning of each part.
 """
 
 import codecs
@@ -21,26 +22,30 @@ import xxhash
 PART_BYTES = 4 << 20
 """Bytes of text that are tokenized at once; the library holds some 110 bytes for each of them meanwhile."""
 BLOCK_BYTES = 1 << 20
-GOOD_CUT = re.compile(rb"\S\n(?=\S)")
+BEFORE = 4
+"""Bytes before a stretch that are looked at with it: a line end, and the character in front of it."""
+_TWO_BYTES = rb"\xc2[\x85\xa0]"  # what \S of bytes does not know: white space of Unicode
+_THREE_BYTES = rb"\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
+GOOD_CUT = re.compile(rb"\S(?<!%b)(?<!%b)\n(?=\S)(?!%b|%b)" % (_TWO_BYTES, _THREE_BYTES, _TWO_BYTES, _THREE_BYTES))
 
 
 def parts(data: bytes) -> Iterator[bytes]:
     """Yield a document part by part; a short one whole."""
     begin = 0
     for nominal in range(PART_BYTES, len(data), PART_BYTES):
-        cut = nominal - 2 + find_cut(data[nominal - 2 : nominal + PART_BYTES])
+        cut = nominal - BEFORE + find_cut(data[nominal - BEFORE : nominal + PART_BYTES])
         yield data[begin:cut]
         begin = cut
     yield data[begin:]
 
 
 def find_cut(window: bytes) -> int:
-    """Return where in a window to cut; the window begins two bytes before the stretch of the cut."""
-    if good := GOOD_CUT.search(window):
+    """Return where in a window to cut; the window begins `BEFORE` bytes before the stretch of the cut."""
+    if good := GOOD_CUT.search(window, BEFORE - 2):
         return good.end()
-    if line_start := window.find(b"\n", 1, len(window) - 1) + 1:
+    if line_start := window.find(b"\n", BEFORE - 1, len(window) - 1) + 1:
         return line_start
-    return next((place for place in range(2, len(window)) if window[place] & 0xC0 != 0x80), len(window))
+    return next((place for place in range(BEFORE, len(window)) if window[place] & 0xC0 != 0x80), len(window))
 
 
 def read_part(path: Path, begin: int, end: int, number: int) -> bytes:
@@ -50,8 +55,8 @@ def read_part(path: Path, begin: int, end: int, number: int) -> bytes:
         def cut(nominal: int) -> int:
             if nominal == begin or nominal >= end:
                 return min(nominal, end)
-            file.seek(nominal - 2)
-            return nominal - 2 + find_cut(file.read(min(PART_BYTES, end - nominal) + 2))
+            file.seek(nominal - BEFORE)
+            return nominal - BEFORE + find_cut(file.read(min(PART_BYTES, end - nominal) + BEFORE))
 
         first = cut(begin + number * PART_BYTES)
         last = cut(begin + (number + 1) * PART_BYTES)

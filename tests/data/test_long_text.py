@@ -18,7 +18,7 @@ from plumbline.data.sources import Sources
 from plumbline.data.tokenizers import Encoder
 from tests.data.made import begins_texts
 
-TEXTS = st.text("ab é🎉\n\r", min_size=1, max_size=200)
+TEXTS = st.text("ab é🎉\n\r\u3000", min_size=1, max_size=200)
 
 
 @given(text=TEXTS, before=st.integers(0, 20), after=st.integers(0, 20))
@@ -47,6 +47,16 @@ def test_a_cut_is_at_a_line_start_between_characters(monkeypatch: pytest.MonkeyP
     assert list(parts(b"0123456789abcdef\n x\n\ny\nz and so")) == [b"0123456789abcdef\n x\n\ny\n", b"z and so"]
     assert list(parts(b"0123456789abcdef12\n indented")) == [b"0123456789abcdef12\n", b" indented"]
     assert list(parts(b"0123456789abcde\xc3\xa9 nothing")) == [b"0123456789abcde\xc3\xa9", b" nothing"]
+
+
+@pytest.mark.parametrize("white", "\x85\xa0\u1680\u2000\u200a\u2028\u202f\u205f\u3000")
+def test_white_space_of_unicode_is_none_between_which_to_cut(monkeypatch: pytest.MonkeyPatch, white: str) -> None:
+    """At the edge of the stretch, where all but the last byte of the character lies before it, and within."""
+    monkeypatch.setattr(long_text, "PART_BYTES", 16)
+    after, before = f"0123456789abcdef\n{white}x\nyz".encode(), f"{'0' * 14}{white}\nx\nyz".encode()
+    assert list(parts(after)) == [after[:-2], after[-2:]]
+    assert list(parts(before[len(white.encode()) - 1 :])) == [before[len(white.encode()) - 1 : -2], b"yz"]
+    assert list(parts("0123456789abcdef\nダ\nyz".encode()))[1:] == ["ダ\nyz".encode()], "a character like U+3000"
 
 
 @given(text=TEXTS, fraction=st.floats(0.01, 0.99), block=st.integers(1, 9))
