@@ -100,7 +100,7 @@ def choose(parts: Iterable[tuple[UInt64s, UInt64s]], fraction: float) -> HeldOut
         at_highest += int(sizes[places == np.uint64(highest)].sum())
         below += int(sizes[places < np.uint64(asked)].sum())
     if count == 0:
-        raise ValueError("no document to read: every source (--source, --text) is empty or is not UTF-8 text")
+        raise ValueError("no document to read")
     if fraction == 1:
         return HeldOut(fraction, count, total, EVERYTHING, math.inf)
     if count > 1 and lowest == highest:

@@ -95,6 +95,7 @@ def fill(
     work = Work(folder / WORK, key_count(request.deduplicate))
     with Workers(request.workers) as workers:
         surveyed = _survey(request, work, workers)
+        _check_any(surveyed)
         kept = _kept(request, work, surveyed)
         parts = _places_and_sizes(work, surveyed, kept)
         held_out = decide(parts) if decide else choose(parts, request.validation_fraction)
@@ -156,6 +157,15 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
     return found
 
 
+def _check_any(surveyed: Surveyed) -> None:
+    if not surveyed.documents:
+        first = f"; the first: {surveyed.bad[0]}" if surveyed.bad else ""
+        raise ValueError(
+            "no document to read: there is none in any source (--source, --append, --text)"
+            f"{_left_out(surveyed.skipped)}{first}"
+        )
+
+
 def _located(bad: Bad, before: int) -> str:
     """Return file, line and reason of a bad record, of a unit that `before` records of the same file precede."""
     number = str(before + bad.number)
@@ -184,10 +194,14 @@ def _places_and_sizes(
 
 
 def _describe(held_out: HeldOut, skipped: Counter[str]) -> str:
-    left_out = "".join(f", {count:,} left out ({reason})" for reason, count in sorted(skipped.items()))
     whole = held_out.documents == 1 or held_out.cut_above == math.inf
     cut = "" if whole else f"; the end of each of more than {held_out.cut_above:,.0f} bytes is held out"
-    return f"source: {held_out.documents:,} documents, {held_out.source_bytes / 1e6:,.1f} MB of text{left_out}{cut}"
+    text = f"{held_out.documents:,} documents, {held_out.source_bytes / 1e6:,.1f} MB of text"
+    return f"source: {text}{_left_out(skipped)}{cut}"
+
+
+def _left_out(skipped: Counter[str]) -> str:
+    return "".join(f", {count:,} left out ({reason})" for reason, count in sorted(skipped.items()))
 
 
 def _build_tokenizer(

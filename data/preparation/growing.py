@@ -120,8 +120,6 @@ def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple
     documents = total = 0
     for places, sizes in parts:
         documents, total = documents + len(places), total + int(sizes.sum())
-    if documents == 0:
-        raise ValueError("no document to read: every source is empty or is not UTF-8 text; check --append")
     rule = before.held_out
     if rule is None:  # corpora of before said nothing, and cut nothing
         return HeldOut(fraction, documents, total, threshold_of(fraction), math.inf)

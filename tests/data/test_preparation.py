@@ -257,6 +257,14 @@ def test_bad_records_are_named_and_counted(ten_files: Path, tmp_path: Path, monk
     assert sum(split.documents for split in manifest.splits.values()) == 597
 
 
+def test_where_all_is_left_out_the_error_says_why(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
+    (tmp_path / "b.txt").write_bytes(b" ")
+    left_out = r", 1 left out \(damaged file\), 1 left out \(empty\); the first: .*a\.jsonl\.gz: not a whole gzip"
+    with pytest.raises(ValueError, match=rf"no document to read: there is none in any source .*{left_out}"):
+        make(tmp_path, tmp_path / "c", skip_bad=True)
+
+
 def test_counts_by_source_add_up(ten_files: Path, text_folder: Path, tmp_path: Path) -> None:
     sources = Sources((str(ten_files), str(text_folder)))
     manifest = prepare(Request(sources, "byte", tmp_path / "c", 0.2)).manifest
