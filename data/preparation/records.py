@@ -21,6 +21,8 @@ HARMLESS = (NOT_UTF8, EMPTY, PACKED)
 """Reasons to leave out a record that never end the work."""
 FORMATS = {"gz": "a whole gzip", "zst": "a whole zstd", "parquet": "a parquet", "arrow": "an Arrow"}
 """Endings of files that can be damaged as a whole."""
+LONG_WINDOW = "requires too much memory for decoding"
+"""What zstd says of a whole frame whose window is larger than the 128 MiB that it allows."""
 BLOCK_BYTES = 1 << 20
 
 
@@ -62,6 +64,10 @@ def read_records(sources: Sources, unit: Unit, at: int | None = None) -> Iterato
         ending = name.rpartition(".")[2].lower()
         if ending not in FORMATS or getattr(error, "errno", None) is not None:  # the disk's error, not the file's
             raise
+        if LONG_WINDOW in str(error):
+            detail = f"packed with a window that is not read ({error}); pack it again, by zstd without --long"
+            yield Record(None, "window too large", detail, name, 0, None)
+            return
         detail = f"not {FORMATS[ending]} file ({error}); copy it again"
         yield Record(None, "damaged file", detail, name, 0, None)
 

@@ -124,6 +124,17 @@ def test_compressed_lines(tmp_path: Path) -> None:
         read(tmp_path / "a.jsonl.zst")
 
 
+def test_a_window_of_zstd_that_is_too_large_is_no_damage(tmp_path: Path) -> None:
+    """A frame of one raw block: what its third field says of the window is 2 GiB, as of `zstd --long=31`."""
+    block = json_lines("one")
+    header = b"\x28\xb5\x2f\xfd" + b"\x00" + b"\xa8" + (len(block) << 3 | 1).to_bytes(3, "little")
+    (tmp_path / "a.jsonl.zst").write_bytes(header + block)
+    with pytest.raises(ValueError, match=r"a\.jsonl\.zst: packed with a window that is not read \(.*\); pack it again"):
+        read(tmp_path)
+    (tmp_path / "a.jsonl.zst").write_bytes(header.replace(b"\xa8", b"\x38") + block)
+    assert read(tmp_path)[0] == ["one"]
+
+
 def test_arrow_files_of_both_formats(tmp_path: Path) -> None:
     table = pyarrow.table({"text": TEXTS, "id": [1, 2, 3]})
     for name, new in (("a.arrow", pyarrow.ipc.new_file), ("b.arrow", pyarrow.ipc.new_stream)):
