@@ -190,9 +190,9 @@ class Sources:
 
 
 def unescaped(text: str | None) -> str | None:
-    r"""Return a separator or a template as it was meant on the command line, where \n, \t and \\ are written out."""
-    meant = {"n": "\n", "t": "\t", "\\": "\\"}
-    return None if text is None else re.sub(r"\\([nt\\])", lambda found: meant[found[1]], text)
+    r"""Return a separator or a template as it was meant on the command line, where \n, \r, \t and \\ are spelled."""
+    meant = {"n": "\n", "r": "\r", "t": "\t", "\\": "\\"}
+    return None if text is None else re.sub(r"\\([nrt\\])", lambda found: meant[found[1]], text)
 
 
 def kind_of(path: Path) -> str:

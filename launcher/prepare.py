@@ -67,7 +67,7 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--document-separator",
         metavar="TEXT",
-        help=r"cut plain-text files into documents wherever this stands; \n and \t are understood",
+        help=r"cut plain-text files into documents wherever this stands; \n, \r and \t are understood",
     )
     parser.add_argument(
         "--on-bad-record",

@@ -154,7 +154,18 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
             for entry in sample_entries(work, number):
                 found.sample.add(*entry)
             progress.update(facts.source_bytes)
+    _warn_of_separator(request.sources.document_separator, units, records)
     return found
+
+
+def _warn_of_separator(separator: str | None, units: list[Unit], records: Counter[tuple[str, ...]]) -> None:
+    """Say so where a separator cuts no file."""
+    texts = [unit.names for unit in units if unit.kind in ("text", "separated")]
+    files = sum(map(len, texts))
+    if separator is not None and files and sum(records[names] for names in texts) == files:
+        LOG.warning(
+            f"--document-separator {separator!r} stands in none of {files:,} files of text: each is one document"
+        )
 
 
 def _check_any(surveyed: Surveyed) -> None:

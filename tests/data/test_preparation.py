@@ -265,6 +265,18 @@ def test_where_all_is_left_out_the_error_says_why(tmp_path: Path) -> None:
         make(tmp_path, tmp_path / "c", skip_bad=True)
 
 
+def test_a_separator_that_cuts_nothing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    (tmp_path / "b.txt").write_text("three")
+    for separator, told in (("\n\n", ""), ("\r\n", r"--document-separator '\r\n' stands in none of 2 files of text")):
+        caplog.clear()
+        prepare(
+            Request(Sources((str(tmp_path),), "text", separator), "byte", tmp_path.with_suffix(f".{bool(told)}"), 0.2)
+        )
+        assert told in caplog.text
+        assert bool(told) == ("--document-separator" in caplog.text)
+
+
 def test_counts_by_source_add_up(ten_files: Path, text_folder: Path, tmp_path: Path) -> None:
     sources = Sources((str(ten_files), str(text_folder)))
     manifest = prepare(Request(sources, "byte", tmp_path / "c", 0.2)).manifest

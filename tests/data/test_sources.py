@@ -109,7 +109,7 @@ def test_a_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
 
 
 def test_a_separator_is_typed_as_python_writes_it() -> None:
-    assert unescaped(r"\n\t|\\newpage|\x") == "\n\t|\\newpage|\\x"
+    assert unescaped(r"\r\n\t|\\newpage|\x") == "\r\n\t|\\newpage|\\x"
 
 
 def test_compressed_lines(tmp_path: Path) -> None:
