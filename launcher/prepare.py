@@ -74,7 +74,8 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         choices=("fail", "skip"),
         default="fail",
         help="a row that is not JSON or has no text, or a damaged file: end with an error that names file and line, or "
-        "leave it out and count it (default: fail); what is empty or not UTF-8 is always left out and counted",
+        "leave it out and count it (default: fail); what is empty, not UTF-8 or a packed file in a folder is left out "
+        "and counted in any case",
     )
     parser.add_argument(
         "--deduplicate",

@@ -278,11 +278,11 @@ def test_nothing_trains_on_a_corpus_that_only_evaluates(corpus: Path, tmp_path: 
 def test_a_text_that_is_there_is_not_put_there_again(corpus: Path, tmp_path: Path) -> None:
     new = source(tmp_path / "new.jsonl", NEW)
     append(corpus, new)
-    for again, more in ((Sources((str(tmp_path / "old.jsonl"),)), {}), (new, {"shard_bytes": 1000})):
+    for again, shard_bytes in ((Sources((str(tmp_path / "old.jsonl"),)), None), (new, 1000)):
         with pytest.raises(
             ValueError, match=r"--append .*\.jsonl: is in .*/c, and its text would be there twice: leave"
         ):
-            append(corpus, again, **more)
+            append(corpus, again, shard_bytes=shard_bytes)
     shutil.copytree(corpus, tmp_path / "copy")
     with pytest.raises(ValueError, match=r"--merge .*/c .*/copy: hold the same text, .*: leave one out"):
         merge([corpus, tmp_path / "copy"], tmp_path / "both")
