@@ -1,6 +1,6 @@
 """Name the inputs of a corpus, in the same order every time, and cut them into units that one process reads.
 
-    PATH, GLOB, DIRECTORY       .jsonl, .ndjson, .json whose first line is an object, each also as .gz or .zst,
+    PATH, GLOB, DIRECTORY       .jsonl, .ndjson, .json of such lines, each also as .gz or .zst,
                                 .parquet, .arrow: one document per row; any other file: one document per file
     hf:NAME[:CONFIG[:SPLIT]]    a Hugging Face dataset from the hub or a local folder, streamed; SPLIT is train
     stdlib                      the Python standard library's own source code, already on every machine
@@ -15,7 +15,7 @@ import os
 import re
 import string
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -170,7 +170,7 @@ class Sources:
         group: list[str] = []  # of small files of text, in a row
         size = 0
         for path in files:
-            kind = kind_of(path)
+            kind = kind_of(path, self.fields)
             bytes_here = 0 if is_packed(path) else path.stat().st_size  # its bytes are not read
             if kind == "text" and bytes_here <= PART_BYTES:
                 group.append(str(path))
@@ -195,25 +195,35 @@ def unescaped(text: str | None) -> str | None:
     return None if text is None else re.sub(r"\\([nrt\\])", lambda found: meant[found[1]], text)
 
 
-def kind_of(path: Path) -> str:
-    """Return how a file is read, by the end of its name; .json by its first line as well."""
+def kind_of(path: Path, fields: Collection[str]) -> str:
+    """Return how a file is read, by the end of its name; .json by its first lines as well.
+
+    Args:
+        path: the file.
+        fields: of a row, that the text is made of.
+    """
     name = path.name.lower()
     if name.endswith(COMPRESSED_LINES):
         return "compressed lines"
-    if name.endswith(LINES) or (name.endswith(".json") and _begins_with_row(path)):
+    if name.endswith(LINES) or (name.endswith(".json") and _begins_with_rows(path, fields)):
         return "lines"
     return {".parquet": "parquet", ".arrow": "arrow"}.get(path.suffix.lower(), "text")
 
 
-def _begins_with_row(path: Path) -> bool:
-    """Return whether the first line of a file is an object by itself, as in an unpacked .json.gz."""
+def _begins_with_rows(path: Path, fields: Collection[str]) -> bool:
+    """Return whether each of the first two lines of a file is an object, as in an unpacked .json.gz.
+
+    The only line of a file is a row if it has the fields: in a folder of code it is a setting or a manifest.
+    """
     if not _beginning(path).lstrip().startswith(b"{"):
         return False  # without reading a first line that may be all of a large file
     with path.open("rb") as file:
-        try:
-            return isinstance(json.loads(file.readline()), dict)
-        except (ValueError, RecursionError):
-            return False
+        lines = [line for line in (file.readline(), file.readline()) if line.strip()]
+    try:
+        rows = [json.loads(line) for line in lines]
+    except (ValueError, RecursionError):
+        return False
+    return all(isinstance(row, dict) for row in rows) and (len(rows) == 2 or rows[0].keys() >= set(fields))
 
 
 def _is_array_of_rows(path: Path) -> bool:

@@ -79,7 +79,7 @@ def test_rows_by_the_names_that_others_give_them(tmp_path: Path) -> None:
     assert read(tmp_path) == (TEXTS * 5, {})
 
 
-def test_json_whose_first_line_is_an_object_is_rows_whatever_their_fields(tmp_path: Path) -> None:
+def test_json_of_lines_that_are_objects_is_rows_whatever_their_fields(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf" + json_lines(*TEXTS, key="body"))
     assert read(tmp_path, text_key="body")[0] == TEXTS
     with pytest.raises(ValueError, match=r"a\.json:1: no field 'text' \(fields: body, id\); .* --text-key"):
@@ -95,7 +95,9 @@ def test_an_array_of_objects_is_not_read_as_one_text(tmp_path: Path) -> None:
             read(spec)
 
 
-@pytest.mark.parametrize("text", ['{"text":\n"one"}\n', '["title"]\n{"title": "two"}\n', "[1]\n", "{\n"])
+@pytest.mark.parametrize(
+    "text", ['{"text":\n"one"}\n', '{"name": "a package"}\n', "{}", '["title"]\n{"title": "two"}\n', "[1]\n", "{\n"]
+)
 def test_any_other_json_is_a_document(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     assert read(tmp_path) == ([text], {})
