@@ -24,7 +24,7 @@ def same_past(old: DataConfig, new: DataConfig, step: int, drawn: Mapping[str, s
         ValueError: a source of then is gone, and none of now has its name and its tokens.
     """
     samples = new.batch_plan.samples_before(step)
-    old = old.model_copy(update={"train": list(_found_again(old, new, drawn, now))})
+    old = old.model_copy(update={"train": list(_found_again(old, new, drawn, now)), "cache": new.cache})
     try:
         histories = [TrainBatches(config, seed=0).order.mixture.history(samples) for config in (old, new)]
     except (ValueError, OSError):  # they cannot be read together, as they could then
@@ -39,7 +39,7 @@ def _found_again(
     places = dict(zip(now, new.train, strict=True))
     for (name, fingerprint), source in zip(drawn.items(), old.train, strict=True):
         if now.get(name) == fingerprint:
-            yield source.model_copy(update={"path": places[name].path, "task": places[name].task})
+            yield source.model_copy(update={"name": name, "path": places[name].path, "task": places[name].task})
             continue
         try:
             open_source(source, old.cache)

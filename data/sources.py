@@ -41,7 +41,8 @@ NOT_READ = {
     "packed": f"is packed, and of such files {', '.join(COMPRESSED_LINES)} are read: unpack it",
     "table": "a table, which would be read as one text, its commas included: write it as .jsonl or .parquet, a "
     "document in each row",
-    "array": "one array of JSON objects, which would be read as one text: write it as .jsonl, one object a line",
+    "array": "one array of JSON objects, which would be read as one text: write it as .jsonl, one object a "
+    "line; or name the folder it is in, of which it is one text",
 }
 """Kinds of files that are refused where they are named, and what to do."""
 IN_FOLDER = {
@@ -211,19 +212,22 @@ def kind_of(path: Path, fields: Collection[str]) -> str:
 
 
 def _begins_with_rows(path: Path, fields: Collection[str]) -> bool:
-    """Return whether each of the first two lines of a file is an object, as in an unpacked .json.gz.
+    """Return whether the first two lines of a file are objects, as in an unpacked .json.gz; blank ones do not count.
 
-    The only line of a file is a row if it has the fields: in a folder of code it is a setting or a manifest.
+    The only line of a file is a row if it has the fields: in a folder of code it is a setting or a manifest. A line
+    longer than `PART_BYTES` is none: it may be all of a large file.
     """
-    if not _beginning(path).lstrip().startswith(b"{"):
-        return False  # without reading a first line that may be all of a large file
+    rows: list[Any] = []
     with path.open("rb") as file:
-        lines = [line for line in (file.readline(), file.readline()) if line.strip()]
-    try:
-        rows = [json.loads(line) for line in lines]
-    except (ValueError, RecursionError):
-        return False
-    return all(isinstance(row, dict) for row in rows) and (len(rows) == 2 or rows[0].keys() >= set(fields))
+        while len(rows) < 2 and (line := file.readline(PART_BYTES)):
+            if not line.strip():
+                continue
+            try:
+                rows.append(json.loads(line))
+            except (ValueError, RecursionError):
+                return False
+    objects = [row for row in rows if isinstance(row, dict)]
+    return len(objects) == 2 or (len(rows) == len(objects) == 1 and objects[0].keys() >= set(fields))
 
 
 def _is_array_of_rows(path: Path) -> bool:
@@ -315,7 +319,7 @@ def _check_folders(spec: str, matches: list[str]) -> None:
     if "**" in spec:  # goes down by itself
         return
     for folder in map(Path, sorted(matches)):
-        if folder.is_dir() and folder.name not in LEFT_OUT and _files_under(folder):
+        if folder.is_dir() and folder.name not in LEFT_OUT and any(path.is_file() for path in _below(folder)):
             raise ValueError(
                 f"--source {spec}: matches {folder}, a folder, and none of the files in it: name the folder as a "
                 "source of its own, or match files at any depth with **"

@@ -163,9 +163,7 @@ def _warn_of_separator(separator: str | None, units: list[Unit], records: Counte
     texts = [unit.names for unit in units if unit.kind in ("text", "separated")]
     files = sum(map(len, texts))
     if separator is not None and files and sum(records[names] for names in texts) == files:
-        LOG.warning(
-            f"--document-separator {separator!r} stands in none of {files:,} files of text: each is one document"
-        )
+        LOG.warning(f"--document-separator {separator!r} stands in none of {files:,} files of text")
 
 
 def _check_any(surveyed: Surveyed) -> None:

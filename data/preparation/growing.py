@@ -80,7 +80,9 @@ def append(
 
 
 def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any]) -> None:
-    """Refuse a source that is in the corpus: the same files, of which the same fields are read."""
+    """Refuse what is in the corpus: the files of one command, unchanged, of which the same fields are read."""
+    if any(spec.startswith("hf:") for spec in identity["source"]):
+        return  # a dataset of the hub is known by its name alone, and may have grown
     read = ("source_fingerprint", "text_key", "text_template")
     for request in (before.request, *before.request.get("appended", [])):
         if all(request.get(key) == identity.get(key) for key in read):

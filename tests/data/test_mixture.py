@@ -247,6 +247,22 @@ def test_a_corpus_of_then_that_has_moved_is_the_same_by_its_name_and_tokens(
         same_past(old, data_of(b), 25, drawn, fingerprints(data_of(b)))
 
 
+def test_corpora_that_moved_to_folders_of_one_name_are_told_apart_by_theirs(
+    make_pair: MakePair, tmp_path: Path
+) -> None:
+    make_pair([900], "a"), make_pair([901], "b")
+    old = data_of({"path": str(tmp_path / "a")}, {"path": str(tmp_path / "b")})
+    drawn = fingerprints(old)
+    moved = []
+    for name in ("a", "b"):
+        (tmp_path / f"in_{name}").mkdir()
+        for ending in ("bin", "idx"):
+            (tmp_path / f"{name}.{ending}").rename(tmp_path / f"in_{name}" / f"text.{ending}")
+        moved.append({"path": str(tmp_path / f"in_{name}" / "text"), "name": name})
+    new = data_of(*moved)
+    assert same_past(old, new, 25, drawn, fingerprints(new))
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

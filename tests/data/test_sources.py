@@ -96,7 +96,8 @@ def test_an_array_of_objects_is_not_read_as_one_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"text":\n"one"}\n', '{"name": "a package"}\n', "{}", '["title"]\n{"title": "two"}\n', "[1]\n", "{\n"]
+    "text",
+    ['{"text":\n"one"}\n', "\n\n{\n", '{"name": "a package"}\n', "{}", '["title"]\n{"title": "two"}\n', "[1]\n", "{\n"],
 )
 def test_any_other_json_is_a_document(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)

@@ -98,7 +98,7 @@ def test_a_rank_that_dies_in_a_check_is_named(examine: Examine) -> None:
     assert outcome.codes == (1, 7)
     found = findings(outcome, "bad")
     assert [(finding["check"], finding["node"]) for finding in found] == [("collectives", "broken")]
-    assert found[0]["text"] == "rank 1 did not come out of this check within 10 s"
+    assert found[0]["text"] == "rank 1 did not come out of this check within 12.5 s"
 
 
 def test_a_rank_that_fails_in_a_check_is_named_and_nobody_waits_in_the_next(examine: Examine) -> None:

@@ -6,18 +6,20 @@ gloo says that it waits too long, but NCCL may keep a thread for ever, and rank 
 """
 
 import json
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLong
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plumbline.launcher.runtime.doctor import meeting
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Check, Facts, Finding, Place, Report, sort
 
 GO, SKIP, END = "go", "skip", "end"
 """What rank 0 says after each check: to the next, to the next that needs no process group, or no further."""
-WAITING = 2.0
-"""How much longer than ranks wait for one another a check of theirs may take: gloo's own error comes first."""
+CHECK, FACTS = 2.0, 2.5
+"""How much longer than ranks wait for one another a check of theirs may take, for gloo's own error comes first; and how
+long after its beginning rank 0 waits for what the others measured. They wait 3 times as long for rank 0."""
 
 
 @dataclass
@@ -58,8 +60,9 @@ def examine(place: Place, checks: Sequence[Check]) -> Examination:
             text = "skipped, since ranks failed in a check before"
             found.findings.append(Finding("warning", EVERYWHERE, text, "mend what is bad, then ask again", check.name))
         else:
+            began = time.monotonic()
             _measure(check, place, together)
-            state = _collect(found, check, place, nodes, state)
+            state = _collect(found, check, place, nodes, state, began)
         store.set(f"after/{check.name}", state)
     found.findings = sort(found.findings)
     store.set("verdict", "bad" if found.is_bad else "ok")
@@ -68,13 +71,14 @@ def examine(place: Place, checks: Sequence[Check]) -> Examination:
     return found
 
 
-def _collect(found: Examination, check: Check, place: Place, nodes: dict[int, str], state: str) -> str:
-    """Wait for the facts of all ranks, judge, and return how to go on."""
+def _collect(found: Examination, check: Check, place: Place, nodes: dict[int, str], state: str, began: float) -> str:
+    """Wait for the facts of all ranks on a check that has begun, judge, and return how to go on."""
     store = place.meeting
     keys = [f"facts/{check.name}/{rank}" for rank in range(place.world.size)]
-    missing = meeting.absent(store, keys, 2 * place.seconds)  # they may wait for one another first
+    limit = FACTS * place.seconds
+    missing = meeting.absent(store, keys, began + limit - time.monotonic())
     for rank in missing:
-        text = f"rank {rank} did not come out of this check within {2 * place.seconds:g} s"
+        text = f"rank {rank} did not come out of this check within {limit:g} s"
         remedy = "look for the error of that rank in the log, and at this node"
         found.findings.append(Finding("bad", nodes[rank], text, remedy, check.name))
     if missing:
@@ -98,7 +102,7 @@ def _follow(place: Place, checks: Sequence[Check], together: ThreadPoolExecutor)
             if state == GO or not check.needs_group:
                 _measure(check, place, together)
             state = _heard(place, check.name)
-        store.wait(["verdict"], 5 * place.patience)
+        store.wait(["verdict"], 3 * place.patience)
         verdict = store.get("verdict").decode()
         store.set(f"left/{place.world.rank}", "")
     except RuntimeError as error:  # of the store: of time, or of a connection that is gone
@@ -108,16 +112,18 @@ def _follow(place: Place, checks: Sequence[Check], together: ThreadPoolExecutor)
 
 def _heard(place: Place, name: str) -> str:
     """Return what rank 0 says after a check."""
-    place.meeting.wait([f"after/{name}"], 5 * place.patience)
+    place.meeting.wait([f"after/{name}"], 3 * place.patience)
     return str(place.meeting.get(f"after/{name}").decode())
 
 
 def _measure(check: Check, place: Place, together: ThreadPoolExecutor) -> None:
     """Take a check on this rank, and tell what it has measured, or that it still waits."""
     if check.needs_group:
-        limit = WAITING * place.seconds
+        limit = CHECK * place.seconds
+        # Who waits at a store keeps all other threads from it
+        own = replace(place, store=place.meeting.clone())  # type: ignore[attr-defined]
         try:
-            facts: Facts = together.submit(check.take, place).result(limit)
+            facts: Facts = together.submit(check.take, own).result(limit)
         except TooLong:
             facts = {"failed": f"nothing came of it within {limit:g} s; NCCL_DEBUG=INFO says more where it is NCCL's"}
     else:

@@ -18,8 +18,8 @@ def measure(place: Place) -> Facts:
     backend, gpu = "gloo", None
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-        # Or torch would end this process, and with it the store, where ranks have waited too long
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        # Not the 1 of torchrun: torch would end this process, and with it the store, where ranks wait too long
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         backend, gpu = "nccl", world.device
     dist.init_process_group(
         backend,

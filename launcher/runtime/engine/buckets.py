@@ -24,7 +24,7 @@ class Buckets:
 
 def buckets(config: Config, trained: int, stage: int) -> Buckets:
     """Return the sizes for a model with `trained` parameters that are trained, at a ZeRO stage."""
-    shapes = parameter_shapes(config.model)
+    shapes = parameter_shapes(config.model, config.objective)
     block = max(largest_block(shapes), LEAST_BUCKET)
     bucket = config.deepspeed.bucket_size or block
     # At stage 2 DeepSpeed 0.19.8 sums a gradient that fits into no bucket where it lies, beside the backward pass, and

@@ -138,8 +138,8 @@ class DeepSpeedEngine(Engine):
             zero_shards.refuse_uneven(model)
         if self.stage == 1 and self.requested["bf16"]["enabled"] and not config.deepspeed.offload_optimizer:
             zero_shards.sum_without_copies(self._engine.optimizer)
-        if self.stage == 2:
-            zero_shards.average_once_summed(self._engine.optimizer, world.size)
+        if (self.stage, config.deepspeed.precision, config.deepspeed.communication_dtype) == (2, "bf16", "fp32"):
+            zero_shards.average_in_fp32(self._engine.optimizer, world.size)
         if world.size == 1:
             # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back
             self._engine.buffered_allreduce_fallback = self._sum_alone

@@ -80,10 +80,11 @@ def sum_without_copies(zero: Any) -> None:
     zero.accumulate_hp_grads_and_remove_lp = add
 
 
-def average_once_summed(zero: Any, ranks: int) -> None:
-    """Let stage 2 divide gradients by the number of ranks when they are summed, as the other stages do.
+def average_in_fp32(zero: Any, ranks: int) -> None:
+    """Let stage 2 divide gradients by the number of ranks once they are summed in fp32.
 
-    By itself it divides what the backward pass has made: in bf16, by three ranks, with another rounding.
+    By itself it divides what the backward pass has made: in bf16, by three ranks, with another rounding, which no other
+    stage has. All its sums go through one function (0.19.8), which divides nothing there.
 
     Args:
         zero: DeepSpeed's ZeRO optimizer.

@@ -31,7 +31,7 @@ def start(world: World, timeout_minutes: float) -> None:
     """Join the process group (NCCL on GPUs, gloo on CPUs).
 
     Raises:
-        ValueError: there is no C++ compiler for DeepSpeed's start-up operator, or the port is taken.
+        ValueError: there is no C++ compiler for DeepSpeed's start-up operator, or the ranks cannot meet.
     """
     with quiet_stdout():
         os.environ["DS_ACCELERATOR"] = world.device.type  # not what else DeepSpeed may find on this host
@@ -69,6 +69,8 @@ def start(world: World, timeout_minutes: float) -> None:
             dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=gpu)
         try:
             deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
+            # DeepSpeed would make one of all ranks for itself, with the backend's default: ten minutes under NCCL
+            groups._WORLD_GROUP = dist.new_group(timeout=timeout)
         except dist.DistBackendError as error:
             raise ValueError(
                 f"the ranks cannot form a group over {backend}: {_first_line(error)}; NCCL_DEBUG=INFO says more, and "
@@ -80,8 +82,6 @@ def start(world: World, timeout_minutes: float) -> None:
                 f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
                 f"the launcher another --master_port. {_first_line(error)}"
             ) from error
-        # DeepSpeed makes a group of all ranks for itself, with the default of the backend: ten minutes under NCCL
-        groups._WORLD_GROUP = dist.new_group(timeout=timeout)
 
 
 def _first_line(error: Exception) -> str:
