@@ -25,9 +25,9 @@ def keep_freed_memory() -> None:
     """Keep what is freed; only under glibc, whose own rule is to give every tensor above 32 MiB back to the kernel.
 
     The next step then takes it from there again, zeroed, in one fault for every 4 KiB: activations, gradients and
-    DeepSpeed's buckets, in every step. It helps where the heap can grow: in some processes something lies behind it, by
-    chance of their start. Numbers do not depend on it. PyTorch's guide for CPUs recommends other
-    allocators for the same reason.
+    DeepSpeed's buckets, in every step. It does not always help: tensors are aligned, and what one has left may be too
+    small for the next of its size by what that takes, by chance of what else was allocated. Numbers are the same. PyTorch's
+    guide for CPUs recommends other allocators for the same reason.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
