@@ -26,8 +26,8 @@ def keep_freed_memory() -> None:
 
     The next step then takes it from there again, zeroed, in one fault for every 4 KiB: activations, gradients and
     DeepSpeed's buckets, in every step. It does not always help: tensors are aligned, and what one has left may be too
-    small for the next of its size by what that takes, by chance of what else was allocated. Numbers are the same. PyTorch's
-    guide for CPUs recommends other allocators for the same reason.
+    small for the next of its size by what that takes, by chance of what else was allocated. Numbers are the same.
+    PyTorch's guide for CPUs recommends other allocators for the same reason.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
