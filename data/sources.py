@@ -1,7 +1,7 @@
 """Name the inputs of a corpus, in the same order every time, and cut them into units that one process reads.
 
-    PATH, GLOB, DIRECTORY       .jsonl, .ndjson, .json of such lines, each also as .gz or .zst,
-                                .parquet, .arrow: one document per row; any other file: one document per file
+    PATH, GLOB, DIRECTORY       .jsonl, .ndjson, .json of such lines, each also as .gz or .zst, .parquet, .arrow: one
+                                document per row; any other file: one document per file
     hf:NAME[:CONFIG[:SPLIT]]    a Hugging Face dataset from the hub or a local folder, streamed; SPLIT is train
     stdlib                      the Python standard library's own source code, already on every machine
 
@@ -231,12 +231,10 @@ def _begins_with_rows(path: Path, fields: Collection[str]) -> bool:
 
 
 def _is_array_of_rows(path: Path) -> bool:
-    return path.suffix.lower() == ".json" and ARRAY.match(_beginning(path)) is not None
-
-
-def _beginning(path: Path) -> bytes:
+    if path.suffix.lower() != ".json":
+        return False
     with path.open("rb") as file:
-        return file.read(LOOKED_AT).removeprefix(codecs.BOM_UTF8)
+        return ARRAY.match(file.read(LOOKED_AT).removeprefix(codecs.BOM_UTF8)) is not None
 
 
 def _units_of_dataset(source: int, spec: str) -> Iterator[Unit]:

@@ -225,15 +225,19 @@ def test_the_past_of_a_mixture_is_what_a_resume_compares(make_pair: MakePair) ->
     assert not past(plain, data_of(a | {"weight": 2.0}, b), 25)
 
 
+def move_pair(prefix: Path, to: Path) -> None:
+    to.parent.mkdir()
+    for ending in (".bin", ".idx"):
+        prefix.with_suffix(ending).rename(to.with_suffix(ending))
+
+
 def test_a_corpus_of_then_that_has_moved_is_the_same_by_its_name_and_tokens(
     make_pair: MakePair, tmp_path: Path
 ) -> None:
     make_pair([900], "a"), make_pair([901], "b")
     old = data_of({"path": str(tmp_path / "a")}, {"path": str(tmp_path / "b")})
     drawn = fingerprints(old)
-    (tmp_path / "moved").mkdir()
-    for ending in ("bin", "idx"):
-        (tmp_path / f"a.{ending}").rename(tmp_path / "moved" / f"a.{ending}")
+    move_pair(tmp_path / "a", tmp_path / "moved" / "a")
     b, moved = {"path": str(tmp_path / "b")}, {"path": str(tmp_path / "moved" / "a")}
     same, renamed = data_of(moved, b), data_of(moved | {"name": "c"}, b)
     assert same_past(old, same, 25, drawn, fingerprints(same))
@@ -255,9 +259,7 @@ def test_corpora_that_moved_to_folders_of_one_name_are_told_apart_by_theirs(
     drawn = fingerprints(old)
     moved = []
     for name in ("a", "b"):
-        (tmp_path / f"in_{name}").mkdir()
-        for ending in ("bin", "idx"):
-            (tmp_path / f"{name}.{ending}").rename(tmp_path / f"in_{name}" / f"text.{ending}")
+        move_pair(tmp_path / name, tmp_path / f"in_{name}" / "text")
         moved.append({"path": str(tmp_path / f"in_{name}" / "text"), "name": name})
     new = data_of(*moved)
     assert same_past(old, new, 25, drawn, fingerprints(new))

@@ -34,6 +34,6 @@ def faults_of_a_second_tensor(first: str) -> int:
 
 
 def test_a_tensor_takes_the_place_of_one_that_was_freed() -> None:
-    """In some of several processes: in seven of ten the place is too small, by what alignment takes."""
+    """In some of several processes: in others the place is too small, by what alignment takes."""
     assert any(faults_of_a_second_tensor("keep_freed_memory()") < PAGES / 100 for _ in range(30))
     assert faults_of_a_second_tensor("") > PAGES / 2, "which is not what happens by itself"
