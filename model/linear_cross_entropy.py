@@ -82,15 +82,21 @@ def chunk_tokens(vocab_size: int, on_gpu: bool) -> int:
     return max(tokens - tokens % TILE, LEAST_ON_GPU) if on_gpu else tokens
 
 
+def _targets(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which labels are ignored, and the labels with class 0 in their place, both [n, 1]."""
+    ignored = (labels == IGNORED)[:, None]
+    return ignored, labels[:, None].masked_fill(ignored, 0)
+
+
 def _losses(capped: Tensor, labels: Tensor, z_loss: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return summed loss, cross-entropy [n], log Z [n, 1] and the probabilities that take the place of capped logits.
 
     With the largest logit m, p its probability and Z the normaliser of softmax, log Z = m - log p, so one pass of
     exponentials serves loss and gradient.
     """
-    ignored = (labels == IGNORED)[:, None]
+    ignored, target = _targets(labels)
     largest = capped.amax(-1, keepdim=True)
-    short = largest - capped.gather(1, labels[:, None].masked_fill(ignored, 0))
+    short = largest - capped.gather(1, target)
     # Not exp_() and log(): on CPUs torch hands them to MKL, whose first call in a thread can round differently
     probabilities = torch.softmax(capped, -1, out=capped)
     log_largest = torch.xlogy(1.0, probabilities.amax(-1, keepdim=True))
@@ -115,7 +121,7 @@ def losses_and_gradient(
     loss, cross_entropy, log_z, gradient = _losses(capped, labels, z_loss)
     if z_loss:
         gradient.mul_(1 + 2 * z_loss * log_z)
-    target = labels[:, None].clamp_min(0)
+    _, target = _targets(labels)
     gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=gradient.dtype))
     if slope is not None:
         gradient.mul_(slope)
@@ -126,8 +132,7 @@ def in_one_pass(logits: Tensor, labels: Tensor, cap: float | None, z_loss: float
     """Return what `losses_and_gradient` does, with nothing that keeps a compiler from fusing all of it."""
     capped = soft_cap(logits.float(), cap)
     log_z = capped.logsumexp(-1, keepdim=True)
-    ignored = (labels == IGNORED)[:, None]
-    target = labels[:, None].clamp_min(0)
+    ignored, target = _targets(labels)
     cross_entropy = (log_z - capped.gather(1, target)).masked_fill(ignored, 0.0)
     loss = cross_entropy.sum() + z_loss * log_z.masked_fill(ignored, 0.0).square().sum()
     is_target = torch.arange(logits.size(1), device=logits.device) == target
