@@ -12,8 +12,8 @@ The same command again resumes from the newest whole checkpoint, or says that th
 Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (gradient, loss or weights
 not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died, a time limit of Slurm that is near),
 checkpoint written if a step was made: start the same command again; 86 nothing moved for train.hang_minutes; 87 a node
-computed wrong numbers; 88 a checkpoint could not be written; 89 a run that had trained could not read data at a URL:
-after each of these the same command goes on from the checkpoint before.
+computed wrong numbers; 88 a checkpoint could not be written; 89 a run that had trained could not read data at a URL or
+a checkpoint: after each of these the same command goes on from the checkpoint before.
 """
 
 import argparse
@@ -98,7 +98,7 @@ from plumbline.data.damage import DamagedFileError
 from plumbline.data.remote.fetch import RemoteError
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnsavedError
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnreadError, UnsavedError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import as_yaml, load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
@@ -184,6 +184,8 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, wat
         complete = train(config, inputs, world, STOP, status, watchdog)
     except UnsavedError as error:
         return fail(error, status.end(UNSAVED, str(error)), of_all=True)
+    except UnreadError as error:
+        return fail(error, status.end(UNREACHED, str(error)))
     except (ConfigError, CheckpointError, DamagedFileError, OSError) as error:
         code = UNREACHED if isinstance(error, RemoteError) and status.step else UNUSABLE
         return fail(error, status.end(code, str(error)))

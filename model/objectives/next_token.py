@@ -64,7 +64,8 @@ class NextToken(Objective):
 
     def on_step(self, model: CausalLM, step: int) -> None:
         """Sharpen the votes of layers that prune their context."""
-        set_alpha(model, self.config.pruning_alpha(step))
+        if issubclass(attention_kind(model.config), PrunedAttention):  # others are not searched for them in every step
+            set_alpha(model, self.config.pruning_alpha(step))
 
     def targets(self, batch: Batch) -> Tensor:
         """Count valid labels."""

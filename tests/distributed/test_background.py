@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -225,3 +226,46 @@ def test_a_bug_in_the_thread_does_not_pass_for_the_checkpoint_before(
         patched.setattr(save, "write_files", fail)
         with pytest.raises(AssertionError, match="the thread says how it ended"):
             writer.save(lambda: snapshot(2), wait=True)
+
+
+def test_a_group_that_failed_is_made_anew(
+    writer: CheckpointWriter,
+    snapshot: Callable[[int], Snapshot],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As gloo's does for good once a rank was late."""
+    groups: list[Any] = []
+
+    def lose(_share: Any, _world: World, group: Any) -> Any:
+        groups.append(group)
+        raise RuntimeError("Application timeout\n(and a stack)")
+
+    def gather(share: Any, world: World, group: Any) -> Any:
+        groups.append(group)
+        return gather_objects(share, world, group)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(save, "gather_objects", lose)
+        assert writer.save(lambda: snapshot(1), wait=False) is None
+        ended = writer.finish()
+    assert ended is not None
+    assert "ranks lost each other (Application timeout): if one writes for deepspeed.timeout" in str(ended.error)
+    assert "Training goes on" in capsys.readouterr().err
+    monkeypatch.setattr(save, "gather_objects", gather)
+    assert writer.save(lambda: snapshot(2), wait=True) == Saved(2, None)
+    assert groups[0] is not groups[1]
+
+
+def test_where_the_file_system_is_gone_the_error_is_one_all_the_same(
+    writer: CheckpointWriter, snapshot: Callable[[int], Snapshot], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: Any) -> Any:
+        raise OSError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(save, "write_files", refuse)
+        patched.setattr(shutil, "disk_usage", refuse)
+        ended = writer.save(lambda: snapshot(1), wait=True)
+    assert ended is not None
+    assert "(rank 0: OSError: no answer); how much is free there cannot be told" in str(ended.error)

@@ -15,6 +15,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNSAVED
+from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import loop
@@ -103,13 +104,12 @@ def test_a_result_that_finds_no_room_leaves_the_run_unfinished(
     overrides = ["train.steps=4", "checkpoint.interval=2", f"run.root={disk}", "run.name=result"]
     config = load_config(tiny_config, [*overrides, "train.eval_interval=null", "train.sample_prompts=[def]"])
 
-    def finish(trainer: loop.Trainer, record: dict[str, Any]) -> None:
+    def write(*arguments: Any) -> None:
         with filled(disk):
-            write_all(trainer, record)
+            write_json(*arguments)
 
-    write_all = loop.Trainer._finish
     with monkeypatch.context() as patched:
-        patched.setattr(loop.Trainer, "_finish", finish)
+        patched.setattr(loop, "write_json", write)
         with pytest.raises(store.UnsavedError, match=r"result\.json could not be written \(.*No space left on device"):
             train(config, open_inputs(config, world), world, StopRequest())
     assert not (config.run.folder / "result.json").exists()

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from plumbline.data.skipped import SkippedData
+from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.resume import read_state
 from plumbline.launcher.runtime.checkpoint.store import UnsavedError
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
@@ -220,7 +221,7 @@ def attempt(
 
     def run(poison: Poison, *overrides: str) -> tuple[Run, Config]:
         monkeypatch.setattr(NextToken, "forward", forward_with(poison))
-        config = load_config(tiny_config, [*SHORT, f"run.root={tmp_path}", *overrides])
+        config = branch.resolve(load_config(tiny_config, [*SHORT, f"run.root={tmp_path}", *overrides]))
         assert train(config, open_inputs(config, world), world, StopRequest())
         return Run(config.run.folder), config
 
@@ -273,6 +274,18 @@ def test_without_a_checkpoint_before_it_ends(attempt: Callable[..., Any], tmp_pa
     with pytest.raises(TrainingError, match=r"step 2: .* there is no whole checkpoint of a step before 2\. Lower"):
         attempt([(8, 16, "inf")])
     assert read_interventions(tmp_path / "tiny") == []
+
+
+def test_a_branch_goes_back_to_where_it_left_its_parent(attempt: Callable[..., Any]) -> None:
+    parent, _ = attempt([], "run.name=parent", "schedule.warmup_steps=2", "schedule.decay_fraction=0.25")
+    left = parent.folder / "checkpoints" / "step_00000006"
+    typed = ["run.name=branch", "schedule.warmup_steps=2", "schedule.decay_fraction=0.25", "checkpoint.interval=null"]
+    run, _ = attempt([(48, 56, "inf")], *typed, f"schedule.branch.checkpoint={left}", "schedule.branch.steps=4")
+    (made,) = read_interventions(run.folder)
+    assert (made.first_step, made.back_to, made.skipped) == (7, 6, (6, 7))
+    assert run.checkpoints == ["latest", "step_00000010"]
+    assert parent.checkpoints[0] == "latest"
+    assert "step_00000012" in parent.checkpoints, "only the branch's own later ones would be deleted"
 
 
 def test_in_the_warm_up_of_the_batch_size_it_ends(attempt: Callable[..., Any], tmp_path: Path) -> None:

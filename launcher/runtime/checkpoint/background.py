@@ -18,6 +18,7 @@ from plumbline.launcher.runtime.checkpoint.save import Pace, commit
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
 
@@ -57,8 +58,10 @@ class CheckpointWriter:
     ) -> None:
         self._moved, self._pace = moved, Pace()
         self._settings, self._root, self._world, self._local = config.checkpoint, root, world, local
-        timeout = timedelta(minutes=config.deepspeed.timeout_minutes)
-        self._group = dist.new_group(backend="gloo", timeout=timeout)
+        self._minutes = config.deepspeed.timeout_minutes
+        self._group = self._new_group()
+        self._is_broken = False
+        """Whether the group has failed on this rank; it serves for nothing more then."""
         self._thread: Thread | None = None
         self._last: Saved | None = None
         self._waited = 0.0  # seconds, for the checkpoint before
@@ -68,7 +71,11 @@ class CheckpointWriter:
         """Step of that checkpoint; 0 before the first."""
 
     def finish(self) -> Saved | None:
-        """Wait for the checkpoint that is being written and return how it ended; None: there is none. Collective."""
+        """Wait for the checkpoint that is being written and return how it ended; None: there is none. Collective.
+
+        Ranks agree on that here: the group over which they wrote may have failed on some of them, and is then made
+        anew, or no checkpoint would ever be written again.
+        """
         if self._thread is None:
             return None
         begun = time.monotonic()
@@ -80,7 +87,16 @@ class CheckpointWriter:
                 self._moved("waiting for a checkpoint")
         self._thread, self._waited = None, time.monotonic() - begun
         assert self._last is not None, "the thread says how it ended"
-        return self._last
+        told = gather_objects((self._last, self._is_broken), self._world)
+        if any(is_broken for _, is_broken in told):
+            dist.destroy_process_group(self._group)
+            self._group, self._is_broken = self._new_group(), False
+        return next((saved for saved, _ in told if saved.error is not None), self._last)
+
+    def _new_group(self) -> dist.ProcessGroup:
+        """Return a process group of all ranks for the thread. Collective."""
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(minutes=self._minutes))
+        return group
 
     @property
     def is_writing(self) -> bool:
@@ -131,10 +147,16 @@ class CheckpointWriter:
                 folder = self._local.save(snapshot, self._group, self._pace)
             else:
                 folder = commit(snapshot, self._root, self._settings, self._world, self._group, self._pace)
-        except (CheckpointError, RuntimeError) as error:  # RuntimeError: a rank has died, and training ends by it
-            self._last = Saved(step, CheckpointError(str(error)), locally)
-            if not must:
-                LOG.warning(f"step {step}: {error}. Training goes on, the next save tries again")
+        except CheckpointError as error:
+            self._fail(step, error, must, locally)
+            return
+        except RuntimeError as error:  # of the group: a rank is late, or has died, and then training ends by that
+            self._is_broken = True
+            why = (
+                f"{self._root}: checkpoint not written, ranks lost each other ({str(error).partition(chr(10))[0]}): if "
+                f"one writes for deepspeed.timeout_minutes = {self._minutes:g} longer than another, raise that"
+            )
+            self._fail(step, CheckpointError(why), must, locally)
             return
         seconds = time.monotonic() - begun
         self._last = Saved(step, None, locally)
@@ -142,3 +164,9 @@ class CheckpointWriter:
             self.seconds, self.written = seconds, step
         behind = "" if waited is None else f", behind training, which waited {waited:.2f} s"
         TRAINING.info(f"saved {folder}: {snapshot.bytes / 2**20:.1f} MiB a rank in {seconds:.2f} s{behind}")
+
+    def _fail(self, step: int, error: CheckpointError, must: bool, locally: bool) -> None:
+        """Note that a checkpoint was not written, in the thread; whoever `must` have it says so otherwise."""
+        self._last = Saved(step, error, locally)
+        if not must:
+            LOG.warning(f"step {step}: {error}. Training goes on, the next save tries again")

@@ -5,6 +5,7 @@ there and cools down, in another precision if it is given one. The parent is onl
 out once and kept in its config.yaml, so the same command resumes it whatever the parent has saved or deleted since.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint.resume import check_resume, damage
@@ -84,8 +85,13 @@ def check(config: Config, corpora: dict[str, str]) -> None:
         )
 
 
-def start(config: Config, world: World) -> Path | None:
+def start(config: Config, world: World, moved: Callable[[], object] = lambda: None) -> Path | None:
     """Return the checkpoint that a new branch starts from, verified to the last byte; None: no branch. Collective.
+
+    Args:
+        config: of the branch.
+        world: this process among all.
+        moved: is told of each part of a file that was read.
 
     Raises:
         CheckpointError: it is damaged.
@@ -94,7 +100,7 @@ def start(config: Config, world: World) -> Path | None:
     if branch is None:
         return None
     folder = Path(branch.checkpoint)
-    _refuse(folder, damage(folder, world))
+    _refuse(folder, damage(folder, world, moved))
     return folder
 
 

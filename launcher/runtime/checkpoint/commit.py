@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from plumbline.data.workspace import move, sync
+from plumbline.data.workspace import exchange, move, sync
 from plumbline.launcher.runtime.checkpoint.store import (
     CONFIG,
     FORMAT,
@@ -64,7 +64,7 @@ def tidy(root: Path, newest: Path) -> None:
     if newest.parent != root:
         return
     if not pointer.is_file() or pointer.read_text(encoding="utf-8").strip() != newest.name:
-        write_whole(pointer, newest.name + "\n")
+        _point_to(newest)
 
 
 def remove_leftovers(root: Path) -> None:
@@ -110,11 +110,31 @@ def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFac
     text = json.dumps({**manifest, "checksum": manifest_checksum(manifest)}, indent=2) + "\n"
     _write_file(staging / MANIFEST, text)
     sync(staging)
-    if final.exists():  # damaged, or training would have gone on from it: make room without a moment of neither
-        _remove(final)
-    move(staging, final)
-    write_whole(root / POINTER, final.name + "\n")
+    if final.exists():  # damaged, or of a save that is tried again
+        _replace(final, staging)
+    else:
+        move(staging, final)
+    _point_to(final)
     return final
+
+
+def _replace(final: Path, staging: Path) -> None:
+    """Put a finished staging folder in the place of a checkpoint, which is deleted only once that is done."""
+    replaced = staging
+    if not exchange(staging, final):
+        replaced = staging_folder(final.parent, step_of(final))
+        move(final, replaced)
+        move(staging, final)
+    sync(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _point_to(newest: Path) -> None:
+    """Write the pointer. Nothing here reads it, so no save fails for want of it."""
+    try:
+        write_whole(newest.parent / POINTER, newest.name + "\n")
+    except OSError as error:
+        LOG.warning(f"{newest.parent / POINTER} does not name {newest.name} ({error}); the next save tries again")
 
 
 def prune(root: Path, step: int, keep: CheckpointConfig) -> None:
@@ -130,9 +150,10 @@ def prune(root: Path, step: int, keep: CheckpointConfig) -> None:
     later = [folder for folder in checkpoints(root) if step_of(folder) > step]
     older = [folder for folder in checkpoints(root) if step_of(folder) <= step][keep.keep_last :]
     unwanted = [folder for folder in older if keep.keep_every is None or step_of(folder) % keep.keep_every]
-    for folder in [*filter(_is_damaged, later), *unwanted]:
+    for folder in [*later, *unwanted]:
         try:
-            _remove(folder)
+            if folder in unwanted or _is_damaged(folder):
+                _remove(folder)
         except OSError as error:
             LOG.warning(f"{folder} cannot be deleted ({error}); the next save tries again")
 
@@ -148,6 +169,8 @@ def remove_after(root: Path, step: int) -> None:
         _remove(left.pop(0))
     if left:
         tidy(root, left[0])
+    else:
+        (root / POINTER).unlink(missing_ok=True)
 
 
 def _is_damaged(folder: Path) -> bool:

@@ -118,9 +118,14 @@ class LocalCheckpoints:
         names = {name for share in gather_objects(mine, self._world) for name in share}
         return [self.folder / name for name in names]
 
-    def damage(self, folder: Path) -> list[str]:
-        """Return why ranks cannot go on from a candidate, to the last byte. Collective."""
-        problem, save = self._read(folder)
+    def damage(self, folder: Path, moved: Callable[[], object] = lambda: None) -> list[str]:
+        """Return why ranks cannot go on from a candidate, to the last byte. Collective.
+
+        Args:
+            folder: the candidate.
+            moved: is told of each part of a file that was read.
+        """
+        problem, save = self._read(folder, moved)
         told = gather_objects((problem, save), self._world)
         found = [f"{name}: {problem}" for name, (problem, _) in zip(self._names, told, strict=True) if problem]
         if not found and len({save for _, save in told}) > 1:
@@ -148,12 +153,12 @@ class LocalCheckpoints:
         if self._is_ours():
             shutil.rmtree(self._home, ignore_errors=True)
 
-    def _read(self, folder: Path) -> tuple[str | None, str | None]:
+    def _read(self, folder: Path, moved: Callable[[], object]) -> tuple[str | None, str | None]:
         """Return what is wrong with this rank's part, and which save it is of."""
         if not folder.is_dir():
             return "there is none", None
         try:
-            found = problems(folder, contents=True)
+            found = problems(folder, contents=True, moved=moved)
             if found:
                 return ", ".join(found), None
             manifest = read_manifest(folder)

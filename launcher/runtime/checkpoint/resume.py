@@ -1,6 +1,6 @@
 """Continue a run from its newest whole checkpoint, if it is the same run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from plumbline.data.damage import reading
@@ -9,10 +9,13 @@ from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import (
+    AGAIN,
     MANIFEST,
     STATE,
     CheckpointError,
+    FormatError,
     TrainState,
+    UnreadError,
     checkpoints,
     newest_whole,
     problems,
@@ -30,8 +33,21 @@ from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.world import World
 
+Moved = Callable[[], object]
+"""Is told of each part of a checkpoint that was read: of a large one all parts take longer than a watchdog bears."""
 
-def find(root: Path, world: World, local: LocalCheckpoints | None = None, before: int | None = None) -> Path | None:
+
+def unmoved() -> None:
+    """Watch nothing."""
+
+
+def find(
+    root: Path,
+    world: World,
+    local: LocalCheckpoints | None = None,
+    before: int | None = None,
+    moved: Moved = unmoved,
+) -> Path | None:
     """Return the newest whole checkpoint; None when there are none at all. Collective.
 
     Logs a warning for each that is passed over.
@@ -41,13 +57,14 @@ def find(root: Path, world: World, local: LocalCheckpoints | None = None, before
         world: this process among all.
         local: checkpoints on the nodes.
         before: a step that it must be of an earlier one than; None: any.
+        moved: see `Moved`.
 
     Returns:
         A folder in `root`, the same on all ranks, or each rank's own in `local`, of the same step.
 
     Raises:
         CheckpointError: there are checkpoints in `root` and none is whole (starting from scratch would hide that), or
-            the newest is of another format.
+            the newest is of another format; or one could not be read (UnreadError).
     """
     shared: list[Path] = gather_objects(checkpoints(root), world)[0]
     nearby = [] if local is None else local.candidates()
@@ -55,7 +72,7 @@ def find(root: Path, world: World, local: LocalCheckpoints | None = None, before
     candidates = sorted(early, key=lambda folder: (step_of(folder), folder in shared), reverse=True)
 
     def check(folder: Path) -> list[str]:
-        return damage(folder, world) if local is None or folder in shared else local.damage(folder)
+        return damage(folder, world, moved) if local is None or folder in shared else local.damage(folder, moved)
 
     newest = newest_whole(candidates, check)
     if newest is None and before is None:
@@ -73,16 +90,44 @@ def check_any(root: Path, damaged: Sequence[Path]) -> None:
         raise CheckpointError(f"{root}: no whole checkpoint among {len(damaged)}; remove them to start from scratch")
 
 
-def damage(folder: Path, world: World) -> list[str]:
-    """Return what is wrong with a checkpoint, to the last byte; each rank reads a share of the files. Collective."""
-    mine = problems(folder, contents=True, share=slice(world.rank, None, world.size))
-    return list(dict.fromkeys(problem for share in gather_objects(mine, world) for problem in share))
+def damage(folder: Path, world: World, moved: Moved = unmoved) -> list[str]:
+    """Return what is wrong with a checkpoint, to the last byte; each rank reads a share of the files. Collective.
+
+    Raises:
+        UnreadError: on all ranks, one could not read its share. That is no damage: to pass the checkpoint over would
+            throw away what was trained since the one before.
+        FormatError: on all ranks, it is whole, and of another version.
+    """
+    found: list[str] = []
+    error: CheckpointError | None = None
+    try:
+        found = problems(folder, contents=True, share=slice(world.rank, None, world.size), moved=moved)
+    except (FormatError, UnreadError) as its_own:
+        error = its_own
+    except OSError as unread:
+        error = UnreadError(f"{folder}: rank {world.rank} could not read it ({unread}){AGAIN}")
+    shares, errors = zip(*gather_objects((found, error), world), strict=True)
+    for each in filter(None, errors):
+        raise each
+    return list(dict.fromkeys(problem for share in shares for problem in share))
 
 
-def load(engine: Engine, folder: Path) -> TrainState:
-    """Read the engine's state from a checkpoint that `find` returned, and return where training stands. Collective."""
-    state = read_state(folder)
-    tensors.restore(engine, folder)
+def load(engine: Engine, folder: Path, moved: Moved = unmoved) -> TrainState:
+    """Read the engine's state from a checkpoint that `find` returned, and return where training stands. Collective.
+
+    Args:
+        engine: what trains.
+        folder: the checkpoint.
+        moved: see `Moved`.
+
+    Raises:
+        UnreadError: a file could not be read.
+    """
+    try:
+        state = read_state(folder)
+        tensors.restore(engine, folder, moved)
+    except OSError as error:
+        raise UnreadError(f"{folder}: could not be read ({error}){AGAIN}") from error
     return state
 
 

@@ -1,6 +1,5 @@
 """Write and publish a snapshot; the ranks agree on whether all of them have written."""
 
-import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,18 +103,28 @@ def on_all(
     try:
         result = action()
     except OSError as problem:
-        folder = next(parent for parent in (root, *root.parents) if os.path.isdir(parent))  # noqa: PTH112 - is_dir may raise
-        free = shutil.disk_usage(folder).free / 2**30
-        error = f"{type(problem).__name__}: {problem}", free
+        error = f"{type(problem).__name__}: {problem}", _free_space(root)
     pace.waits = True
-    answers = gather_objects((result, error), world, group)
-    pace.waits = False
+    try:
+        answers = gather_objects((result, error), world, group)
+    finally:
+        pace.waits = False
     results, errors = zip(*answers, strict=True)
     failed = [(name, *error) for name, error in zip(names, errors, strict=True) if error]
     if failed:
         named = "; ".join(f"{name}: {message}" for name, message, _ in failed)
         raise CheckpointError(
-            f"{root}: checkpoint not written ({named}); {failed[0][2]:.2f} GiB are free there. "
+            f"{root}: checkpoint not written ({named}); {failed[0][2]}. "
             "Earlier checkpoints are whole: free some space there"
         )
     return list(results)
+
+
+def _free_space(root: Path) -> str:
+    """Say how much room there is where a folder is, or would be; the file system may be gone altogether."""
+    for folder in (root, *root.parents):
+        try:
+            return f"{shutil.disk_usage(folder).free / 2**30:.2f} GiB are free there"
+        except OSError:
+            continue
+    return "how much is free there cannot be told"

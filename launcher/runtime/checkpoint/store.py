@@ -26,7 +26,12 @@ from plumbline.launcher.runtime.system.files import read_key, read_object
 from plumbline.launcher.runtime.system.log import LOG
 
 FORMAT = 2
+BLOCK = 2**24
+"""Bytes of a file that are read at once."""
 MANIFEST, STATE, CONFIG, POINTER = "manifest.json", "state.json", "config.yaml", "latest"
+
+
+AGAIN = ": look at its file system, and start the same command again"
 
 
 class CheckpointError(ValueError):
@@ -50,6 +55,10 @@ def written(place: Path) -> Iterator[None]:
         raise UnsavedError(
             f"{place} could not be written ({error}): free some space there and start the same command again"
         ) from error
+
+
+class UnreadError(CheckpointError):
+    """End an attempt of a run whose checkpoints could not be read, which may be otherwise in a while."""
 
 
 class BrokenWeightsError(CheckpointError):
@@ -147,6 +156,7 @@ def problems(
     contents: bool = False,
     only: Callable[[str], bool] = lambda _name: True,
     share: slice = slice(None),
+    moved: Callable[[], object] = lambda: None,
 ) -> list[str]:
     """Return what is wrong with a checkpoint: files that are missing or damaged, or its manifest.
 
@@ -156,13 +166,16 @@ def problems(
             of config.yaml, which everybody reads.
         only: which files to look at, by name.
         share: which of these, in the order of their names, so that ranks can divide the work.
+        moved: is told of each part of a file that was read.
 
     Raises:
         FormatError: it is whole, and of another version.
+        UnreadError: its manifest could not be read.
+        OSError: another file could not be read.
     """
     try:
         manifest = read_manifest(folder)
-    except FormatError:  # not to be passed over
+    except (FormatError, UnreadError):  # not to be passed over
         raise
     except CheckpointError as error:
         return [str(error)]
@@ -172,18 +185,18 @@ def problems(
     return [
         problem
         for name in sorted(filter(only, files))[share]
-        if (problem := _problem(folder, name, files[name], contents or name == CONFIG))
+        if (problem := _problem(folder, name, files[name], contents or name == CONFIG, moved))
     ]
 
 
-def _problem(folder: Path, name: str, expected: FileFacts, contents: bool) -> str | None:
+def _problem(folder: Path, name: str, expected: FileFacts, contents: bool, moved: Callable[[], object]) -> str | None:
     """Return what is wrong with one file of a checkpoint, whose size and checksum the manifest says."""
     path = folder / name
     if not path.is_file():
         return f"{name} is missing"
     if path.stat().st_size != expected["bytes"]:
         return f"{name} has {path.stat().st_size} bytes, expected {expected['bytes']}"
-    if contents and _checksum(path) != expected["xxh3"]:
+    if contents and _checksum(path, moved) != expected["xxh3"]:
         return f"{name} has another checksum than when it was written"
     return None
 
@@ -192,14 +205,16 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint.
 
     Raises:
-        CheckpointError: it is missing, damaged or of a newer format.
+        CheckpointError: it is missing, damaged or of a newer format; UnreadError, if it could not be read.
     """
     try:
         manifest = read_object(folder / MANIFEST)
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"{folder / MANIFEST} is missing") from error
-    except (OSError, DamagedFileError) as error:
+    except (IsADirectoryError, DamagedFileError) as error:
         raise CheckpointError(str(error)) from error
+    except OSError as error:
+        raise UnreadError(f"{folder / MANIFEST} could not be read ({error}){AGAIN}") from error
     if manifest.pop("checksum", None) != manifest_checksum(manifest):
         raise CheckpointError(f"{folder / MANIFEST} has another checksum than when it was written")
     if manifest.get("format") != FORMAT:
@@ -235,14 +250,10 @@ def manifest_checksum(manifest: dict[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(manifest, sort_keys=True).encode())
 
 
-def _checksum(path: Path) -> str:
+def _checksum(path: Path, moved: Callable[[], object]) -> str:
     digest = xxhash.xxh3_64()
     with path.open("rb") as file:
-        for block in _blocks(file):
+        while block := file.read(BLOCK):
             digest.update(block)
+            moved()
     return digest.hexdigest()
-
-
-def _blocks(file: Any, size: int = 2**24) -> Iterator[bytes]:
-    while block := file.read(size):
-        yield block

@@ -14,7 +14,7 @@ DeepSpeed is needed to read a checkpoint.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -105,10 +105,15 @@ def _to_host(tensor: Tensor) -> Tensor:
 # -- going on from it --------------------------------------------------------------------------------------------------
 
 
-def restore(engine: Engine, folder: Path) -> None:
+def restore(engine: Engine, folder: Path, moved: Callable[[], object] = lambda: None) -> None:
     """Take over weights, optimizer state and moving average of a checkpoint, whichever ranks wrote it. Collective.
 
     Each rank reads its own ranges. The configuration's hyperparameters stay as they are.
+
+    Args:
+        engine: what takes it over.
+        folder: the checkpoint.
+        moved: is told of each tensor that was read.
 
     Raises:
         CheckpointError: the tensors are not those of the model, or not all of them were updated equally often.
@@ -121,6 +126,7 @@ def restore(engine: Engine, folder: Path) -> None:
                 piece.of(piece.shard).copy_(saved.read(WEIGHT, piece.name, piece.start, piece.length))
                 if piece.trained:
                     _read_state(piece, saved, state.setdefault(piece.shard, {}), folder)
+                moved()
         engine.optimizer_state.clear()
         engine.optimizer_state.update(state)
         engine.refresh_weights()

@@ -1,6 +1,7 @@
 """Let ranks agree by small collectives."""
 
 from collections.abc import Callable
+from threading import Thread
 from typing import Any, TypeVar
 
 import torch
@@ -10,6 +11,9 @@ from plumbline.launcher.runtime.system.device_clock import DeviceClock
 from plumbline.launcher.runtime.system.world import World
 
 Result = TypeVar("Result")
+
+LOOK = 1.0
+"""Seconds between meetings of ranks that wait for the main one."""
 
 
 class AllRanksError(Exception):
@@ -128,3 +132,20 @@ def from_main(action: Callable[[], Result], world: World) -> Result:
     if problem is not None:
         raise problem
     return result  # type: ignore[no-any-return]
+
+
+def main_works(action: Callable[[], object], world: World, moved: Callable[[], object]) -> None:
+    """Call `action` on rank 0 while all ranks wait for it, however long that takes. Collective.
+
+    A single collective has a time-out, so they meet again and again.
+
+    Args:
+        action: raises nothing, and ends with the process if rank 0 is interrupted.
+        world: this process among all.
+        moved: is told, on every rank, that they have met.
+    """
+    worker = Thread(target=action if world.is_main else lambda: None, daemon=True)
+    worker.start()
+    while any_rank(worker.is_alive(), world):
+        moved()
+        worker.join(LOOK)

@@ -12,6 +12,7 @@ import os
 import re
 import select
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Lock, Thread
@@ -36,7 +37,7 @@ LAUNCHERS = {
 MODULE, WITH_A_WORD = re.compile("-[^-mWX]*m"), re.compile("-[^-mWX]*[WX]")
 """Options of Python, behind others of one letter: the module that it runs comes next, or a word that is none."""
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
-LOOK_SECONDS = 1.0  # between looks at the launchers of a process that starts
+LOOK_SECONDS = 1.0  # between looks at the launchers
 SET_BY_LAUNCHERS = ("CROSS_SIZE", "TORCHELASTIC_RUN_ID")  # by deepspeed and torchrun in the environment of each rank
 
 
@@ -57,6 +58,7 @@ class StopRequest:
         for number in SIGNALS:
             signal.signal(number, self._receive)
         self._launchers = _launchers()
+        self._orphaned, self._next_look = False, 0.0
 
     @property
     def takes(self) -> float:
@@ -111,7 +113,13 @@ class StopRequest:
 
     @property
     def is_orphaned(self) -> bool:
-        """Return whether a launcher of this process died."""
+        """Return whether a launcher of this process died; looked for once in LOOK_SECONDS, for steps may be short."""
+        if not self._orphaned and time.monotonic() >= self._next_look:
+            self._orphaned = self._has_lost_a_launcher()
+            self._next_look = time.monotonic() + LOOK_SECONDS
+        return self._orphaned
+
+    def _has_lost_a_launcher(self) -> bool:
         if not self._launchers:  # there is none, or it died before we looked for it
             return os.getppid() == 1 and any(name in os.environ for name in SET_BY_LAUNCHERS)
         # Compare parents instead of asking whether the launcher exists: a dead one does until somebody waits for it

@@ -126,9 +126,9 @@ class ChainWriter:
         """Write the newest checkpoint, but none of a later step that a resume passed over: it is made again."""
         if self._file is None:
             return
-        own = [each for each in checkpoints(self._folder / "checkpoints") if step_of(each) <= max(self._begun, written)]
-        for folder in own[:1]:
-            try:
+        root, last = self._folder / "checkpoints", max(self._begun, written)
+        try:
+            for folder in [each for each in checkpoints(root) if step_of(each) <= last][:1]:
                 self._file.add_checkpoint(step_of(folder), folder / MANIFEST)
-            except OSError as error:
-                LOG.warning(f"{folder}: not noted in {self._file.path} ({error}); training goes on")
+        except OSError as error:
+            LOG.warning(f"the newest checkpoint in {root} is not noted in {self._file.path} ({error})")

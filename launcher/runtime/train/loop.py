@@ -34,7 +34,7 @@ from plumbline.launcher.runtime.run.ledger import Bucket
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.tracking import open_feeds
-from plumbline.launcher.runtime.system.collectives import any_rank, from_main
+from plumbline.launcher.runtime.system.collectives import any_rank, from_main, main_works
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -108,7 +108,7 @@ class Trainer:
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
-        state = resume.load(self.engine, folder)
+        state = resume.load(self.engine, folder, partial(self.watchdog.moved, "reading the checkpoint"))
         self.state = replace(state, skipped=state.skipped | self.rollbacks.skipped)
         self.guards.restore(state.guards)
         if self.local is None or folder.parent != self.local.folder:
@@ -130,10 +130,11 @@ class Trainer:
     def _go_back(self, asked: RollBack) -> None:
         """Stand at a checkpoint again, with the log and the account of time as they were then."""
         self.status.enter("checkpoint")
-        self.watchdog.moved("going back to a checkpoint")
+        moved = partial(self.watchdog.moved, "going back to a checkpoint")
+        moved()
         self._unread = self.saved_step = None
         self._count(self.writer.finish(), must=False)
-        folder = self.rollbacks.go_back(asked, self.state.skipped)
+        folder = self.rollbacks.go_back(asked, self.state.skipped, moved)
         if self.log is not None:
             self.log.close()
         self.resume(folder)
@@ -290,24 +291,11 @@ class Trainer:
             self.log.write(record)
         self.guards.after_evaluation(record)
         if step == self.plan.total_steps:
-            self.watchdog.wait()  # for rank 0, which opens the model and samples
-            from_main(lambda: self._finish(record), self.world)
-            self.watchdog.moved("ending")
+            file = self.config.run.folder / RESULT
+            with checkpoint.written(file):  # it marks the run as complete
+                from_main(lambda: write_json(file, record), self.world)
+            main_works(lambda: write_samples(self.config), self.world, partial(self.watchdog.moved, "ending"))
         return True
-
-    def _finish(self, record: dict[str, Any]) -> None:
-        """Write the result that marks the run as complete, then the samples, for which it is not made again.
-
-        Raises:
-            UnsavedError: the result could not be written.
-        """
-        file = self.config.run.folder / RESULT
-        with checkpoint.written(file):
-            write_json(file, record)
-        try:
-            write_samples(self.config)
-        except OSError as error:
-            LOG.warning(f"the samples of train.sample_prompts were not written: {error}")
 
     def _may_save(self) -> bool:
         """Return whether this is a step at which checkpoints are written, if the weights are worth one."""

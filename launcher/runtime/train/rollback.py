@@ -5,11 +5,12 @@ not trusted are deleted, interventions.jsonl gets its line, and then the caller 
 start would.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 from plumbline.data.skipped import SkippedData
-from plumbline.launcher.runtime.checkpoint import resume
+from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint.commit import remove_after
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import step_of, written
@@ -48,7 +49,7 @@ class Rollbacks:
     def __init__(
         self, config: Config, plan: RunPlan, inputs: Inputs, world: World, local: LocalCheckpoints | None
     ) -> None:
-        self._plan, self._inputs, self._world, self._local = plan, inputs, world, local
+        self._config, self._plan, self._inputs, self._world, self._local = config, plan, inputs, world, local
         self._folder, self._most = config.run.folder, config.guards.max_rollbacks
         self.made = from_main(lambda: read_interventions(self._folder), world)
         if self.skipped.windows and (problem := self._cannot_skip(self.skipped)):
@@ -59,12 +60,13 @@ class Rollbacks:
         """Return the data that the run leaves out."""
         return skipped_in(self.made)
 
-    def go_back(self, asked: RollBack, skipped: SkippedData) -> Path:
+    def go_back(self, asked: RollBack, skipped: SkippedData, moved: Callable[[], object] = lambda: None) -> Path:
         """Return the checkpoint to resume from, now that nothing newer is there. Collective; nothing is being written.
 
         Args:
             asked: what a guard asks for.
             skipped: the data that was left out so far.
+            moved: is told of each part of a checkpoint that was read.
 
         Raises:
             TrainingError: the run cannot go back; says why.
@@ -72,7 +74,7 @@ class Rollbacks:
         """
         window = skipped.data_step(asked.first - 1), skipped.data_step(asked.last - 1) + 1
         problem, root = self._refusal(skipped | SkippedData((window,))), self._folder / "checkpoints"
-        found = None if problem else resume.find(root, self._world, self._local, before=asked.first)
+        found = None if problem else self._find(root, asked.first, moved)
         if found is None:
             problem = problem or f"there is no whole checkpoint of a step before {asked.first}"
             raise TrainingError(
@@ -99,6 +101,14 @@ class Rollbacks:
         with written(self._folder):
             from_main(note, self._world)
         LOG.warning(f"{made} ({len(self.made)} of guards.max_rollbacks = {self._most})")
+        return found
+
+    def _find(self, root: Path, first: int, moved: Callable[[], object]) -> Path | None:
+        """Return the newest whole checkpoint of a step before `first`; a branch may begin anew. Collective."""
+        found = resume.find(root, self._world, self._local, before=first, moved=moved)
+        its = self._config.schedule.branch
+        if found is None and its is not None and its.first_step < first:
+            return branch.start(self._config, self._world, moved)
         return found
 
     def _refusal(self, skipped: SkippedData) -> str | None:

@@ -7,15 +7,24 @@ import torch
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models.continuing import text_after, tokens_of
 from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
+from plumbline.launcher.runtime.system.log import LOG
 
 SAMPLE_TOKENS = 200
-
-
 SAMPLE_TEMPERATURE = 0.8
 
 
 def write_samples(config: Config) -> None:
-    """Continue train.sample_prompts with the newest checkpoint, into samples.txt."""
+    """Continue train.sample_prompts with the newest checkpoint, into samples.txt; warn if that cannot be done.
+
+    A run is complete without them, so nothing that goes wrong here may end it.
+    """
+    try:
+        _write(config)
+    except Exception as error:
+        LOG.warning(f"the samples of train.sample_prompts were not written ({type(error).__name__}: {error})")
+
+
+def _write(config: Config) -> None:
     folder = config.run.folder
     if not config.train.sample_prompts or not (folder / "tokenizer").is_dir():
         return

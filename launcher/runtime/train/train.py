@@ -72,13 +72,14 @@ def make_trainer(
     check_agreement(config, inputs, world)
     root = config.run.folder / "checkpoints"
     local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)
-    found = resume.find(root, world, local)
-    watchdog.moved("starting")  # checkpoints are verified to the last byte
+    verifying = partial(watchdog.moved, "verifying checkpoints to the last byte")
+    found = resume.find(root, world, local, moved=verifying)
     if found is not None:
         resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)
         from_main(partial(tidy, root, found), world)
     else:
-        found = branch.start(config, world)
+        found = branch.start(config, world, verifying)
+    watchdog.moved("starting")
     if local is not None:
         local.tidy(found)
     step = 0 if found is None else checkpoint.step_of(found)

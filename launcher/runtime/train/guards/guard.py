@@ -29,12 +29,14 @@ class WrongNodeError(TrainingError):
     """Say that nodes compute wrong numbers, without which the same command can go on.
 
     Args:
-        message: what was found.
+        message: what was found, in whole sentences; what to do follows.
         nodes: to leave out, by the names that Slurm has for them.
     """
 
     def __init__(self, message: str, nodes: Sequence[str]) -> None:
-        super().__init__(message)
+        super().__init__(
+            f"{message} Leave the node out and start the same command again; a job under Slurm does both by itself"
+        )
         self.nodes = nodes
 
 

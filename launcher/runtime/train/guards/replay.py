@@ -24,7 +24,6 @@ from plumbline.launcher.runtime.train.guards.guard import Guard, WrongNodeError
 from plumbline.launcher.runtime.train.guards.replicas import name_ranks
 from plumbline.model.objectives.objective import Losses, TrainedLM
 
-REMEDY = "Leave the node out and start the same command again; a job under Slurm does both by itself"
 BESIDE = ("the loss", "the reports")
 """What is compared beside the gradients of the tensors."""
 
@@ -184,7 +183,7 @@ def _error(step: int, results: Tensor, names: Sequence[str], hosts: Sequence[str
         verdict = "got other bits than two ranks agree on"
     return WrongNodeError(
         f"step {step}: {name_ranks(named, hosts)} {verdict}, for a micro-batch of rank {owner}: {what}. The update was "
-        f"not made; the last checkpoint is from before. {REMEDY}",
+        f"not made; the last checkpoint is from before.",
         sorted({hosts[rank] for rank in named}),
     )
 

@@ -17,9 +17,11 @@ from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system.checksum import checksums
 from plumbline.launcher.runtime.system.collectives import gather_objects, gather_rows
 from plumbline.launcher.runtime.system.nodes import node_name
-from plumbline.launcher.runtime.train.guards.guard import Guard, TrainingError
+from plumbline.launcher.runtime.train.guards.guard import Guard, TrainingError, WrongNodeError
 
-REMEDY = "Look at the memory and the device of a node that is named, leave it out, and start the same command again"
+REMEDY = (
+    "Look at the memory and the devices of these nodes, leave out the one at fault, and start the same command again"
+)
 
 
 class Replicas(Guard):
@@ -42,12 +44,17 @@ class Replicas(Guard):
         self._step, self._equal_at = step, None
 
     def after_update(self) -> None:
-        """Compare at the interval. Raises TrainingError, on all ranks, if they differ."""
+        """Compare at the interval; see `before_save`."""
         if self._interval is not None and self._step % self._interval == 0:
             self._compare(self._step)
 
     def before_save(self, step: int) -> None:
-        """Compare what is about to be saved. Raises TrainingError, on all ranks, if they differ."""
+        """Compare what is about to be saved.
+
+        Raises:
+            WrongNodeError: on all ranks, some differ from a majority, in all that differs.
+            TrainingError: on all ranks, they differ, and no majority says which are right.
+        """
         if self._equal_at != step:
             self._compare(step)
 
@@ -62,11 +69,17 @@ class Replicas(Guard):
         ranks: list[list[tuple[int, ...]]] = [
             [tuple(pair) for pair in rank] for rank in gather_rows(sums, engine.world).tolist()
         ]
-        found = differing([*names, "counts of steps and rates"], ranks)
-        raise TrainingError(
-            f"step {step}: {describe(found, gather_objects(node_name(), engine.world))}: they train different models; "
-            f"the last checkpoint is from before. {REMEDY}"
+        found, hosts = (
+            differing([*names, "counts of steps and rates"], ranks),
+            gather_objects(node_name(), engine.world),
         )
+        message = (
+            f"step {step}: {describe(found, hosts)}: they train different models; the last checkpoint is from before."
+        )
+        blamed = {rank for ranks_of_one in found.values() for rank in ranks_of_one}
+        if len(blamed) < len(hosts):
+            raise WrongNodeError(message, sorted({hosts[rank] for rank in blamed}))
+        raise TrainingError(f"{message} {REMEDY}")
 
 
 def all_equal(values: Tensor) -> bool:

@@ -9,6 +9,8 @@ import pytest
 from plumbline.launcher.runtime.checkpoint import commit, store
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
 
+KEEP = CheckpointConfig(keep_last=2)
+
 
 class KilledError(BaseException):
     """Stand for SIGKILL, which nobody handles."""
@@ -32,12 +34,69 @@ def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_part_of_it(
         (folder / "state" / "x").unlink()
         raise KilledError
 
-    keep = CheckpointConfig(keep_last=2)
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", die)
         with pytest.raises(KilledError):
-            commit.prune(tmp_path, 3, keep)
+            commit.prune(tmp_path, 3, KEEP)
     found = store.checkpoints(tmp_path)
     assert [store.problems(folder, contents=True) for folder in found] == [[], []]
     commit.tidy(tmp_path, found[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000002", "step_00000003"]
+
+
+@pytest.mark.parametrize("exchanges", [True, False], ids=["exchanged", "renamed"])
+def test_a_checkpoint_that_is_written_again_is_there_before_the_one_of_before_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    publish(tmp_path, 3)
+
+    def die(*_arguments: Any, **_options: Any) -> None:
+        raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", die)
+        if not exchanges:
+            patched.setattr(commit, "exchange", lambda _one, _other: False)
+        with pytest.raises(KilledError):
+            publish(tmp_path, 3)
+    (found,) = store.checkpoints(tmp_path)
+    assert store.problems(found, contents=True) == []
+    commit.tidy(tmp_path, found)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000003"]
+
+
+def test_a_pointer_that_cannot_be_written_fails_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_arguments: Any) -> None:
+        raise OSError("no room")
+
+    publish(tmp_path, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(commit, "write_whole", refuse)
+        publish(tmp_path, 2)
+    assert "does not name step_00000002 (no room)" in capsys.readouterr().err
+    assert [folder.name for folder in store.checkpoints(tmp_path)] == ["step_00000002", "step_00000001"]
+    commit.tidy(tmp_path, tmp_path / "step_00000002")
+    assert (tmp_path / store.POINTER).read_text() == "step_00000002\n"
+
+
+def test_a_later_checkpoint_that_cannot_be_read_fails_no_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_arguments: Any, **_options: Any) -> list[str]:
+        raise OSError("no answer")
+
+    publish(tmp_path, 9)
+    publish(tmp_path, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(commit, "problems", refuse)
+        commit.prune(tmp_path, 2, KEEP)
+    assert "step_00000009 cannot be deleted (no answer)" in capsys.readouterr().err
+    assert len(store.checkpoints(tmp_path)) == 2
+
+
+def test_a_run_that_goes_back_to_before_all_of_them_has_no_pointer_either(tmp_path: Path) -> None:
+    publish(tmp_path, 3)
+    commit.remove_after(tmp_path, 2)
+    assert list(tmp_path.iterdir()) == []

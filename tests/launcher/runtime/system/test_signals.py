@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import psutil
 import pytest
 
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE
-from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.signals import LOOK_SECONDS, StopRequest
 from tests.conftest import REPOSITORY, environment
 
 NUMBERS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
@@ -54,6 +55,18 @@ def test_requests_may_repeat(stop: StopRequest) -> None:
     for number in (signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
         send(number)
     assert stop
+
+
+def test_launchers_are_looked_for_once_a_second_however_short_steps_are(
+    stop: StopRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, found = [1000.0], [True, False]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(stop, "_has_lost_a_launcher", found.pop)
+    assert [bool(stop) for _ in range(9)] == [False] * 9
+    assert len(found) == 1
+    now[0] += LOOK_SECONDS
+    assert [bool(stop) for _ in range(9)] == [True] * 9
 
 
 def test_a_process_asks_itself(stop: StopRequest) -> None:
@@ -185,7 +198,8 @@ def test_a_launcher_that_died_at_once_is_missed(
     monkeypatch.setattr(os, "getppid", lambda: 1)
     assert not stop
     monkeypatch.setenv(variable, "1")
-    assert stop
+    with handlers_kept():
+        assert StopRequest()
 
 
 @pytest.mark.parametrize("numbers", [NUMBERS[:1], NUMBERS[1:2], (signal.SIGUSR1, signal.SIGTERM)])

@@ -243,6 +243,22 @@ def test_guards_that_are_to_ignore_are_not_made(tiny_config: Path) -> None:
             ["guards.gradient_spike={action: roll_back, look_back: 9}", "checkpoint.interval=4"],
             r"gradient_spike.look_back = 9: .* checkpoint.interval = 4.* set checkpoint.keep_last=4",
         ),
+        (
+            [
+                "guards.gradient_spike={action: roll_back, look_back: 9}",
+                "checkpoint.interval=4",
+                "checkpoint.keep_every=8",
+            ],
+            r"gradient_spike.look_back = 9: .* set checkpoint.keep_last=4",
+        ),
+        (
+            [
+                "guards.loss_spike.action=roll_back",
+                "checkpoint.interval=null",
+                "checkpoint.local={path: /tmp, interval: 5}",
+            ],
+            r"loss_spike.look_back = 2: of checkpoint.local one checkpoint stays.* set checkpoint.interval as well",
+        ),
         (["guards.loss_spike.action=stop"], r"guards.loss_spike.action = 'stop': .*'ignore', 'warn' or 'roll_back'"),
         (["guards.loss_spike.window=4"], r"guards.loss_spike.window = 4: .* 8"),
         (["guards.gradient_spike.factor=1.0"], r"guards.gradient_spike.factor = 1.0: .* 1"),
@@ -255,7 +271,7 @@ def test_guards_that_cannot_be_are_refused(tiny_config: Path, overrides: list[st
         load_config(tiny_config, overrides)
 
 
-@pytest.mark.parametrize("keep", ["checkpoint.interval=9", "checkpoint.keep_last=4", "checkpoint.keep_every=100"])
+@pytest.mark.parametrize("keep", ["checkpoint.interval=9", "checkpoint.keep_last=4", "checkpoint.keep_every=3"])
 def test_a_spike_may_send_back_where_a_checkpoint_before_it_stays(tiny_config: Path, keep: str) -> None:
     spike = "guards.gradient_spike={action: roll_back, look_back: 9}"
     assert load_config(tiny_config, ["checkpoint.interval=3", spike, keep]).guards.gradient_spike.look_back == 9

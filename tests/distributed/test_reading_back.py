@@ -1,0 +1,76 @@
+"""A checkpoint is read back under a watch, and what cannot be read is neither damage nor the end of a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from plumbline.launcher.runtime.checkpoint import resume, store
+from plumbline.launcher.runtime.checkpoint.save import commit
+from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
+from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
+from plumbline.launcher.runtime.checkpoint.store import UnreadError
+from plumbline.launcher.runtime.config.load import load_config
+from tests.distributed.conftest import state_after
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from plumbline.launcher.runtime.config.schema import Config
+    from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+    from plumbline.launcher.runtime.run.inputs import Inputs
+    from plumbline.launcher.runtime.system.world import World
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config: Path) -> Config:
+    return load_config(tiny_config, [])
+
+
+@pytest.fixture(scope="module")
+def root(
+    engine: DeepSpeedEngine, config: Config, inputs: Inputs, world: World, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return the folder of two checkpoints."""
+    folder = tmp_path_factory.mktemp("reading") / "checkpoints"
+    for step in (1, 2):
+        commit(take_snapshot(engine, config, state_after(step, inputs), world), folder, config.checkpoint, world)
+    return folder
+
+
+def refuse(*_arguments: Any, **_options: Any) -> Any:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_whoever_watches_is_told_of_each_part(
+    root: Path, engine: DeepSpeedEngine, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "BLOCK", 2**14)
+    told: list[None] = []
+    found = resume.find(root, world, moved=lambda: told.append(None))
+    assert found == root / "step_00000002"
+    size = sum(file.stat().st_size for file in found.rglob("*") if file.name != store.MANIFEST)
+    assert len(told) >= size / 2**14 > 10
+    told.clear()
+    resume.load(engine, found, lambda: told.append(None))
+    assert len(told) == len(engine.pieces())
+
+
+@pytest.mark.parametrize(("of", "name"), [(store, "_checksum"), (store, "read_object")])
+def test_what_cannot_be_read_is_not_passed_over(
+    root: Path, world: World, monkeypatch: pytest.MonkeyPatch, of: Any, name: str
+) -> None:
+    monkeypatch.setattr(of, name, refuse)
+    with pytest.raises(
+        UnreadError, match=r"step_00000002.* could not .*Input/output error.* start the same command again"
+    ):
+        resume.find(root, world)
+
+
+def test_nor_when_it_is_loaded(root: Path, engine: DeepSpeedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SavedTensors, "read", refuse)
+    with pytest.raises(UnreadError, match=r"step_00000002: could not be read \(.*Input/output error"):
+        resume.load(engine, root / "step_00000002")

@@ -1,0 +1,54 @@
+"""Real ranks one of which has trouble with files: it is late with them, or cannot read them for a while."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from plumbline.launcher.runtime.system.exit_codes import UNREACHED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Outcome, Start
+
+SHORT = ["train.eval_interval=null", "checkpoint.interval=4", "checkpoint.keep_last=9", "metrics.trackers=[]"]
+
+
+@pytest.fixture
+def attempt(start: Start, tiny_config: Path, tmp_path: Path) -> Callable[..., Outcome]:
+    """Train on two ranks: (steps, trouble, overrides) -> Outcome."""
+
+    def run(steps: int, trouble: str | None, *overrides: str) -> Outcome:
+        fixed: list[Any] = ["--config", tiny_config, f"run.root={tmp_path}", "run.name=run", *SHORT]
+        program = "launcher/pretrain.py" if trouble is None else "tests/distributed/trouble.py"
+        arguments = [*fixed, f"train.steps={steps}", *overrides]
+        return start(program, arguments, tmp_path / "run", ranks=2, env={"TROUBLE": trouble or ""}).wait()
+
+    return run
+
+
+def test_a_late_rank_costs_its_save_and_no_other_and_samples_may_take_their_time(
+    attempt: Callable[..., Outcome],
+) -> None:
+    outcome = attempt(12, "late", "train.sample_prompts=[def]", "deepspeed.timeout_minutes=0.2")
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stderr.count("checkpoint not written, ranks lost each other") == 1
+    assert "warning: step 4: " in outcome.stderr
+    assert [name for name in outcome.run.checkpoints if name.startswith("step_")] == ["step_00000008", "step_00000012"]
+    assert "def" in (outcome.run.folder / "samples.txt").read_text()
+
+
+def test_what_one_rank_cannot_read_ends_an_attempt_of_all_and_is_not_passed_over(
+    attempt: Callable[..., Outcome],
+) -> None:
+    assert attempt(8, None).code == 0
+    outcome = attempt(12, "unread", "deepspeed.timeout_minutes=60")
+    assert outcome.code == UNREACHED, outcome.stderr
+    assert "step_00000008: rank 1 could not read it" in outcome.stderr
+    assert "passed over" not in outcome.stderr
+    again = attempt(12, None)
+    assert again.code == 0, again.stderr
+    assert "resuming after step 8 from " in again.stdout

@@ -1,0 +1,51 @@
+"""Pretrain on ranks one of which has trouble with files; tests start it on two ranks.
+
+    TROUBLE=late trouble.py --config FILE ...       arguments are those of pretrain.py
+    TROUBLE=unread trouble.py --config FILE ...
+
+late: rank 1 takes LATE seconds to write its first checkpoint, and rank 0 as long to write samples.
+unread: the disk of rank 1 fails when it verifies a checkpoint.
+"""
+
+import errno
+import os
+import runpy
+import time
+from pathlib import Path
+from typing import Any
+
+from plumbline.launcher.runtime.checkpoint import commit, save, store
+from plumbline.launcher.runtime.train import samples
+
+LATE = 18.0
+WRITE_FILES, WRITE_SAMPLES, CHECKSUM = commit.write_files, samples._write, store._checksum
+OTHER = os.environ["RANK"] == "1"
+waits = [LATE] if OTHER else []
+
+
+def write_files(*arguments: Any) -> Any:
+    """Write a rank's files, the first time late."""
+    time.sleep(waits.pop() if waits else 0.0)
+    return WRITE_FILES(*arguments)
+
+
+def write_samples(*arguments: Any) -> None:
+    """Write samples late."""
+    time.sleep(LATE)
+    WRITE_SAMPLES(*arguments)
+
+
+def checksum(path: Path, *arguments: Any) -> str:
+    """Read a file, which the disk refuses rank 1."""
+    if OTHER:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    return CHECKSUM(path, *arguments)
+
+
+if __name__ == "__main__":
+    if os.environ["TROUBLE"] == "late":
+        vars(save)["write_files"] = write_files
+        vars(samples)["_write"] = write_samples
+    else:
+        vars(store)["_checksum"] = checksum
+    runpy.run_path(str(Path(__file__).parents[2] / "launcher" / "pretrain.py"), run_name="__main__")
