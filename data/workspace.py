@@ -23,6 +23,8 @@ replaces where the two cannot be exchanged."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Numbers of the errors that say that a disk, or what its user may have of it, is full."""
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""Of those that say that nothing can be put into a folder: it is another's, read-only, or a file."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
@@ -138,9 +140,16 @@ def resumed_folder(output: Path, kind: FolderKind, key: str) -> Iterator[Path]:
 @contextlib.contextmanager
 def _filled(output: Path, kind: FolderKind, key: str | None) -> Iterator[Path]:
     check_replaceable(output, kind)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    _clean(output)
-    folder, lock = _own_folder(output, key)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _clean(output)
+        folder, lock = _own_folder(output, key)
+    except OSError as error:
+        if error.errno not in CLOSED:
+            raise
+        raise ValueError(
+            f"--output {output}: nothing can be written there ({error.strerror}); choose another name"
+        ) from error
     keep = False
     try:
         _remove_abandoned(output, folder)

@@ -4,12 +4,14 @@
 plumbline --help                                     every command, with a line about it
 plumbline pretrain --config configs/quickstart.yaml
 python -m plumbline.launcher plan --help             the same in an environment that is not activated
+deepspeed --quiet --module plumbline.launcher pretrain --config FILE      on every GPU of this node
 """
 
 import argparse
 import ast
 import runpy
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
@@ -32,8 +34,11 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("command", choices=commands, metavar="COMMAND", help="one of those below")
-    command = command_on_line(commands) or parser.parse_args(sys.argv[1:2]).command
-    sys.argv = [f"plumbline {command}", *sys.argv[2:]]
+    # Ahead of all words deepspeed puts its own
+    of_launcher = list(takewhile(lambda word: word.startswith("--local_rank="), sys.argv[1:]))
+    words = sys.argv[1 + len(of_launcher) :]
+    command = command_on_line(commands) or parser.parse_args(words[:1]).command
+    sys.argv = [f"plumbline {command}", *of_launcher, *words[1:]]
     runpy.run_module(f"plumbline.launcher.{command}", run_name="__main__")
 
 

@@ -16,6 +16,8 @@ from dataclasses import asdict, replace
 from plumbline.launcher.runtime.system import cli
 from plumbline.model.sampling import check_sampling
 
+USUAL = 100
+"""Tokens of a continuation, unless one asks for others."""
 OPTIONS = ("think", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 """Options that --json repeats."""
 
@@ -34,7 +36,11 @@ def parse_arguments() -> argparse.Namespace:
         help='a prompt a line, or of a .jsonl file an object {"prompt": "..."}; - is standard input',
     )
     prompts.add_argument("--interactive", action="store_true", help="ask for prompts; Ctrl-C ends a continuation")
-    parser.add_argument("--max-new-tokens", type=cli.positive, default=100, help="length of the continuation")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=cli.positive,
+        help=f"length of the continuation (default: {USUAL}, or half of a context that is shorter than two of these)",
+    )
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
     parser.add_argument("--top-k", type=cli.positive, help="draw from the k likeliest tokens only")
     parser.add_argument("--top-p", type=float, help="draw from the likeliest tokens that hold this much probability")
@@ -107,6 +113,8 @@ def main() -> None:
     if think is not None:
         refuse_own_thinker(arguments.model)
     facts = model_facts(arguments.model)
+    if arguments.max_new_tokens is None:
+        arguments.max_new_tokens = min(USUAL, max(1, (facts.context_length or 2 * USUAL) // 2))
     tokenizer = load_tokenizer(facts.tokenizer)
     given = read_prompts(arguments.prompts) if arguments.prompts else [arguments.prompt]
     texts = [] if arguments.interactive else given

@@ -128,6 +128,7 @@ from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Result
 from plumbline.data.sources import Sources, unescaped
+from plumbline.launcher.runtime.system.ours import as_typed
 from plumbline.launcher.runtime.system.starting import has_gpus
 
 
@@ -201,9 +202,9 @@ def _summary(result: Result) -> dict[str, Any]:
         "bad_records": manifest.bad_records,
         "seconds": result.seconds,
         "tokens_per_second": tokens / result.seconds if result.seconds else None,
-        "next": f"{start} launcher/pretrain.py --config configs/quickstart.yaml {overrides}"
+        "next": f"{start} {as_typed('launcher/pretrain.py')} --config {as_typed('configs/quickstart.yaml')} {overrides}"
         if trains
-        else f"python launcher/eval.py --model RUN --data {result.output}",
+        else f"python {as_typed('launcher/eval.py')} --model RUN --data {result.output}",
     }
 
 

@@ -147,6 +147,7 @@ def main() -> int:
         initial_weights.check(config)
         read_base(config.guards.transfer)  # or the guard would refuse it once the engine is built
         if world.is_main:
+            initial_weights.check_tokenizer(config, inputs)
             check_trackers(config.metrics.trackers)
         alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
         if alone and is_finished(config, world):

@@ -32,9 +32,9 @@ import torch
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.ours import ROOT, as_typed, is_checkout
 from plumbline.launcher.runtime.system.world import emulates_bf16, free_port
 
-ROOT = Path(__file__).resolve().parents[1]
 CORPUS, RUN, EXPORT, CONFIG = "corpora/stdlib", "runs/quickstart", "exports/quickstart", "configs/quickstart.yaml"
 PROMPT = "def read_config(path):\n"
 
@@ -42,30 +42,35 @@ PROMPT = "def read_config(path):\n"
 def main() -> int:
     """Run the stages; the exit code is that of the first stage that fails."""
     parse_arguments()
+    if is_checkout():  # where commands are typed as the README has them, whatever folder this one was started in
+        os.chdir(ROOT)
     # The DeepSpeed launcher takes every GPU, and counts NUMA nodes where there are none
     gpus = torch.cuda.device_count()
     count = rank_count(gpus or len(os.sched_getaffinity(0)))
     ranks = [] if count == gpus else ["--num_accelerators", str(count)]
     precision = ["deepspeed.precision=fp32"] if emulates_bf16() else []
-    pretrain = ["launcher/pretrain.py", "--config", CONFIG, *precision]
+    prepare, pretrain, evaluate, generate, export = (
+        as_typed(f"launcher/{name}.py") for name in ("prepare", "pretrain", "eval", "generate", "export")
+    )
+    training = [pretrain, "--config", as_typed(CONFIG), *precision]
     stages = [
-        ["python", "launcher/prepare.py", "--source", "stdlib", "--tokenizer", "train-bpe:4096", "--output", CORPUS],
-        ["deepspeed", "--quiet", "--master_port", str(free_port()), *ranks, *pretrain],
-        ["python", "launcher/eval.py", "--model", RUN, "--data", CORPUS, "--max-batches", "64"],
-        ["python", "launcher/generate.py", "--model", RUN, "--prompt", PROMPT, "--max-new-tokens", "120"],
+        ["python", prepare, "--source", "stdlib", "--tokenizer", "train-bpe:4096", "--output", CORPUS],
+        ["deepspeed", "--quiet", "--master_port", str(free_port()), *ranks, *training],
+        ["python", evaluate, "--model", RUN, "--data", CORPUS, "--max-batches", "64"],
+        ["python", generate, "--model", RUN, "--prompt", PROMPT, "--max-new-tokens", "120"],
     ]
-    if not (ROOT / EXPORT).exists():
-        stages.append(["python", "launcher/export.py", "--model", RUN, "--output", EXPORT])
+    if not Path(EXPORT).exists():
+        stages.append(["python", export, "--model", RUN, "--output", EXPORT])
     # Programs of this interpreter's environment, also when it is not activated; DeepSpeed looks for ninja there, too
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, **({} if gpus else {"DS_ACCELERATOR": "cpu"})}
     for stage in stages:
         print(f"\n$ {shlex.join(stage)}", flush=True)
-        code = exit_status_of(subprocess.Popen(stage, cwd=ROOT, env=environment))
+        code = exit_status_of(subprocess.Popen(stage, env=environment))
         if code:
             LOG.error(f"{stage[0]} ended with code {code}; the same command goes on from here")
             return code
-    print(NEXT)
+    print(what_comes_next())
     return 0
 
 
@@ -85,20 +90,25 @@ def rank_count(devices: int) -> int:
     return max(ranks for ranks in range(1, devices + 1) if batch_size % ranks == 0)
 
 
-NEXT = f"""
+def what_comes_next() -> str:
+    """Return what there is now, and what to type next."""
+    config = as_typed(CONFIG)
+    training = f"{as_typed('launcher/pretrain.py')} --config {config}"
+    submission = f"{as_typed('launcher/submit.py')} --config {as_typed('configs/completep-base.yaml')}"
+    return f"""
 {CORPUS:<21} tokenized corpus, with its tokenizer
 {RUN:<21} configuration, metrics.jsonl, TensorBoard, checkpoints, samples.txt
 {EXPORT:<21} Hugging Face folder: AutoModelForCausalLM.from_pretrained("{EXPORT}")
 
-Next, in the environment (source .venv/bin/activate):
+Next, in the environment ({"source .venv/bin/activate" if is_checkout() else "of this command"}):
   tensorboard --logdir runs
       the curves
-  python launcher/plan.py --config {CONFIG} --parameters
+  python {as_typed("launcher/plan.py")} --config {config} --parameters
       what CompleteP does to each tensor
-  python launcher/prepare.py --source YOUR_TEXT --tokenizer train-bpe:8192 --output corpora/mine
-  deepspeed --quiet launcher/pretrain.py --config {CONFIG} run.name=mine 'data.train=[{{path: corpora/mine}}]'
+  python {as_typed("launcher/prepare.py")} --source YOUR_TEXT --tokenizer train-bpe:8192 --output corpora/mine
+  deepspeed --quiet {training} run.name=mine 'data.train=[{{path: corpora/mine}}]'
       the same on your text (on CPUs: deepspeed --num_accelerators N ...; the ranks share batches evenly)
-  python launcher/submit.py --config configs/completep-base.yaml --nodes 4 --gpus-per-node 8 --cpus-per-task 12
+  python {submission} --nodes 4 --gpus-per-node 8 --cpus-per-task 12
       on a Slurm cluster
 """
 

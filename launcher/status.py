@@ -3,6 +3,7 @@
 
 python launcher/status.py                                # every run in runs/
 python launcher/status.py runs/quickstart                # one run, and its ledger
+python launcher/status.py /scratch/me/runs               # every run in a folder, or of a sweep
 python launcher/status.py runs/quickstart --json         # with all attempts, for programs
 
 Nothing is changed. A run that says it trains while nobody holds its lock is dead: the same command as before goes on
@@ -26,7 +27,13 @@ LEFT = (0, 1, 9)  # columns of words
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=cli.existing, nargs="*", metavar="RUN", help="run folders (default: runs/*)")
+    parser.add_argument(
+        "runs",
+        type=cli.existing,
+        nargs="*",
+        metavar="RUN",
+        help="run folders, folders of runs, or of sweeps (default: runs)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     return parser.parse_args()
 
@@ -34,7 +41,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Look at each run and print what was found."""
     arguments = parse_arguments()
-    folders = given(arguments.runs) if arguments.runs else runs_in(Path("runs"))
+    folders = [run for folder in arguments.runs or [Path("runs")] for run in runs_of(folder)]
     waiting = waiting_jobs()
     found = [look(folder, waiting) for folder in folders]
     if arguments.json:
@@ -42,7 +49,7 @@ def main() -> None:
         return
     for line in table([HEADER, *map(cells, found)]):
         print(line)
-    if len(arguments.runs) == 1 and found[0].attempts:
+    if [run.folder for run in found] == arguments.runs and len(found) == 1 and found[0].attempts:
         print()
         for line in ledger(found[0]):
             print(line)
@@ -50,19 +57,19 @@ def main() -> None:
             print(made)
 
 
-def given(folders: Sequence[Path]) -> list[Path]:
-    """Return the run folders that were named. Raises ValueError where one is none."""
-    for folder in folders:
-        if not is_run(folder):
-            raise ValueError(f"{folder}: no run was ever begun there; give a run folder, such as runs/quickstart")
-    return [*folders]
+def runs_of(folder: Path) -> list[Path]:
+    """Return what a folder stands for: itself, if it is a run's, else the runs in it, or those of a sweep.
 
-
-def runs_in(root: Path) -> list[Path]:
-    """Return the run folders in a folder. Raises ValueError without any."""
+    Raises:
+        ValueError: no run was ever begun there.
+    """
+    cells = folder / "runs"
+    root = cells if cells.is_dir() else folder
+    if root == folder and is_run(folder):
+        return [folder]
     found = sorted(filter(is_run, root.glob("*")))
     if not found:
-        raise ValueError(f"{root.resolve()}: no runs there; name the run folders")
+        raise ValueError(f"{folder.resolve()}: no run was ever begun there; give a run folder, such as runs/quickstart")
     return found
 
 

@@ -97,6 +97,12 @@ def test_what_was_interrupted_is_gone_on_with_by_one_at_a_time(tmp_path: Path) -
     assert leftovers(tmp_path) == []
 
 
+def test_where_nothing_can_be_written_the_output_is_named_and_no_hidden_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^--output .*/file/corpus: nothing can be written there \(.*; choose"):
+        new_folder(tmp_path / "file" / "corpus", KIND).__enter__()
+
+
 def test_copies_can_be_written_and_copied_over_whatever_the_source_allows(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "more").mkdir(parents=True)

@@ -208,7 +208,7 @@ def test_opening_a_run_falls_back_to_its_newest_whole_weights(
 def test_no_whole_checkpoint_is_refused(root: Path, world: World, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in root.glob("step_*"):
         (folder / "state.json").unlink()
-    with pytest.raises(CheckpointError, match="no whole checkpoint among 3; remove them to start from scratch"):
+    with pytest.raises(CheckpointError, match="no whole checkpoint among 3; to start from scratch, remove "):
         resume.find(root, world)
     assert capsys.readouterr().err.count("state.json is missing") == 3
 

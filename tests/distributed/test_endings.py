@@ -1,5 +1,6 @@
 """A run is complete when its last step is made, scored and saved, and broken or unfinished otherwise."""
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from plumbline.launcher.runtime.checkpoint import commit, save
-from plumbline.launcher.runtime.checkpoint.store import UnsavedError
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnsavedError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import open_inputs
@@ -131,6 +132,39 @@ def test_a_run_whose_last_save_failed_is_not_complete(
     monkeypatch.undo()
     assert attempt(config, world), "it goes on from step 4"
     assert list(Run(config.run.folder).column("loss")) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_in_silence(
+    tiny_config: Path, tmp_path: Path, world: World
+) -> None:
+    config = configure(tiny_config, tmp_path)
+    assert attempt(config, world)
+    metrics = (config.run.folder / "metrics.jsonl").read_bytes()
+    shutil.rmtree(config.run.folder / "checkpoints")
+    longer = configure(tiny_config, tmp_path, "train.steps=8")
+    with pytest.raises(
+        CheckpointError, match=r"the checkpoint of step 6, and all others, are gone: put it back; to sta"
+    ):
+        attempt(longer, world)
+    assert (config.run.folder / "metrics.jsonl").read_bytes() == metrics
+    shutil.rmtree(config.run.folder)
+    assert attempt(longer, world)
+
+
+def test_a_run_that_never_had_a_checkpoint_begins_anew(
+    tiny_config: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def after_step(_guard: object, step: int, _result: object) -> None:
+        if step == 2:
+            raise TrainingError("broken")
+
+    config = configure(tiny_config, tmp_path, "checkpoint.interval=null")
+    with monkeypatch.context() as patched:
+        patched.setattr(NonFinite, "after_step", after_step)
+        with pytest.raises(TrainingError, match="broken"):
+            attempt(config, world)
+    assert Run(config.run.folder).column("loss")
+    assert attempt(config, world)
 
 
 def test_a_last_save_that_fails_for_a_moment_is_tried_again(

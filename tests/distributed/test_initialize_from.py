@@ -10,9 +10,11 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from plumbline.data.tokenizers import build_tokenizer
 from plumbline.launcher.runtime.checkpoint.resume import check_resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.load import as_yaml, load_config
@@ -21,7 +23,7 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.models.open import load_model
-from plumbline.launcher.runtime.run.inputs import open_inputs
+from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.train.loop import Trainer
 from plumbline.model.decoder import CausalLM
@@ -213,6 +215,8 @@ def overflown(folder: Path) -> None:
     [
         (overflown, r"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight: 2 of \d+ values are nan or inf"),
         (lambda path: (path / "config.json").unlink(), "not a Hugging Face folder"),
+        (lambda path: (path / "checkpoints").mkdir(), r"a run, not a Hugging Face folder: .*export.py --model"),
+        (shutil.rmtree, "no such folder"),
         (lambda path: (path / "config.json").write_text('{"model_type": "mistral"}'), "model_type = mistral: only"),
         (lambda path: (path / "model.safetensors").unlink(), "holds no .safetensors"),
         (without("model.layers.0.mlp.down_proj.weight"), "'model.layers.0.mlp.down_proj.weight' is missing"),
@@ -234,6 +238,81 @@ def test_a_folder_that_cannot_be_read_is_one_clear_error(
     with pytest.raises(ValueError, match=message) as caught:
         begin()
     assert str(caught.value).startswith(f"train.initialize_from = {source}")
+
+
+def leave_it(_folder: Path) -> None:
+    """Change nothing."""
+
+
+def add_a_token(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|im_start|>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def take_none(folder: Path) -> None:
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+
+
+def take_another(folder: Path) -> None:
+    build_tokenizer("train-bpe:300", ["the same words, and again the same words"] * 9, folder / "other")
+    for file in (folder / "other").iterdir():
+        file.replace(folder / file.name)
+
+
+def damage_it(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+
+
+@pytest.fixture
+def tokenizer_changed(
+    folder: Path, tiny_config: Path, tmp_path: Path, world: World
+) -> Callable[[Callable[[Path], object]], tuple[Config, Inputs]]:
+    """Start from a copy of the folder with the tokenizer of the corpora, once that is changed."""
+
+    def start(change: Callable[[Path], object]) -> tuple[Config, Inputs]:
+        config = load_config(tiny_config, [f"train.initialize_from={tmp_path / 'source'}", f"run.root={tmp_path}"])
+        inputs = open_inputs(config, world)
+        shutil.copytree(folder, tmp_path / "source")
+        own = inputs.train.corpora["email"].tokenizer_path
+        assert own is not None
+        shutil.copytree(own, tmp_path / "source", dirs_exist_ok=True)
+        change(tmp_path / "source")
+        return config, inputs
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("change", "warning"),
+    [
+        (leave_it, ""),
+        (add_a_token, ""),
+        (take_none, ""),
+        (damage_it, "whether the corpora were made with its tokenizer cannot be told"),
+    ],
+)
+def test_a_corpus_goes_with_a_folder_whose_tokenizer_reads_text_alike(
+    tokenizer_changed: Callable[..., tuple[Config, Inputs]],
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Path], object],
+    warning: str,
+) -> None:
+    initial_weights.check_tokenizer(*tokenizer_changed(change))
+    told = capsys.readouterr().err
+    assert warning in told
+    assert bool(told) == bool(warning)
+
+
+def test_a_corpus_of_another_tokenizer_is_refused_until_the_run_has_weights_of_its_own(
+    tokenizer_changed: Callable[..., tuple[Config, Inputs]],
+) -> None:
+    config, inputs = tokenizer_changed(take_another)
+    with pytest.raises(ValueError, match=r"its tokenizer reads 'A fox, .* prepare them with --tokenizer .*/source$"):
+        initial_weights.check_tokenizer(config, inputs)
+    (config.run.folder / "checkpoints" / "step_00000001").mkdir(parents=True)
+    initial_weights.check_tokenizer(config, inputs)
 
 
 def test_a_name_of_the_hub_is_looked_up_there(

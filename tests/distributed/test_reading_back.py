@@ -74,3 +74,13 @@ def test_nor_when_it_is_loaded(root: Path, engine: DeepSpeedEngine, monkeypatch:
     monkeypatch.setattr(SavedTensors, "read", refuse)
     with pytest.raises(UnreadError, match=r"step_00000002: could not be read \(.*Input/output error"):
         resume.load(engine, root / "step_00000002")
+
+
+@pytest.mark.parametrize(("override", "warns"), [("data.micro_batch_size=4", True), ("optimizer.lr=0.001", False)])
+def test_who_resumes_with_another_micro_batch_hears_that_other_text_is_scored(
+    root: Path, tiny_config: Path, capsys: pytest.CaptureFixture[str], override: str, warns: bool
+) -> None:
+    resume.tell_changes(root / "step_00000002", load_config(tiny_config, [override]))
+    assert ("counts micro-batches" in capsys.readouterr().err) == warns
+    resume.tell_changes(root / "step_00000002", load_config(tiny_config, [override, "train.eval_batches=null"]))
+    assert "counts micro-batches" not in capsys.readouterr().err

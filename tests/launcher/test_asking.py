@@ -17,6 +17,7 @@ import plumbline.launcher.generate
 from plumbline.model.build import build_decoder
 from plumbline.model.config import ModelConfig
 from plumbline.model.quantization.precision import PrecisionConfig, apply_precision
+from tests.conftest import REPOSITORY
 from tests.launcher.test_cli import answer, the_error
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def test_plain_text_is_scored_as_a_corpus_that_is_held_out_whole(
     made = answer(done)
     assert made["splits"] == {"validation": {"documents": 1, "tokens": size + 1, "source_bytes": size, "shards": []}}
     assert made["unigram_entropy"] is None
-    assert made["next"] == f"python launcher/eval.py --model RUN --data {tmp_path / 'exam'}"
+    assert made["next"] == f"python {REPOSITORY}/launcher/eval.py --model RUN --data {tmp_path / 'exam'}"
     of_corpus = answer(command("eval", "--model", trained, "--data", tmp_path / "exam", "--json"))
     assert of_corpus["tokens"] == size
     for model in (trained, exported):

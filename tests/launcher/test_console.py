@@ -38,8 +38,9 @@ def test_a_command_names_itself(tmp_path: Path) -> None:
         (["pretrian"], "plumbline: error: argument COMMAND: invalid choice: 'pretrian' (choose from"),
         (["pretrain"], "plumbline pretrain: error: the following arguments are required: --config"),
         (["pretrain", "--config", "no.yaml"], "error: no.yaml: no such file; . holds no .yaml files"),
+        (["--local_rank=0", "pretrain"], "plumbline pretrain: error: the following arguments are required: --config"),
     ],
-    ids=["nothing", "another word", "no options", "no file"],
+    ids=["nothing", "another word", "no options", "no file", "as deepspeed --module has it"],
 )
 def test_mistakes_end_with_2(tmp_path: Path, words: list[str], error: str) -> None:
     done = plumbline(*words, folder=tmp_path)

@@ -13,6 +13,8 @@ import pytest
 from tests.conftest import PATIENCE, REPOSITORY, environment
 
 ROOMS = ("data", "launcher", "model")
+FILES = ("configs", "slurm")
+"""Rooms without code, which commands read."""
 BUILD = """
 import sys
 from setuptools import build_meta
@@ -49,6 +51,8 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copytree(REPOSITORY / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
         with (copy / room / "__init__.py").open("a", encoding="utf-8") as file:
             file.write(f'\nprint("{room} of the copy")\n')
+    for room in FILES:
+        shutil.copytree(REPOSITORY / room, copy / room)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, copy)
     return copy
@@ -93,6 +97,10 @@ def check_console(wheel: Path, folder: Path, mine: Path, config: Path) -> None:
     assert {f"{room} of the copy" for room in ROOMS} <= set(done.stdout.splitlines())
     assert "\nstarting: 1 rank of 1 thread\n" in done.stdout
     assert done.stdout.rstrip().endswith("/runs/wheel is complete")
+    job = ["--config", str(config), "run.name=job", f"run.root={mine}", *SHORT, "--tasks-per-node", "1", "--dry-run"]
+    run([mine / "plumbline", "submit", *job], mine)
+    submission = (mine / "job" / "slurm" / "submit-1.sh").read_text(encoding="utf-8")
+    assert f"\n    {folder}/plumbline/slurm/pretrain.sbatch " in submission
 
 
 def test_an_installation_brings_plumbline_and_nothing_else(checkout: Path, mine: Path, tiny_config: Path) -> None:
@@ -101,6 +109,10 @@ def test_an_installation_brings_plumbline_and_nothing_else(checkout: Path, mine:
     assert {name.partition("/")[0] for name in inside} == {"plumbline", f"{wheel.rsplit('-', 3)[0]}.dist-info"}
     sources = {f"plumbline/{file.relative_to(checkout)}" for room in ROOMS for file in (checkout / room).rglob("*.py")}
     assert {name for name in inside if name.endswith(".py")} == sources
+    read = [file for room in FILES for file in (checkout / room).rglob("*") if file.is_file() and file.suffix != ".md"]
+    asked = {f"plumbline/{file.relative_to(checkout)}" for file in read if "containers" not in file.parts}
+    assert len(asked) > 40
+    assert {name for name in inside if name.startswith(("plumbline/configs/", "plumbline/slurm/"))} == asked
 
     check_console(checkout / "built" / wheel, checkout / "wheel", mine, tiny_config)
     site = checkout / "site"

@@ -1,7 +1,8 @@
 """`make quickstart` on machines of any size."""
 
-from plumbline.launcher.quickstart import CONFIG, ROOT, rank_count
+from plumbline.launcher.quickstart import CONFIG, rank_count
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.system.ours import ROOT
 
 
 def test_any_number_of_devices_shares_the_batch() -> None:

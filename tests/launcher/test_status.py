@@ -24,7 +24,7 @@ from plumbline.launcher.runtime.run.status_file import INTERVAL, Status, state_a
 from plumbline.launcher.runtime.system import exit_codes
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.slurm_queue import WaitingJob, waiting_jobs
-from plumbline.launcher.status import cells, runs_in
+from plumbline.launcher.status import cells, runs_of
 from tests.conftest import REPOSITORY
 from tests.launcher.runtime.run.test_lock import held_elsewhere
 
@@ -211,7 +211,7 @@ def test_a_run_that_cannot_be_read_leaves_the_others_in_the_table() -> None:
         (root / "damaged" / INTERVENTIONS).write_text('{"x": 1}\n')
         (root / "closed").chmod(0o700 if os.geteuid() == 0 else 0)
         with as_somebody_else():
-            found = [look(folder, []) for folder in runs_in(root)]
+            found = [look(folder, []) for folder in runs_of(root)]
         (root / "closed").chmod(0o700)
     assert [(its.folder.name, its.state) for its in found] == [
         ("closed", "unreadable"), ("damaged", "unreadable"), ("open", "dead")
@@ -219,6 +219,20 @@ def test_a_run_that_cannot_be_read_leaves_the_others_in_the_table() -> None:
     assert f"Permission denied: '{root}/closed/" in str(found[0].why)
     assert f"{root}/damaged/{INTERVENTIONS}, line 1: no intervention" in str(found[1].why)
     assert [cells(its)[:2] for its in found] == [(its.folder.name, its.state) for its in found]
+
+
+def test_a_folder_stands_for_the_runs_in_it_and_that_of_a_sweep_for_its_cells(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("a", "b", "sweep/runs/1", "sweep/runs/2", "nothing")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    for run in folders[:4]:
+        (run / "config.yaml").touch()
+    (tmp_path / "sweep" / "lock").touch()
+    assert runs_of(tmp_path / "a") == [tmp_path / "a"]
+    assert runs_of(tmp_path / "sweep") == folders[2:4]
+    assert runs_of(tmp_path)[:2] == folders[:2]
+    with pytest.raises(ValueError, match="no run was ever begun there"):
+        runs_of(tmp_path / "nothing")
 
 
 def test_the_queue_is_asked_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

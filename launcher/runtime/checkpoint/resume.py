@@ -27,10 +27,11 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.run.chain import noted_checkpoint
 from plumbline.launcher.runtime.run.interventions import read_interventions, skipped_in
-from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
 from plumbline.launcher.runtime.system.files import read_object
-from plumbline.launcher.runtime.system.log import TRAINING
+from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
 
 Moved = Callable[[], object]
@@ -64,7 +65,7 @@ def find(
 
     Raises:
         CheckpointError: there are checkpoints in `root` and none is whole (starting from scratch would hide that), or
-            the newest is of another format; or one could not be read (UnreadError).
+            the newest is of another format; or there were some, and are gone; or one could not be read (UnreadError).
     """
     shared: list[Path] = gather_objects(checkpoints(root), world)[0]
     nearby = [] if local is None else local.candidates()
@@ -76,18 +77,22 @@ def find(
 
     newest = newest_whole(candidates, check)
     if newest is None and before is None:
-        check_any(root, shared)
+        from_main(lambda: check_new(root, shared), world)
     return newest
 
 
-def check_any(root: Path, damaged: Sequence[Path]) -> None:
-    """Refuse to begin a run anew where there are checkpoints, none of them whole.
+def check_new(root: Path, damaged: Sequence[Path]) -> None:
+    """Refuse to begin a run anew where it has checkpoints, none of them whole, or had some: what is lost may be found.
 
     Raises:
-        CheckpointError: there are some.
+        CheckpointError: it has, or had.
     """
+    anew = f"to start from scratch, remove {root.parent} or give this run another run.name"
     if damaged:
-        raise CheckpointError(f"{root}: no whole checkpoint among {len(damaged)}; remove them to start from scratch")
+        raise CheckpointError(f"{root}: no whole checkpoint among {len(damaged)}; {anew}")
+    noted = noted_checkpoint(root.parent)
+    if noted is not None:
+        raise CheckpointError(f"{root}: the checkpoint of step {noted}, and all others, are gone: put it back; {anew}")
 
 
 def damage(folder: Path, world: World, moved: Moved = unmoved) -> list[str]:
@@ -189,8 +194,14 @@ def other_layout(folder: Path, config: Config, world: World) -> str | None:
 
 def tell_changes(folder: Path, config: Config) -> None:
     """Log each key that has another value than when the checkpoint was written, and from here on."""
-    for line in differences(load_config(folder / "config.yaml", []), config):
+    old = load_config(folder / "config.yaml", [])
+    for line in differences(old, config):
         TRAINING.info(f"changed  {line}")
+    if old.data.micro_batch_size != config.data.micro_batch_size and config.train.eval_batches is not None:
+        LOG.warning(
+            f"train.eval_batches = {config.train.eval_batches} counts micro-batches: with another "
+            "data.micro_batch_size other held-out text is scored, and scores before and after do not compare"
+        )
 
 
 def check_resume(

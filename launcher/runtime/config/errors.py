@@ -22,6 +22,10 @@ FOLLOWS: dict[tuple[int | str, ...], tuple[tuple[int | str, ...], ...]] = {
 """Keys that are filled in, and from which others; without those they are missing, which is no problem of its own."""
 
 
+EXAMPLES: dict[tuple[int | str, ...], str] = {("data", "train"): "data.train=[{path: corpora/NAME}]"}
+"""Place -> how it may be filled."""
+
+
 class ConfigError(ValueError):
     """Report a configuration that cannot be used; the message lists every problem, one for each line."""
 
@@ -58,10 +62,20 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
             key = _discriminator(problem)
             expected = f"a section of keys is expected, its {key} among them: {path}.{key}=..."
             yield f"{path} = {problem['input']!r}: {expected}"
-        elif problem["type"] == "model_attributes_type":
-            yield f"{path} = {problem['input']!r}: a section of keys is expected"
+        elif problem["type"] in ("model_attributes_type", "model_type"):
+            yield f"{path} = {problem['input']!r}: a section of keys is expected{_example(problem['loc'])}"
+        elif problem["type"] == "list_type":
+            yield f"{path} = {problem['input']!r}: a list is expected{_example(problem['loc'])}"
+        elif problem["type"] == "string_pattern_mismatch" and problem["loc"][-1:] == ("name",):
+            yield f"{path} = {problem['input']!r}: a name has letters, digits and . _ + - only, and not dots alone"
         else:
             yield f"{path} = {problem['input']!r}: {problem['msg']}"
+
+
+def _example(location: tuple[int | str, ...]) -> str:
+    """Return how a place in a configuration may be filled, where that is known, behind a comma."""
+    example = EXAMPLES.get(location[:2])
+    return "" if example is None else f", such as {example}"
 
 
 def path_of(schema: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:

@@ -62,6 +62,12 @@ def stock_entries(folder: Path) -> dict[str, Any]:
     """Return the configuration of a Hugging Face folder, with every default filled in where it can be taken over."""
     from transformers import AutoConfig
 
+    if not folder.exists():
+        raise ValueError("no such folder" + ("" if folder.is_absolute() else f"; of the hub it would be {HUB}{folder}"))
+    if (folder / "checkpoints").is_dir():
+        raise ValueError(
+            f"a run, not a Hugging Face folder: python launcher/export.py --model {folder} makes one of it"
+        )
     if not (folder / "config.json").is_file():
         raise ValueError("not a Hugging Face folder (no config.json)")
     entries = read_object(folder / "config.json")

@@ -75,9 +75,15 @@ WITHOUT_KEY: dict[str, str] = {
 _OURS = {name: key for key, names in SYNONYMS.items() for name in names.split()}
 
 
-def meant_by(name: str) -> str | None:
-    """Return, as a hint, what is called `name` elsewhere; None where we know of nothing."""
+def meant_by(name: str, alone: bool = False) -> str | None:
+    """Return, as a hint, what is called `name` elsewhere; None where we know of nothing.
+
+    Args:
+        name: a key.
+        alone: it was written without a section, so that it may be one of ours as well.
+    """
     name = name.lower().replace("-", "_")
     if name in WITHOUT_KEY:
         return WITHOUT_KEY[name]
-    return f"did you mean {_OURS[name]}?" if name in _OURS else None
+    ours = next((key for key in SYNONYMS if alone and key.endswith(f".{name}")), _OURS.get(name))
+    return None if ours is None else f"did you mean {ours}?"

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from plumbline.launcher.runtime.config.errors import ConfigError, explain
 from plumbline.launcher.runtime.config.sections import RunConfig
+from plumbline.launcher.runtime.config.synonyms import meant_by
 from plumbline.launcher.runtime.config.yaml_files import check_numbers, plain_values, read_yaml, yaml_problems
 from plumbline.launcher.runtime.optim.duration import UNITS
 from plumbline.launcher.runtime.optim.schedule import with_one_key_each
@@ -78,7 +79,8 @@ def _parse_overrides(overrides: list[str]) -> DictConfig:
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals or "." not in key or not all(key.split(".")):
-            raise ConfigError(f"{override!r}: an override is section.key=value, for example optimizer.lr=0.003")
+            hint = f"; {meant}" if (meant := meant_by(key, alone=True)) else ", for example optimizer.lr=0.003"
+            raise ConfigError(f"{override!r}: an override is section.key=value{hint}")
     source = " ".join(overrides)
     with yaml_problems(source):
         return _layer(OmegaConf.from_dotlist(overrides), source)

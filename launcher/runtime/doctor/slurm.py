@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
 from plumbline.launcher.runtime.system.deadline import NOTICE, read_notice
-from plumbline.launcher.runtime.system.slurm import REPOSITORY
+from plumbline.launcher.runtime.system.ours import ROOT
 
 SHORT = 30
 """Seconds of KillWait, Slurm's default, under which a save that SIGTERM asked for has little time."""
@@ -60,7 +60,7 @@ def words(answer: str) -> dict[str, str]:
 
 def notice() -> int | None:
     """Return how many seconds ahead of its time limit slurm/pretrain.sbatch asks for a signal."""
-    script = REPOSITORY / "slurm" / "pretrain.sbatch"
+    script = ROOT / "slurm" / "pretrain.sbatch"
     found = re.search(r"^#SBATCH --signal=\w+@(\d+)", script.read_text(), re.MULTILINE) if script.is_file() else None
     return None if found is None else int(found[1])
 

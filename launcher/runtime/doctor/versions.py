@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report, common
+from plumbline.launcher.runtime.system.ours import ROOT
 
-CHECKOUT = Path(__file__).resolve().parents[3]
 SOURCES = ("launcher", "model", "data")
 PACKAGES = ("torch", "deepspeed", "transformers", "numpy")
 CERTIFIED = (("2.13.0", "0.19.8"), ("2.11.0", "0.19.8"))
@@ -29,7 +29,7 @@ def measure(_place: Place) -> Facts:
         "versions": {
             "python": platform.python_version(),
             **{name: _version(name) for name in PACKAGES},
-            "plumbline's sources": checksum_of_sources(CHECKOUT),
+            "plumbline's sources": checksum_of_sources(ROOT),
         },
         "variables": {
             **{name: os.environ.get(name, "not set") for name in VARIABLES},

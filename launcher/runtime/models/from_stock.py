@@ -15,7 +15,10 @@ from plumbline.launcher.runtime.checkpoint.weights import read_weights
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.stock import HUB, hub_folder, section_of, stock_entries
 from plumbline.launcher.runtime.models.finite import check_finite
+from plumbline.launcher.runtime.models.open import load_tokenizer
+from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.attention import attention_kind
 from plumbline.model.export.from_stock import from_stock
@@ -24,6 +27,9 @@ from plumbline.model.parameterization.table import parameter_shapes
 
 FILES = ["*.json", "*.safetensors"]
 """Patterns of the files that a model on the hub is read from."""
+TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt"]
+PROBE = "A fox, 2 quick brown dogs: don't x[10] == {y};\n\tünïcödé, русский, 日本語"
+"""What two tokenizers must read alike to be taken for the same; added tokens and templates may differ."""
 
 
 def check(config: Config) -> None:
@@ -32,9 +38,8 @@ def check(config: Config) -> None:
     Raises:
         ValueError: names every key of the model section that differs.
     """
-    spec = config.train.initialize_from
-    resumes = any((config.run.folder / "checkpoints").glob("step_*")) or config.schedule.branch is not None
-    if spec is None or resumes:
+    spec = _asked_for(config)
+    if spec is None:
         return
     section = section_of(spec)
     # A run may add a kind of attention to a model that was trained without it, and learn what it adds
@@ -51,6 +56,41 @@ def check(config: Config) -> None:
             f"train.initialize_from = {spec} is another model; set these keys to its values, or leave the model "
             "section out to take them all:\n" + "\n".join(lines)
         )
+
+
+def check_tokenizer(config: Config, inputs: Inputs) -> None:
+    """Refuse corpora whose token ids mean something else to the model that training starts from.
+
+    Where either has no tokenizer, nothing can be told; where one cannot be read, that is a warning.
+
+    Raises:
+        ValueError: the two read a text otherwise.
+    """
+    spec = _asked_for(config)
+    own = next((corpus.tokenizer_path for corpus in inputs.train.corpora.values() if corpus.tokenizer_path), None)
+    if spec is None or own is None:
+        return
+    source = f"train.initialize_from = {spec}"
+    try:
+        folder = Path(spec) if not spec.startswith(HUB) else hub_folder(spec, TOKENIZER_FILES)
+        if not any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
+            return
+        theirs, ours = (load_tokenizer(each).encode(PROBE, add_special_tokens=False) for each in (folder, own))
+    except (ValueError, OSError) as error:
+        LOG.warning(f"{source}: whether the corpora were made with its tokenizer cannot be told ({error})")
+        return
+    if theirs != ours:
+        start = PROBE[:24]
+        raise ValueError(
+            f"{source}: its tokenizer reads {start!r}... as {theirs[:6]}..., that of the corpora as {ours[:6]}...: "
+            f"prepare them with --tokenizer {spec}"
+        )
+
+
+def _asked_for(config: Config) -> str | None:
+    """Return the folder that a run starts from; None: none, or it goes on from checkpoints."""
+    resumes = any((config.run.folder / "checkpoints").glob("step_*")) or config.schedule.branch is not None
+    return None if resumes else config.train.initialize_from
 
 
 def fetch(config: Config, world: World) -> None:

@@ -72,7 +72,8 @@ def prepared_text(text: str, tokenizer: Path) -> Iterator[Corpus]:
             try:
                 prepare(request)
             except ValueError as error:
-                raise ValueError(f"--text {text}: {error}") from error
+                more = "; prepare.py takes these options: with --validation-fraction 1 it makes what --data scores"
+                raise ValueError(f"--text {text}: {error}{more if '--text-key' in str(error) else ''}") from error
         yield replace(open_corpus(request.output), path="standard input" if text == "-" else text)
 
 

@@ -130,7 +130,8 @@ def read_history(folder: Path) -> History:
     """
     file = folder / "metrics.jsonl"
     if not file.is_file():
-        raise ValueError(f"{folder}: no metrics.jsonl there; give a run folder, such as runs/quickstart")
+        inside = f"{folder}/*" if any(folder.glob("*/metrics.jsonl")) else "runs/quickstart"
+        raise ValueError(f"{folder}: no metrics.jsonl there; give a run folder, such as {inside}")
     columns: dict[str, list[tuple[int, int, float]]] = {}
     skipped: list[int] = []
     for number, record in read_json_lines(file):

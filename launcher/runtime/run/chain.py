@@ -13,6 +13,7 @@ the checkpoint's manifest.json, which has the checksum of each of its files.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,15 @@ def read_chain(path: Path) -> Read:
             found.problems.append((last + 1, f"line {number}: step {its.step} stands behind step {last}"))
         found.steps[its.step], last = its, its.step
     return replace(found, head=head)
+
+
+def noted_checkpoint(run: Path) -> int | None:
+    """Return the step of the last checkpoint that a run's chain tells of; None: it tells of none, or is damaged."""
+    noted = None
+    with suppress(ValueError, OSError):
+        for _, entry in read_json_lines(run / CHAIN):
+            noted = entry.get("checkpoint", noted)
+    return noted
 
 
 class ChainFile:

@@ -19,6 +19,7 @@ from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.run.progress import StepProgress
 from plumbline.launcher.runtime.system.files import read_json_lines, read_key, write_json_lines
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.ours import ROOT, is_checkout
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers.feed import Feed, History, finish
 
@@ -139,10 +140,11 @@ def _version(package: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    root = Path(__file__).resolve().parents[3]
+    if not is_checkout():  # or git would look for one around the environment, which is the user's
+        return None
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

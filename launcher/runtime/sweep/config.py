@@ -1,6 +1,7 @@
 """Describe a sweep: a base run, the grids of values to try on it, and what to make of the results."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from pydantic import model_validator as validator
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.parse import parse
+from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.sweep.comparison import ComparisonConfig
 from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig
@@ -62,7 +64,7 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
     """Name of the sweep and of its folder."""
     root: str = "runs/sweeps"
-    """Folder that holds sweep folders."""
+    """Folder that holds sweep folders. Left out: `sweeps` in the run.root of the base, which is runs by default."""
     kind: str = "grid"
     """What to make of the results. grid: a table of all cells; comparison: which variant is best when each is tuned?
     lr_transfer: does the best learning rate stay put? coordinate_check: do activations and their changes keep their
@@ -144,6 +146,9 @@ def load_sweep(path: Path) -> SweepConfig:
     values = plain_values(read_yaml(path), str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected keys and values")
+    if "root" not in values and isinstance(values.get("base"), str):
+        with suppress(ConfigError):  # whoever reads the base tells what is wrong with it
+            values["root"] = str(Path(read_run(path.parent / values["base"], []).root) / "sweeps")
     return parse_sweep(values, source=str(path))
 
 

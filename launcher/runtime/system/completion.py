@@ -7,11 +7,12 @@ import argparse
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-SCHEMA = Path(__file__).parents[3] / "configs" / "schema.json"
-"""Keys of the configuration; in a checkout only."""
+from plumbline.launcher.runtime.system.ours import ROOT
+
+SCHEMA = ROOT / "configs" / "schema.json"
+"""Keys of the configuration."""
 WANTED, LINE = "_ARGCOMPLETE", "COMP_LINE"
 """Variables of argcomplete: where on the line the words of this program begin, counted from 1; the line."""
 

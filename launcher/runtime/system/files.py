@@ -52,7 +52,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
             staging.write_bytes(content.encode() if isinstance(content, str) else content)
             sync(staging)
             move(staging, path)
-    except OSError:
+    except OSError as error:
+        if error.filename == str(staging):  # a name that nobody has heard of
+            error.filename = str(path)
         staging.unlink(missing_ok=True)
         raise
 

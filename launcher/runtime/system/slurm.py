@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from plumbline.launcher.runtime.system.deadline import NOTICE
+from plumbline.launcher.runtime.system.ours import ROOT
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 START_SECONDS = 120
 """Least time of an attempt before its notice: half for a start, half since Slurm may give notice as much too early."""
 
@@ -116,9 +116,9 @@ def _render(
     about: str, options: Mapping[str, object], job: str, arguments: Sequence[str], notice: int, count: int
 ) -> str:
     words = [f"--{option}={value}" for option, value in options.items() if value is not None]
-    words += [str(REPOSITORY / "slurm" / job), *arguments]
+    words += [str(ROOT / "slurm" / job), *arguments]
     command = " \\\n    ".join(shlex.quote(word) for word in words)
-    root = shlex.quote(str(REPOSITORY))
+    root = shlex.quote(str(ROOT))
     before, after = ("", "") if count == 1 else (f"for _ in {{1..{count}}}; do\n", " || exit\ndone")
     return f"""\
 #!/bin/bash

@@ -12,11 +12,12 @@ from pathlib import Path
 import torch
 
 from plumbline.launcher.runtime.checkpoint import branch
-from plumbline.launcher.runtime.checkpoint.resume import check_any, check_resume
+from plumbline.launcher.runtime.checkpoint.resume import check_new, check_resume
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
@@ -36,7 +37,8 @@ def check(config: Config, request: Request) -> None:
 
     Raises:
         ValueError: a corpus is not there, damaged or too small, the ranks cannot share a batch evenly, a branch does
-            not continue its parent, or the run folder holds another run.
+            not continue its parent, train.initialize_from is another model, or of another tokenizer, or the run folder
+            holds another run.
     """
     world = World(0, 0, request.nodes * request.tasks_per_node, torch.device("cpu"))
     config = branch.resolve(config)
@@ -44,11 +46,13 @@ def check(config: Config, request: Request) -> None:
     check_phases(config.schedule, plan.batches, plan.total_steps)
     inputs = open_inputs(config, world)
     branch.check(config, inputs.fingerprints)
+    initial_weights.check(config)
+    initial_weights.check_tokenizer(config, inputs)
     finished_step(config)  # refuses a complete run of other values
     root = config.run.folder / "checkpoints"
     newest = newest_whole(checkpoints(root), problems)
     if newest is None:
-        check_any(root, checkpoints(root))
+        check_new(root, checkpoints(root))
     else:
         saved = load_config(newest / "config.yaml", [])
         check_resume(saved, config, inputs.fingerprints, newest)

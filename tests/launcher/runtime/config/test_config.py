@@ -48,11 +48,18 @@ def test_null_takes_a_value_away(file: Path) -> None:
     assert load_config(file, ["train.steps=null", "train.tokens=1000"]).train.tokens == 1000
 
 
-@pytest.mark.parametrize("override", ["optimizer.lr", "lr=1", "=3"])
-def test_what_is_not_an_override_is_refused(file: Path, override: str) -> None:
-    assert problems(file, override) == [
-        f"{override!r}: an override is section.key=value, for example optimizer.lr=0.003"
-    ]
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("optimizer.lr", ", for example optimizer.lr=0.003"),
+        ("=3", ", for example optimizer.lr=0.003"),
+        ("lr=1", "; did you mean optimizer.lr?"),
+        ("max_iters=1", "; did you mean train.steps?"),
+        ("resume=true", "; the same command goes on from the newest whole checkpoint"),
+    ],
+)
+def test_what_is_not_an_override_is_refused(file: Path, override: str, hint: str) -> None:
+    assert problems(file, override) == [f"{override!r}: an override is section.key=value{hint}"]
 
 
 def test_extends_is_a_chain_of_files_relative_to_each_other(file: Path, tmp_path: Path) -> None:
@@ -133,7 +140,9 @@ def test_what_is_not_yaml_sections_is_refused(tmp_path: Path, text: str) -> None
         ("train.gradient_accumulation_steps=1", "train.gradient_accumulation_steps = 1: unknown key; it follows from"),
         ("model.family=mistral", "model: family = mistral: there is none of that name; it is one of qwen3, llama, "),
         ("data.train.0.weight=-1", "data.train.0.weight = -1: "),
-        ("data.train={a: 1}", "data.train = {'a': 1}: Input should be a valid list"),
+        ("data.train={a: 1}", "data.train = {'a': 1}: a list is expected, such as data.train=[{path: corpora/NAME"),
+        ("data.train=[corpora/x]", "data.train.0 = 'corpora/x': a section of keys is expected, such as data.train=["),
+        ("run.name=my run", "run.name = 'my run': a name has letters, digits and"),
         ("run.name=..", "run.name = '..': "),
         ("model.num_hidden_layers=1000000000", "model.num_hidden_layers = 1000000000: Input should be less than or"),
         ("optimizer.weight_deacy=1", "optimizer.weight_deacy = 1: unknown key; did you mean weight_decay?"),

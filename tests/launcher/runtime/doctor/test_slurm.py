@@ -10,7 +10,7 @@ import torch
 
 from plumbline.launcher.runtime.doctor import slurm
 from plumbline.launcher.runtime.doctor.check import Place
-from plumbline.launcher.runtime.system.slurm import REPOSITORY
+from plumbline.launcher.runtime.system.ours import ROOT
 from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_times_are_read(text: str, expected: float | None) -> None:
 
 
 def test_the_notice_is_that_of_the_job_script() -> None:
-    script = (REPOSITORY / "slurm" / "pretrain.sbatch").read_text()
+    script = (ROOT / "slurm" / "pretrain.sbatch").read_text()
     assert f"--signal=USR1@{slurm.notice()}\n" in script
 
 

@@ -11,6 +11,7 @@ import torch
 
 from plumbline.launcher.runtime.doctor import versions
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Place
+from plumbline.launcher.runtime.system.ours import ROOT
 from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def test_versions_that_are_not_certified_are_worth_one_warning(reports: Reports,
 
 
 def test_the_page_lists_the_versions_that_are_certified() -> None:
-    page = (versions.CHECKOUT / "docs" / "proofs.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "proofs.md").read_text(encoding="utf-8")
     assert (
         tuple(re.findall(r"^\| (\d+\.\d+\.\d+) \| (\d+\.\d+\.\d+) \| passed", page, re.MULTILINE)) == versions.CERTIFIED
     )

@@ -72,6 +72,17 @@ def test_the_cells_are_the_union_of_the_products_for_each_seed(plan: Plan) -> No
     assert wide.run.folder == plan.sweep.folder / "runs" / wide.run.name
 
 
+def test_without_a_root_a_sweep_lies_where_the_runs_of_its_base_do(tiny_config: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base.yaml"
+    base.write_text(f"extends: {tiny_config}\nrun: {{root: /scratch/me}}\n")
+    assert load_sweep(write(tmp_path, base, root=None)).folder == Path("/scratch/me/sweeps/small")
+    assert load_sweep(write(tmp_path, base, root="here")).folder == Path("here/small")
+    base.write_text(f"extends: {tiny_config}\nrun: {{root: null}}\n")
+    assert load_sweep(write(tmp_path, base, root=None)).folder == Path("runs/sweeps/small"), (
+        "who reads the base says it"
+    )
+
+
 def test_a_cell_that_several_grids_have_is_there_once(tiny_config: Path, tmp_path: Path) -> None:
     """Twice, it would count as two seeds: the error of a mean would be too small."""
     grids = [{"axes": {"optimizer.lr": rates}} for rates in ([1e-3, 2e-3, 2e-3], [2e-3, 4e-3])]

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.slurm import REPOSITORY, Request, log_file, next_number, submit, write_script
+from plumbline.launcher.runtime.system.ours import ROOT
+from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, submit, write_script
 
 ARRAY = Request(array=4, gpus_per_task=2, time="8:00:00")
 
@@ -29,7 +30,7 @@ def test_a_script_asks_for_what_is_known_and_leaves_the_rest(tmp_path: Path, mon
         "--gpus-per-task=2",
         "--time=8:00:00",
         "--signal=USR1@300",
-        str(REPOSITORY / "slurm" / "sweep.sbatch"),
+        str(ROOT / "slurm" / "sweep.sbatch"),
         "--plan=it's.json",
     ]
 
@@ -52,7 +53,7 @@ def test_what_is_asked_of_the_site_is_handed_over(tmp_path: Path, monkeypatch: p
 
 def test_a_chain_submits_as_many_jobs_and_ends_at_a_refusal(tmp_path: Path) -> None:
     write_script(tmp_path / "submit.sh", "# why", {}, "pretrain.sbatch", ["--config=a file"], 300, count=3)
-    assert asked(tmp_path / "submit.sh") == [str(REPOSITORY / "slurm" / "pretrain.sbatch"), "--config=a file"] * 3
+    assert asked(tmp_path / "submit.sh") == [str(ROOT / "slurm" / "pretrain.sbatch"), "--config=a file"] * 3
     refusing = (tmp_path / "submit.sh").read_text().replace("sbatch --parsable", "echo asked; false")
     done = subprocess.run(["bash", "-c", refusing], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "asked\n")
