@@ -106,14 +106,16 @@ def of_one(folder: Path) -> Page:
 def of_several(folders: list[Path], by: By) -> Page:
     """Return the page of several runs."""
     runs = comparison.read_runs(folders)
-    differences = comparison.differences(runs)
-    document = {"by": by, "runs": [summary(run.history, run.alerts) for run in runs], "differences": differences}
+    differences, cautions = comparison.differences(runs), comparison.cautions(runs)
     count = sum(len(run.alerts) for run in runs)
-    return (
-        comparison.page(runs, by),
-        document,
-        [f"{len(runs)} runs, {len(differences)} difference(s), {count} alert(s)"],
-    )
+    document = {
+        "by": by,
+        "runs": [summary(run.history, run.alerts) for run in runs],
+        "differences": differences,
+        "cautions": cautions,
+    }
+    last = f"{len(runs)} runs, {len(differences)} difference(s), {count} alert(s)"
+    return comparison.page(runs, by), document, [*cautions, last]
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,32 @@ def page(runs: Sequence[Compared], by: By) -> str:
             html.heading(RUNS),
             _table_of_runs(runs),
             html.heading(DIFFERENCES, "In configuration, code and machine."),
+            *(f"<p>{escape(caution)}</p>" for caution in cautions(runs)),
             _table_of_differences(runs),
             *map(html.group, groups),
             html.heading(ALERTS),
             *_table_of_alerts(runs),
         ],
     )
+
+
+def cautions(runs: Sequence[Compared]) -> list[str]:
+    """Return which numbers of these runs do not compare, a sentence each."""
+    found = []
+    tokenizers = [run.history.folder / "tokenizer" / "tokenizer.json" for run in runs]
+    if len({file.read_bytes() for file in tokenizers if file.is_file()}) > 1:
+        found.append(
+            "The runs read text by different tokenizers: nats per token do not compare, bits per byte of held-out text "
+            "do."
+        )
+    leaves = [dict(_leaves_of(run)) for run in runs]
+    counts = [(own.get("train.eval_batches"), own.get("data.micro_batch_size")) for own in leaves]
+    if len({batches and (batches, size) for batches, size in counts}) > 1:  # without a number of batches it is all
+        found.append(
+            "The runs score different amounts of held-out text (train.eval_batches counts micro-batches of "
+            "data.micro_batch_size): their held-out losses do not quite compare."
+        )
+    return found
 
 
 def differences(runs: Sequence[Compared]) -> dict[str, list[Any]]:
@@ -105,9 +126,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _table_of_runs(runs: Sequence[Compared]) -> str:
     found = [scores(run.history) for run in runs]
-    columns = [
-        (source, score) for source in dict.fromkeys(chain.from_iterable(found)) for score in ("loss", "exact_match")
-    ]
+    sources = dict.fromkeys(chain.from_iterable(found))
+    columns = [(source, score) for source in sources for score in ("loss", "bits_per_byte", "exact_match")]
     columns = [(source, score) for source, score in columns if any(score in each.get(source, {}) for each in found)]
     header = ["run", "state", "parameters", "steps", "tokens", "FLOPs", "time", "training loss"]
     header += [f"{source} {score.replace('_', ' ')}" for source, score in columns]

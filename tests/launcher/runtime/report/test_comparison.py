@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from plumbline.launcher.runtime.report.comparison import differences, distinct_names, page, read_runs
+from plumbline.launcher.runtime.report.comparison import cautions, differences, distinct_names, page, read_runs
 from plumbline.launcher.runtime.report.history import Series, over_places
 from plumbline.launcher.runtime.report.overlay import Overlay, apart_from
 from plumbline.model.flops import training_flops_per_token
@@ -52,6 +52,24 @@ def test_several_runs_become_one_page_beside_the_first(run: Run, other: Run, com
     refused = command("report", run.folder, other.folder)
     assert refused.returncode == 2
     assert beside.read_text() == "my notes"
+
+
+def test_numbers_that_do_not_compare_are_named(run: Run, other: Run, tmp_path: Path) -> None:
+    shutil.copytree(other.folder, tmp_path / "copy")
+    file = tmp_path / "copy" / "config.yaml"
+    text = file.read_text()
+
+    def told() -> list[str]:
+        return cautions(read_runs([run.folder, tmp_path / "copy"]))
+
+    assert told() == []
+    file.write_text(text.replace("micro_batch_size: 2", "micro_batch_size: 4"))
+    (amounts,) = told()
+    assert "different amounts of held-out text" in amounts
+    (tmp_path / "copy" / "tokenizer" / "tokenizer.json").write_text("{}")
+    assert len(told()) == 2
+    assert "by different tokenizers" in told()[0]
+    assert "by different tokenizers" in page(read_runs([run.folder, tmp_path / "copy"]), "tokens")
 
 
 def test_numbers_stand_where_their_run_was(run: Run, other: Run) -> None:
