@@ -206,8 +206,8 @@ def test_integers_equal_torchaos(symmetric: bool, group: int) -> None:
     primitives = pytest.importorskip("torchao.quantization.quant_primitives")
     mapping = primitives.MappingType.SYMMETRIC_NO_CLIPPING_ERR if symmetric else primitives.MappingType.ASYMMETRIC
     for bits in (2, 3, 4, 8):
-        linear = torch.nn.Linear(64, 16, bias=False)
-        x = linear.weight.detach().clone()
+        linear, x = torch.nn.Linear(64, 16, bias=False), normal(16, 64)
+        linear.weight.data.copy_(x)  # drawn by chance, one might lie between two integers
         dtype = getattr(torch, f"int{bits}")
         torchao.quantize_(linear, torchao.IntxWeightOnlyConfig(dtype, torchao.PerGroup(group), mapping))
         expected: Any = linear.weight

@@ -48,20 +48,6 @@ def test_null_takes_a_value_away(file: Path) -> None:
     assert load_config(file, ["train.steps=null", "train.tokens=1000"]).train.tokens == 1000
 
 
-@pytest.mark.parametrize(
-    ("override", "hint"),
-    [
-        ("optimizer.lr", ", for example optimizer.lr=0.003"),
-        ("=3", ", for example optimizer.lr=0.003"),
-        ("lr=1", "; did you mean optimizer.lr?"),
-        ("max_iters=1", "; did you mean train.steps?"),
-        ("resume=true", "; the same command goes on from the newest whole checkpoint"),
-    ],
-)
-def test_what_is_not_an_override_is_refused(file: Path, override: str, hint: str) -> None:
-    assert problems(file, override) == [f"{override!r}: an override is section.key=value{hint}"]
-
-
 def test_extends_is_a_chain_of_files_relative_to_each_other(file: Path, tmp_path: Path) -> None:
     (tmp_path / "deeper").mkdir()
     (tmp_path / "deeper" / "middle.yaml").write_text(

@@ -25,6 +25,20 @@ def test_one_mistake_is_one_line(file: Path, override: str, line: str) -> None:
     assert problems(file, override)[1:] == [f"  {line}"]
 
 
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("optimizer.lr", ", for example optimizer.lr=0.003"),
+        ("=3", ", for example optimizer.lr=0.003"),
+        ("lr=1", "; did you mean optimizer.lr?"),
+        ("max_iters=1", "; did you mean train.steps?"),
+        ("resume=true", "; the same command goes on from the newest whole checkpoint"),
+    ],
+)
+def test_what_is_not_an_override_is_refused(file: Path, override: str, hint: str) -> None:
+    assert problems(file, override) == [f"{override!r}: an override is section.key=value{hint}"]
+
+
 @pytest.mark.parametrize("entry", ["data.train.0", "data.train[0]"])
 def test_an_override_leads_into_a_list(file: Path, entry: str) -> None:
     train = load_config(file, [f"{entry}.weight=2", f"{entry}.name=other", "train.steps=5"]).data.train
