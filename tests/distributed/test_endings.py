@@ -142,13 +142,33 @@ def test_a_run_whose_checkpoints_are_gone_does_not_begin_anew_in_silence(
     metrics = (config.run.folder / "metrics.jsonl").read_bytes()
     shutil.rmtree(config.run.folder / "checkpoints")
     longer = configure(tiny_config, tmp_path, "train.steps=8")
-    with pytest.raises(
-        CheckpointError, match=r"the checkpoint of step 6, and all others, are gone: put it back; to sta"
-    ):
+    with pytest.raises(CheckpointError, match=r"that of step 6, and all others, are gone: put it back; to start"):
         attempt(longer, world)
     assert (config.run.folder / "metrics.jsonl").read_bytes() == metrics
     shutil.rmtree(config.run.folder)
     assert attempt(longer, world)
+
+
+def test_samples_that_hang_are_given_up(
+    tiny_config: Path,
+    tmp_path: Path,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """When somebody asks for a stop; or after train.hang_minutes."""
+    stop, free = StopRequest(), threading.Event()
+
+    def hang(_config: Config) -> None:
+        stop.ask("by a test")
+        free.wait()
+
+    monkeypatch.setattr(loop, "write_samples", hang)
+    config = configure(tiny_config, tmp_path, "train.sample_prompts=[def]")
+    assert train(config, open_inputs(config, world), world, stop)
+    free.set()
+    assert "the samples of train.sample_prompts were given up" in capsys.readouterr().err
+    assert (config.run.folder / "result.json").exists()
 
 
 def test_a_run_that_never_had_a_checkpoint_begins_anew(

@@ -210,12 +210,17 @@ def overflown(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors")
 
 
+def become_a_run(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "checkpoints").mkdir()
+
+
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
         (overflown, r"model\.safetensors: model\.layers\.1\.mlp\.up_proj\.weight: 2 of \d+ values are nan or inf"),
         (lambda path: (path / "config.json").unlink(), "not a Hugging Face folder"),
-        (lambda path: (path / "checkpoints").mkdir(), r"a run, not a Hugging Face folder: .*export.py --model"),
+        (become_a_run, r"not a Hugging Face folder \(no config.json\); it is a run: .*export.py --model"),
         (shutil.rmtree, "no such folder"),
         (lambda path: (path / "config.json").write_text('{"model_type": "mistral"}'), "model_type = mistral: only"),
         (lambda path: (path / "model.safetensors").unlink(), "holds no .safetensors"),
@@ -265,6 +270,10 @@ def damage_it(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
 
 
+def lose_the_vocabulary(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
 @pytest.fixture
 def tokenizer_changed(
     folder: Path, tiny_config: Path, tmp_path: Path, world: World
@@ -291,6 +300,7 @@ def tokenizer_changed(
         (add_a_token, ""),
         (take_none, ""),
         (damage_it, "whether the corpora were made with its tokenizer cannot be told"),
+        (lose_the_vocabulary, "whether the corpora were made with its tokenizer cannot be told"),
     ],
 )
 def test_a_corpus_goes_with_a_folder_whose_tokenizer_reads_text_alike(

@@ -21,7 +21,7 @@ from plumbline.launcher.runtime.checkpoint.tensors import shard_name
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.inspection.seen import SeenRun
-from plumbline.launcher.runtime.run.chain import CHAIN
+from plumbline.launcher.runtime.run.chain import CHAIN, noted_checkpoint
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.interventions import INTERVENTIONS, read_interventions
 from plumbline.launcher.runtime.run.ledger import total
@@ -276,16 +276,59 @@ def test_without_a_checkpoint_before_it_ends(attempt: Callable[..., Any], tmp_pa
     assert read_interventions(tmp_path / "tiny") == []
 
 
-def test_a_branch_goes_back_to_where_it_left_its_parent(attempt: Callable[..., Any]) -> None:
-    parent, _ = attempt([], "run.name=parent", "schedule.warmup_steps=2", "schedule.decay_fraction=0.25")
-    left = parent.folder / "checkpoints" / "step_00000006"
-    typed = ["run.name=branch", "schedule.warmup_steps=2", "schedule.decay_fraction=0.25", "checkpoint.interval=null"]
-    run, _ = attempt([(48, 56, "inf")], *typed, f"schedule.branch.checkpoint={left}", "schedule.branch.steps=4")
+@pytest.fixture
+def branched(attempt: Callable[..., Any]) -> tuple[Run, list[str]]:
+    """Train a parent; return it, and what is typed to branch from its step 6, for four steps."""
+    phases = ["schedule.warmup_steps=2", "schedule.decay_fraction=0.25"]
+    parent, _ = attempt([], "run.name=parent", *phases)
+    left = f"schedule.branch.checkpoint={parent.folder / 'checkpoints' / 'step_00000006'}"
+    return parent, ["run.name=branch", *phases, left, "schedule.branch.steps=4", "checkpoint.interval=1"]
+
+
+def test_a_branch_goes_back_to_where_it_left_its_parent(
+    attempt: Callable[..., Any], branched: tuple[Run, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed once all of its own checkpoints, damaged ones here, were deleted, it begins there as well."""
+    parent, typed = branched
+    run = Run(parent.folder.with_name("branch"))
+    go_back, resume = loop.Trainer._go_back, loop.Trainer.resume
+
+    def damage_own(trainer: loop.Trainer, asked: Any) -> None:
+        for state in (run.folder / "checkpoints").glob("step_*/state.json"):
+            state.unlink()
+        monkeypatch.setattr(loop.Trainer, "resume", die)
+        go_back(trainer, asked)
+
+    def die(_trainer: loop.Trainer, _folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.Trainer, "_go_back", damage_own)
+    poison = [(64, 72, "inf")]  # step 9
+    with pytest.raises(KeyboardInterrupt):
+        attempt(poison, *typed)
+    assert [name for name in run.checkpoints if name.startswith("step_")] == []
+    assert noted_checkpoint(run.folder) == 7
+    monkeypatch.setattr(loop.Trainer, "resume", resume)
+    attempt(poison, *typed)
     (made,) = read_interventions(run.folder)
-    assert (made.first_step, made.back_to, made.skipped) == (7, 6, (6, 7))
-    assert run.checkpoints == ["latest", "step_00000010"]
-    assert parent.checkpoints[0] == "latest"
-    assert "step_00000012" in parent.checkpoints, "only the branch's own later ones would be deleted"
+    assert (made.first_step, made.last_step, made.back_to, made.skipped) == (9, 9, 6, (8, 9))
+    assert "step_00000010" in run.checkpoints
+    assert "step_00000012" in parent.checkpoints, "only the branch's own later ones are deleted"
+
+
+def test_a_branch_whose_parent_is_gone_says_what_it_would_have_gone_back_for(
+    attempt: Callable[..., Any], branched: tuple[Run, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, typed = branched
+
+    def lose_the_parent(trainer: loop.Trainer, asked: Any) -> None:
+        shutil.rmtree(parent.folder / "checkpoints" / "step_00000006")
+        go_back(trainer, asked)
+
+    go_back = loop.Trainer._go_back
+    monkeypatch.setattr(loop.Trainer, "_go_back", lose_the_parent)
+    with pytest.raises(TrainingError, match=r"step 7: .* there is no whole checkpoint of a step before 7"):
+        attempt([(48, 56, "inf")], *typed)
 
 
 def test_in_the_warm_up_of_the_batch_size_it_ends(attempt: Callable[..., Any], tmp_path: Path) -> None:

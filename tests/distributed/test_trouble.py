@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from plumbline.launcher.runtime.run.status_file import read_attempts
 from plumbline.launcher.runtime.system.exit_codes import UNREACHED
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def attempt(start: Start, tiny_config: Path, tmp_path: Path) -> Callable[..., Ou
 def test_a_late_rank_costs_its_save_and_no_other_and_samples_may_take_their_time(
     attempt: Callable[..., Outcome],
 ) -> None:
-    outcome = attempt(12, "late", "train.sample_prompts=[def]", "deepspeed.timeout_minutes=0.2")
+    outcome = attempt(12, "late", "train.sample_prompts=[def]", "deepspeed.timeout_minutes=0.4")
     assert outcome.code == 0, outcome.stderr
     assert outcome.stderr.count("checkpoint not written, ranks lost each other") == 1
     assert "warning: step 4: " in outcome.stderr
@@ -41,13 +42,17 @@ def test_a_late_rank_costs_its_save_and_no_other_and_samples_may_take_their_time
     assert "def" in (outcome.run.folder / "samples.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("trouble", "words"), [("unread", "rank 1 could not read it"), ("unloaded", "could not be read")]
+)
 def test_what_one_rank_cannot_read_ends_an_attempt_of_all_and_is_not_passed_over(
-    attempt: Callable[..., Outcome],
+    attempt: Callable[..., Outcome], trouble: str, words: str
 ) -> None:
     assert attempt(8, None).code == 0
-    outcome = attempt(12, "unread", "deepspeed.timeout_minutes=60")
+    outcome = attempt(12, trouble, "deepspeed.timeout_minutes=60")
     assert outcome.code == UNREACHED, outcome.stderr
-    assert "step_00000008: rank 1 could not read it" in outcome.stderr
+    assert read_attempts(outcome.run.folder)[-1].exit_code == UNREACHED
+    assert f"step_00000008: {words}" in outcome.stderr
     assert "passed over" not in outcome.stderr
     again = attempt(12, None)
     assert again.code == 0, again.stderr

@@ -105,6 +105,16 @@ def test_rounding_by_other_rows_of_a_batch_is_said(
     assert len(caplog.messages) == (shared is not None)
 
 
+def test_without_a_length_a_continuation_fills_the_room_behind_the_longest_prompt(
+    command: Command, trained: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts").write_text(f"x\n{'x' * 30}\n")
+    said = answer(command("generate", "--model", trained, "--prompts", tmp_path / "prompts", "--json"))
+    assert said["max_new_tokens"] == 2, "of a context of 32"
+    refused = command("generate", "--model", trained, "--prompt", "x" * 40)
+    assert "40 prompt tokens + 1 new ones exceed max_position_embeddings = 32" in refused.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -28,7 +28,7 @@ LOOK = 1.0
 
 @dataclass(frozen=True)
 class Saved:
-    """Say how a checkpoint ended; the same on all ranks."""
+    """Say how a checkpoint ended; what `CheckpointWriter.finish` returns is the same on all ranks."""
 
     step: int
     error: CheckpointError | None

@@ -8,7 +8,7 @@ out once and kept in its config.yaml, so the same command resumes it whatever th
 from collections.abc import Callable
 from pathlib import Path
 
-from plumbline.launcher.runtime.checkpoint.resume import check_resume, damage
+from plumbline.launcher.runtime.checkpoint.resume import check_not_lost, check_resume, damage
 from plumbline.launcher.runtime.checkpoint.store import (
     CheckpointError,
     checkpoints,
@@ -22,6 +22,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.schedule import BranchConfig
+from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.world import World
 
 
@@ -86,10 +87,12 @@ def check(config: Config, corpora: dict[str, str]) -> None:
 
 
 def start(config: Config, world: World, moved: Callable[[], object] = lambda: None) -> Path | None:
-    """Return the checkpoint that a new branch starts from, verified to the last byte; None: no branch. Collective.
+    """Return the checkpoint that a run begins with, a branch with its parent's, verified to the last byte. Collective.
+
+    None: a run that is no branch begins with new weights.
 
     Args:
-        config: of the branch.
+        config: of a run that has no checkpoints.
         world: this process among all.
         moved: is told of each part of a file that was read.
 
@@ -98,6 +101,7 @@ def start(config: Config, world: World, moved: Callable[[], object] = lambda: No
     """
     branch = config.schedule.branch
     if branch is None:
+        from_main(lambda: check_not_lost(config.run.folder), world)
         return None
     folder = Path(branch.checkpoint)
     _refuse(folder, damage(folder, world, moved))

@@ -21,6 +21,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
     POINTER,
     FileFacts,
     FormatError,
+    UnreadError,
     checkpoints,
     manifest_checksum,
     problems,
@@ -33,6 +34,8 @@ from plumbline.launcher.runtime.system.files import remove_leftovers as remove_l
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.system.log import LOG
 
+REPLACED = ".replaced"
+"""Ending of the hidden name of a checkpoint whose place another one takes."""
 SYNC_BYTES = 2**30
 """Bytes of a file after which those written so far are brought to the disk, so that a slow one is known to move."""
 
@@ -69,6 +72,7 @@ def tidy(root: Path, newest: Path) -> None:
 
 def remove_leftovers(root: Path) -> None:
     """Delete what saves that were killed left among the checkpoints; nobody may be writing there."""
+    put_back(root)
     for leftover in root.glob(".step_*.staging"):
         shutil.rmtree(leftover, ignore_errors=True)
     remove_leftovers_of(root / POINTER)
@@ -119,14 +123,27 @@ def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFac
 
 
 def _replace(final: Path, staging: Path) -> None:
-    """Put a finished staging folder in the place of a checkpoint, which is deleted only once that is done."""
+    """Put a finished staging folder in the place of a checkpoint, which is deleted only once that is done.
+
+    Where the file system cannot exchange two names (NFS), `put_back` mends what a kill between two renames leaves.
+    """
     replaced = staging
     if not exchange(staging, final):
-        replaced = staging_folder(final.parent, step_of(final))
+        replaced = staging.with_suffix(REPLACED)
         move(final, replaced)
         move(staging, final)
     sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def put_back(root: Path) -> None:
+    """Give a checkpoint its name again that was to be replaced and was not; nobody may be writing there."""
+    for replaced in root.glob(f".step_*{REPLACED}"):
+        final = root / replaced.name.split(".")[1]
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            move(replaced, final)
 
 
 def _point_to(newest: Path) -> None:
@@ -154,7 +171,7 @@ def prune(root: Path, step: int, keep: CheckpointConfig) -> None:
         try:
             if folder in unwanted or _is_damaged(folder):
                 _remove(folder)
-        except OSError as error:
+        except (OSError, UnreadError) as error:
             LOG.warning(f"{folder} cannot be deleted ({error}); the next save tries again")
 
 

@@ -29,7 +29,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.run.chain import noted_checkpoint
 from plumbline.launcher.runtime.run.interventions import read_interventions, skipped_in
-from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
+from plumbline.launcher.runtime.system.collectives import from_main, gather_objects, on_every_rank
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
@@ -65,9 +65,9 @@ def find(
 
     Raises:
         CheckpointError: there are checkpoints in `root` and none is whole (starting from scratch would hide that), or
-            the newest is of another format; or there were some, and are gone; or one could not be read (UnreadError).
+            the newest is of another format; or one could not be read (UnreadError).
     """
-    shared: list[Path] = gather_objects(checkpoints(root), world)[0]
+    shared = from_main(lambda: _listed(root), world)
     nearby = [] if local is None else local.candidates()
     early = [folder for folder in [*shared, *nearby] if before is None or step_of(folder) < before]
     candidates = sorted(early, key=lambda folder: (step_of(folder), folder in shared), reverse=True)
@@ -77,22 +77,50 @@ def find(
 
     newest = newest_whole(candidates, check)
     if newest is None and before is None:
-        from_main(lambda: check_new(root, shared), world)
+        check_any(root, shared)
     return newest
 
 
-def check_new(root: Path, damaged: Sequence[Path]) -> None:
-    """Refuse to begin a run anew where it has checkpoints, none of them whole, or had some: what is lost may be found.
+def _listed(root: Path) -> list[Path]:
+    """Return the checkpoints in a folder.
 
     Raises:
-        CheckpointError: it has, or had.
+        UnreadError: its file system does not say.
     """
-    anew = f"to start from scratch, remove {root.parent} or give this run another run.name"
+    try:
+        return checkpoints(root)
+    except OSError as error:
+        raise UnreadError(f"{root}: could not be read ({error}){AGAIN}") from error
+
+
+def check_any(root: Path, damaged: Sequence[Path]) -> None:
+    """Refuse to begin a run anew where there are checkpoints, none of them whole.
+
+    Raises:
+        CheckpointError: there are some.
+    """
     if damaged:
-        raise CheckpointError(f"{root}: no whole checkpoint among {len(damaged)}; {anew}")
-    noted = noted_checkpoint(root.parent)
+        raise CheckpointError(f"{root}: no whole checkpoint among {len(damaged)}; {_anew(root.parent)}")
+
+
+def check_not_lost(run: Path) -> None:
+    """Refuse to begin a run anew, over its records, that tells of a checkpoint and has none: it may be found again.
+
+    Args:
+        run: its folder. It is no branch: that begins at its parent's checkpoint, and goes back to there.
+
+    Raises:
+        CheckpointError: it tells of one.
+    """
+    noted = noted_checkpoint(run)
     if noted is not None:
-        raise CheckpointError(f"{root}: the checkpoint of step {noted}, and all others, are gone: put it back; {anew}")
+        raise CheckpointError(
+            f"{run / 'checkpoints'}: that of step {noted}, and all others, are gone: put it back; {_anew(run)}"
+        )
+
+
+def _anew(run: Path) -> str:
+    return f"to start from scratch, remove {run} or give this run another run.name"
 
 
 def damage(folder: Path, world: World, moved: Moved = unmoved) -> list[str]:
@@ -126,10 +154,10 @@ def load(engine: Engine, folder: Path, moved: Moved = unmoved) -> TrainState:
         moved: see `Moved`.
 
     Raises:
-        UnreadError: a file could not be read.
+        UnreadError: on all ranks, a file could not be read.
     """
     try:
-        state = read_state(folder)
+        state = on_every_rank(lambda: read_state(folder), engine.world)
         tensors.restore(engine, folder, moved)
     except OSError as error:
         raise UnreadError(f"{folder}: could not be read ({error}){AGAIN}") from error

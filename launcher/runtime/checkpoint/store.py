@@ -31,7 +31,11 @@ BLOCK = 2**24
 MANIFEST, STATE, CONFIG, POINTER = "manifest.json", "state.json", "config.yaml", "latest"
 
 
-AGAIN = ": look at its file system, and start the same command again"
+AGAIN = (
+    ": look at its file system, and start the same command again; if it stays so, move this checkpoint away to go on "
+    "from the one before"
+)
+"""What an UnreadError advises."""
 
 
 class CheckpointError(ValueError):

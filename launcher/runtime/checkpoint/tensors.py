@@ -28,6 +28,7 @@ from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.optimizer import verify_settings
+from plumbline.launcher.runtime.system.collectives import on_every_rank
 
 WEIGHT, AVERAGE = "weight", "ema"
 
@@ -116,9 +117,12 @@ def restore(engine: Engine, folder: Path, moved: Callable[[], object] = lambda: 
         moved: is told of each tensor that was read.
 
     Raises:
-        CheckpointError: the tensors are not those of the model, or not all of them were updated equally often.
+        CheckpointError: on all ranks, the tensors are not those of the model, or not all of them were updated equally
+            often.
+        OSError: on all ranks, a file could not be read.
     """
-    with SavedTensors(folder, read_headers_together(folder, engine.world)) as saved, torch.no_grad():
+
+    def read() -> None:
         _check_shapes(engine.pieces(), saved, folder)
         state: dict[Tensor, dict[str, Any]] = {}
         for piece in engine.pieces():
@@ -129,8 +133,11 @@ def restore(engine: Engine, folder: Path, moved: Callable[[], object] = lambda: 
                 moved()
         engine.optimizer_state.clear()
         engine.optimizer_state.update(state)
-        engine.refresh_weights()
         _restore_average(engine, saved)
+
+    with SavedTensors(folder, read_headers_together(folder, engine.world)) as saved, torch.no_grad():
+        on_every_rank(read, engine.world)
+        engine.refresh_weights()
     verify_settings(engine.groups, engine.settings)
 
 

@@ -119,6 +119,7 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
             "data.packing = best_fit with model.document_mask = false: the documents of a sample, which have nothing "
             "to do with each other, see each other; leave document_mask out to mask them"
         )
+    yield from _guard_cautions(config)
     traced = config.train.profile
     if traced is not None and (last := traced.start + traced.steps - 1) > plan.total_steps:
         yield (
@@ -127,6 +128,25 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
         )
     if any(source.task is None for source in config.data.train):
         yield from plan.proportions.cautions()
+
+
+def _guard_cautions(config: Config) -> Iterator[str]:
+    """Yield where a spike may find no checkpoint of before it, beyond what is refused."""
+    saves = config.checkpoint
+    if saves.interval is None:
+        kept, remedy = "of checkpoint.local one checkpoint", "set checkpoint.interval as well"
+        reach = 0
+    else:
+        kept = f"before step {saves.keep_every}, checkpoint.keep_last = {saves.keep_last} checkpoints"
+        remedy, reach = "raise checkpoint.keep_last", (saves.keep_last - 1) * saves.interval
+        if saves.keep_every is None or saves.interval % saves.keep_every == 0:
+            return
+    for name, spike in config.guards.spikes.items():
+        if spike.action == "roll_back" and reach < spike.look_back:
+            yield (
+                f"guards.{name}.look_back = {spike.look_back}: {kept} may all be of steps before a spike that are not "
+                f"trusted, and the run then ends; {remedy}"
+            )
 
 
 def describe_settings(config: Config, plan: RunPlan) -> str:

@@ -154,24 +154,15 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
     def _guard_problems(self) -> Iterator[str]:
         saves = self.checkpoint
         yield from self.guards.problems(saves=(saves.interval or saves.local) is not None)
+        if saves.interval is None or saves.keep_every is not None:
+            return
         for name, spike in self.guards.spikes.items():
-            if spike.action != "roll_back":
-                continue
-            asked = f"guards.{name}.look_back = {spike.look_back}"
             # The newest checkpoint may be of the step before a spike
-            if saves.interval is None:
-                if saves.local is not None and spike.look_back:
-                    yield (
-                        f"{asked}: of checkpoint.local one checkpoint stays, which may be of a step before a spike "
-                        "that is not trusted: set checkpoint.interval as well"
-                    )
-            elif saves.keep_every is not None and saves.interval % saves.keep_every == 0:
-                continue  # all stay
-            elif (saves.keep_last - 1) * saves.interval < spike.look_back:
+            if spike.action == "roll_back" and (saves.keep_last - 1) * saves.interval < spike.look_back:
                 yield (
-                    f"{asked}: all checkpoints that stay (checkpoint.keep_last = {saves.keep_last}, "
-                    f"checkpoint.interval = {saves.interval}) may be of steps before a spike that are not trusted: set "
-                    f"checkpoint.keep_last={1 + ceil(spike.look_back / saves.interval)}"
+                    f"guards.{name}.look_back = {spike.look_back}: all checkpoints that stay (checkpoint.keep_last = "
+                    f"{saves.keep_last}, checkpoint.interval = {saves.interval}) may be of steps before a spike that "
+                    f"are not trusted: set checkpoint.keep_last={1 + ceil(spike.look_back / saves.interval)}"
                 )
 
     def _optimizer_problems(self) -> Iterator[str]:

@@ -64,12 +64,10 @@ def stock_entries(folder: Path) -> dict[str, Any]:
 
     if not folder.exists():
         raise ValueError("no such folder" + ("" if folder.is_absolute() else f"; of the hub it would be {HUB}{folder}"))
-    if (folder / "checkpoints").is_dir():
-        raise ValueError(
-            f"a run, not a Hugging Face folder: python launcher/export.py --model {folder} makes one of it"
-        )
     if not (folder / "config.json").is_file():
-        raise ValueError("not a Hugging Face folder (no config.json)")
+        is_run = (folder / "checkpoints").is_dir()
+        hint = f"; it is a run: python launcher/export.py --model {folder} makes one of it" if is_run else ""
+        raise ValueError(f"not a Hugging Face folder (no config.json){hint}")
     entries = read_object(folder / "config.json")
     if entries.get("model_type") in KINDS.keys() - {MODEL_TYPE}:  # our own has every key in the file
         entries = AutoConfig.from_pretrained(folder, trust_remote_code=False).to_dict()

@@ -76,6 +76,8 @@ def check_tokenizer(config: Config, inputs: Inputs) -> None:
         if not any(file for pattern in TOKENIZER_FILES for file in folder.glob(pattern)):
             return
         theirs, ours = (load_tokenizer(each).encode(PROBE, add_special_tokens=False) for each in (folder, own))
+        if not theirs:
+            raise ValueError(f"{folder}: its tokenizer knows no word")  # it lacks its vocabulary
     except (ValueError, OSError) as error:
         LOG.warning(f"{source}: whether the corpora were made with its tokenizer cannot be told ({error})")
         return

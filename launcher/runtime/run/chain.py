@@ -132,7 +132,7 @@ def read_chain(path: Path) -> Read:
 
 
 def noted_checkpoint(run: Path) -> int | None:
-    """Return the step of the last checkpoint that a run's chain tells of; None: it tells of none, or is damaged."""
+    """Return the step of the last checkpoint that a run's chain tells of; None: of none that can be read."""
     noted = None
     with suppress(ValueError, OSError):
         for _, entry in read_json_lines(run / CHAIN):

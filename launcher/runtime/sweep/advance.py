@@ -13,6 +13,7 @@ from typing import Any
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, step_of
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
+from plumbline.launcher.runtime.sweep.place import root_of
 
 DIVERGED = "diverged.json"
 FINISHED = ("result.json", DIVERGED)
@@ -74,4 +75,4 @@ def _folder(sweep: Any, file: Path) -> Path:
     """Return the folder of a sweep as `SweepConfig.folder` does, of values that nobody has checked."""
     if "name" not in sweep:
         raise ConfigError(f"{file}: name: not given; a sweep has one")
-    return Path(str(sweep.get("root", "runs/sweeps")), str(sweep["name"]))
+    return Path(root_of(sweep, file), str(sweep["name"]))

@@ -1,7 +1,6 @@
 """Describe a sweep: a base run, the grids of values to try on it, and what to make of the results."""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,12 @@ from pydantic import model_validator as validator
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.parse import parse
-from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.sweep.comparison import ComparisonConfig
 from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig
 from plumbline.launcher.runtime.sweep.kinds import KINDS, Kind
 from plumbline.launcher.runtime.sweep.lr_transfer import LrTransferConfig
+from plumbline.launcher.runtime.sweep.place import USUAL, root_of
 
 Values = dict[str, Any]  # section.key -> value
 Axis = list[Any] | dict[str, Values]
@@ -63,7 +62,7 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
 
     name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
     """Name of the sweep and of its folder."""
-    root: str = "runs/sweeps"
+    root: str = USUAL
     """Folder that holds sweep folders. Left out: `sweeps` in the run.root of the base, which is runs by default."""
     kind: str = "grid"
     """What to make of the results. grid: a table of all cells; comparison: which variant is best when each is tuned?
@@ -146,10 +145,7 @@ def load_sweep(path: Path) -> SweepConfig:
     values = plain_values(read_yaml(path), str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected keys and values")
-    if "root" not in values and isinstance(values.get("base"), str):
-        with suppress(ConfigError):  # whoever reads the base tells what is wrong with it
-            values["root"] = str(Path(read_run(path.parent / values["base"], []).root) / "sweeps")
-    return parse_sweep(values, source=str(path))
+    return parse_sweep({**values, "root": values.get("root", root_of(values, path))}, source=str(path))
 
 
 def parse_sweep(values: Any, source: str) -> SweepConfig:

@@ -134,18 +134,37 @@ def from_main(action: Callable[[], Result], world: World) -> Result:
     return result  # type: ignore[no-any-return]
 
 
-def main_works(action: Callable[[], object], world: World, moved: Callable[[], object]) -> None:
-    """Call `action` on rank 0 while all ranks wait for it, however long that takes. Collective.
+def on_every_rank(action: Callable[[], Result], world: World) -> Result:
+    """Return what `action` returns on this rank; what it raises on one is raised on all. Collective.
+
+    Raises:
+        ValueError: on all ranks, what `action` raised on the first that failed.
+        OSError: likewise.
+    """
+    result, problem = None, None
+    try:
+        result = action()
+    except (ValueError, OSError) as error:
+        problem = error
+    for each in filter(None, gather_objects(problem, world)):
+        raise each
+    return result  # type: ignore[return-value]
+
+
+def main_works(action: Callable[[], object], world: World, is_enough: Callable[[], bool]) -> bool:
+    """Call `action` on rank 0 while all ranks wait, and return whether it came to its end. Collective.
 
     A single collective has a time-out, so they meet again and again.
 
     Args:
-        action: raises nothing, and ends with the process if rank 0 is interrupted.
+        action: raises nothing, and ends with the process if nobody waits any longer.
         world: this process among all.
-        moved: is told, on every rank, that they have met.
+        is_enough: says, on any rank, to wait no longer.
     """
     worker = Thread(target=action if world.is_main else lambda: None, daemon=True)
     worker.start()
     while any_rank(worker.is_alive(), world):
-        moved()
+        if any_rank(is_enough(), world):
+            return False
         worker.join(LOOK)
+    return True

@@ -7,6 +7,7 @@ of data, the schedule, dropout and evaluation are pure functions of the step, so
 writes the same numbers, to the last bit, as one that was never interrupted. A guard may send it back to a checkpoint.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -294,8 +295,21 @@ class Trainer:
             file = self.config.run.folder / RESULT
             with checkpoint.written(file):  # it marks the run as complete
                 from_main(lambda: write_json(file, record), self.world)
-            main_works(lambda: write_samples(self.config), self.world, partial(self.watchdog.moved, "ending"))
+            if self.config.train.sample_prompts:
+                self._sample()
         return True
+
+    def _sample(self) -> None:
+        """Have rank 0 continue the prompts, for no longer than train.hang_minutes; nobody may wait for more."""
+        self.watchdog.wait()
+        end = time.monotonic() + 60 * (self.config.train.hang_minutes or math.inf)
+
+        def is_enough() -> bool:
+            return bool(self.stop) or time.monotonic() > end
+
+        if not main_works(lambda: write_samples(self.config), self.world, is_enough):
+            LOG.warning("the samples of train.sample_prompts were given up: the run is complete without them")
+        self.watchdog.moved("ending")
 
     def _may_save(self) -> bool:
         """Return whether this is a step at which checkpoints are written, if the weights are worth one."""

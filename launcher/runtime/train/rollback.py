@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from plumbline.data.skipped import SkippedData
-from plumbline.launcher.runtime.checkpoint import branch, resume
+from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint.commit import remove_after
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import step_of, written
@@ -104,12 +104,13 @@ class Rollbacks:
         return found
 
     def _find(self, root: Path, first: int, moved: Callable[[], object]) -> Path | None:
-        """Return the newest whole checkpoint of a step before `first`; a branch may begin anew. Collective."""
-        found = resume.find(root, self._world, self._local, before=first, moved=moved)
+        """Return the newest whole checkpoint of a step before `first`, a branch's parent's among them. Collective."""
         its = self._config.schedule.branch
-        if found is None and its is not None and its.first_step < first:
-            return branch.start(self._config, self._world, moved)
-        return found
+        found = resume.find(root, self._world, self._local, before=first, moved=moved)
+        if found is not None or its is None or its.first_step >= first:
+            return found
+        parents = Path(its.checkpoint)
+        return None if resume.damage(parents, self._world, moved) else parents
 
     def _refusal(self, skipped: SkippedData) -> str | None:
         """Return why the run may not go back and leave out some data; None: it may."""

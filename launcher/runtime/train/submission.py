@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from plumbline.launcher.runtime.checkpoint import branch
-from plumbline.launcher.runtime.checkpoint.resume import check_new, check_resume
+from plumbline.launcher.runtime.checkpoint.resume import check_any, check_not_lost, check_resume
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
@@ -52,7 +52,9 @@ def check(config: Config, request: Request) -> None:
     root = config.run.folder / "checkpoints"
     newest = newest_whole(checkpoints(root), problems)
     if newest is None:
-        check_new(root, checkpoints(root))
+        check_any(root, checkpoints(root))
+        if config.schedule.branch is None:
+            check_not_lost(config.run.folder)
     else:
         saved = load_config(newest / "config.yaml", [])
         check_resume(saved, config, inputs.fingerprints, newest)

@@ -4,7 +4,7 @@ from functools import partial
 
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.checkpoint.commit import tidy
+from plumbline.launcher.runtime.checkpoint.commit import put_back, tidy
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
@@ -39,9 +39,11 @@ def train(
         watchdog: watches this process already; None: from now on.
 
     Raises:
-        ValueError: the run folder or its checkpoints cannot be used with this configuration, or a checkpoint that the
-            run cannot do without, of the last step or of a request to stop, was not written.
-        TrainingError: the gradient, the loss or the weights are not finite, and the run cannot go back.
+        ValueError: the run folder or its checkpoints cannot be used with this configuration; a checkpoint that the run
+            cannot do without, of the last step or of a request to stop, was not written (UnsavedError); or one could
+            not be read (UnreadError).
+        TrainingError: the gradient, the loss or the weights are not finite, and the run cannot go back; or ranks
+            differ.
     """
     status, watchdog = status or RunStatus(), watchdog or watch(config, world)
     watchdog.tell = status.end
@@ -73,6 +75,7 @@ def make_trainer(
     root = config.run.folder / "checkpoints"
     local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)
     verifying = partial(watchdog.moved, "verifying checkpoints to the last byte")
+    from_main(partial(put_back, root), world)
     found = resume.find(root, world, local, moved=verifying)
     if found is not None:
         resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)

@@ -8,6 +8,7 @@ import pytest
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.sweep.advance import DIVERGED, FINISHED, read_share
+from plumbline.launcher.runtime.sweep.config import load_sweep
 
 
 @pytest.fixture
@@ -31,6 +32,18 @@ def test_a_share_of_a_plan_counts_its_own_runs(plan: Path) -> None:
     save(plan, "b", 1000)
     assert read_share(None, plan, 0, 2).saved() == (0, 17)
     assert read_share(None, plan, 1, 2).saved() == (0, 1000)
+
+
+def test_a_sweep_lies_for_its_jobs_where_it_lies_for_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text("run: {name: base, root: /scratch/me}\n")
+    file = tmp_path / "sweep.yaml"
+    file.write_text("name: grid\nbase: base.yaml\ngrids: [{axes: {optimizer.lr: [0.1]}}]\n")
+    assert read_share(file, None, 0, 1).folder == load_sweep(file).folder == Path("/scratch/me/sweeps/grid")
+    (tmp_path / "runs" / "sweeps" / "grid").mkdir(parents=True)
+    assert read_share(file, None, 0, 1).folder == load_sweep(file).folder == Path("runs/sweeps/grid"), "it is there"
 
 
 @pytest.mark.parametrize("name", [RESULT, DIVERGED])

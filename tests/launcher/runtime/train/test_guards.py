@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,7 @@ from plumbline.launcher.runtime.config.guards import (
     NonFiniteConfig,
 )
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.train.guards import make_guards
 from plumbline.launcher.runtime.train.guards.guard import RollBack, TrainingError
@@ -243,22 +244,6 @@ def test_guards_that_are_to_ignore_are_not_made(tiny_config: Path) -> None:
             ["guards.gradient_spike={action: roll_back, look_back: 9}", "checkpoint.interval=4"],
             r"gradient_spike.look_back = 9: .* checkpoint.interval = 4.* set checkpoint.keep_last=4",
         ),
-        (
-            [
-                "guards.gradient_spike={action: roll_back, look_back: 9}",
-                "checkpoint.interval=4",
-                "checkpoint.keep_every=8",
-            ],
-            r"gradient_spike.look_back = 9: .* set checkpoint.keep_last=4",
-        ),
-        (
-            [
-                "guards.loss_spike.action=roll_back",
-                "checkpoint.interval=null",
-                "checkpoint.local={path: /tmp, interval: 5}",
-            ],
-            r"loss_spike.look_back = 2: of checkpoint.local one checkpoint stays.* set checkpoint.interval as well",
-        ),
         (["guards.loss_spike.action=stop"], r"guards.loss_spike.action = 'stop': .*'ignore', 'warn' or 'roll_back'"),
         (["guards.loss_spike.window=4"], r"guards.loss_spike.window = 4: .* 8"),
         (["guards.gradient_spike.factor=1.0"], r"guards.gradient_spike.factor = 1.0: .* 1"),
@@ -271,7 +256,33 @@ def test_guards_that_cannot_be_are_refused(tiny_config: Path, overrides: list[st
         load_config(tiny_config, overrides)
 
 
-@pytest.mark.parametrize("keep", ["checkpoint.interval=9", "checkpoint.keep_last=4", "checkpoint.keep_every=3"])
+@pytest.mark.parametrize("keep", ["checkpoint.interval=9", "checkpoint.keep_last=4", "checkpoint.keep_every=100"])
 def test_a_spike_may_send_back_where_a_checkpoint_before_it_stays(tiny_config: Path, keep: str) -> None:
     spike = "guards.gradient_spike={action: roll_back, look_back: 9}"
     assert load_config(tiny_config, ["checkpoint.interval=3", spike, keep]).guards.gradient_spike.look_back == 9
+
+
+@pytest.mark.parametrize(
+    ("saves", "caution"),
+    [
+        (
+            "{interval: 3, keep_every: 100}",
+            r"before step 100, checkpoint.keep_last = 2 checkpoints may all",
+        ),
+        (
+            "{interval: null, local: {path: /tmp, interval: 5}}",
+            r"of checkpoint.local one checkpoint may",
+        ),
+        ("{interval: 3, keep_every: 3}", None),
+        ("{interval: 9}", None),
+    ],
+)
+def test_a_spike_that_may_find_no_checkpoint_before_it_is_a_caution(
+    tiny_config: Path, tmp_path: Path, saves: str, caution: str | None
+) -> None:
+    file = tmp_path / "saves.yaml"
+    file.write_text(f"extends: {tiny_config}\ncheckpoint: {saves}\n")
+    config = load_config(file, ["guards.gradient_spike={action: roll_back, look_back: 9}"])
+    told = [line for line in cautions(config, plan_run(config)) if "look_back" in line]
+    assert len(told) == (caution is not None)
+    assert all(re.search(str(caution), line) for line in told)
