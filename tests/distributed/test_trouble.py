@@ -43,7 +43,7 @@ def test_a_late_rank_costs_its_save_and_no_other_and_samples_may_take_their_time
 
 
 @pytest.mark.parametrize(
-    ("trouble", "words"), [("unread", "rank 1 could not read it"), ("unloaded", "could not be read")]
+    ("trouble", "words"), [("unread", ", by rank 1, could not be read"), ("unloaded", " could not be read")]
 )
 def test_what_one_rank_cannot_read_ends_an_attempt_of_all_and_is_not_passed_over(
     attempt: Callable[..., Outcome], trouble: str, words: str
@@ -52,7 +52,7 @@ def test_what_one_rank_cannot_read_ends_an_attempt_of_all_and_is_not_passed_over
     outcome = attempt(12, trouble, "deepspeed.timeout_minutes=60")
     assert outcome.code == UNREACHED, outcome.stderr
     assert read_attempts(outcome.run.folder)[-1].exit_code == UNREACHED
-    assert f"step_00000008: {words}" in outcome.stderr
+    assert f"step_00000008{words}" in outcome.stderr
     assert "passed over" not in outcome.stderr
     again = attempt(12, None)
     assert again.code == 0, again.stderr

@@ -152,9 +152,10 @@ class CheckpointWriter:
             return
         except RuntimeError as error:  # of the group: a rank is late, or has died, and then training ends by that
             self._is_broken = True
+            cause = str(error).partition("\n")[0]
             why = (
-                f"{self._root}: checkpoint not written, ranks lost each other ({str(error).partition(chr(10))[0]}): if "
-                f"one writes for deepspeed.timeout_minutes = {self._minutes:g} longer than another, raise that"
+                f"checkpoint not written, ranks lost each other ({cause}): if one writes for "
+                f"deepspeed.timeout_minutes = {self._minutes:g} longer than another, raise that"
             )
             self._fail(step, CheckpointError(why), must, locally)
             return

@@ -9,18 +9,16 @@ from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.launcher.runtime.checkpoint import tensors
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.store import (
-    AGAIN,
     MANIFEST,
     STATE,
     CheckpointError,
-    FormatError,
     TrainState,
-    UnreadError,
     checkpoints,
     newest_whole,
     problems,
     read_manifest,
     step_of,
+    unread,
 )
 from plumbline.launcher.runtime.config.identity import RESUMED, differences
 from plumbline.launcher.runtime.config.load import load_config
@@ -34,20 +32,13 @@ from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
 
-Moved = Callable[[], object]
-"""Is told of each part of a checkpoint that was read: of a large one all parts take longer than a watchdog bears."""
-
-
-def unmoved() -> None:
-    """Watch nothing."""
-
 
 def find(
     root: Path,
     world: World,
     local: LocalCheckpoints | None = None,
     before: int | None = None,
-    moved: Moved = unmoved,
+    moved: Callable[[], object] = lambda: None,
 ) -> Path | None:
     """Return the newest whole checkpoint; None when there are none at all. Collective.
 
@@ -58,7 +49,7 @@ def find(
         world: this process among all.
         local: checkpoints on the nodes.
         before: a step that it must be of an earlier one than; None: any.
-        moved: see `Moved`.
+        moved: is told of each part of a file that was read: all parts may take longer than a watchdog bears.
 
     Returns:
         A folder in `root`, the same on all ranks, or each rank's own in `local`, of the same step.
@@ -90,7 +81,7 @@ def _listed(root: Path) -> list[Path]:
     try:
         return checkpoints(root)
     except OSError as error:
-        raise UnreadError(f"{root}: could not be read ({error}){AGAIN}") from error
+        raise unread(root, error) from error
 
 
 def check_any(root: Path, damaged: Sequence[Path]) -> None:
@@ -123,7 +114,7 @@ def _anew(run: Path) -> str:
     return f"to start from scratch, remove {run} or give this run another run.name"
 
 
-def damage(folder: Path, world: World, moved: Moved = unmoved) -> list[str]:
+def damage(folder: Path, world: World, moved: Callable[[], object] = lambda: None) -> list[str]:
     """Return what is wrong with a checkpoint, to the last byte; each rank reads a share of the files. Collective.
 
     Raises:
@@ -131,27 +122,24 @@ def damage(folder: Path, world: World, moved: Moved = unmoved) -> list[str]:
             throw away what was trained since the one before.
         FormatError: on all ranks, it is whole, and of another version.
     """
-    found: list[str] = []
-    error: CheckpointError | None = None
-    try:
-        found = problems(folder, contents=True, share=slice(world.rank, None, world.size), moved=moved)
-    except (FormatError, UnreadError) as its_own:
-        error = its_own
-    except OSError as unread:
-        error = UnreadError(f"{folder}: rank {world.rank} could not read it ({unread}){AGAIN}")
-    shares, errors = zip(*gather_objects((found, error), world), strict=True)
-    for each in filter(None, errors):
-        raise each
+
+    def read() -> list[str]:
+        try:
+            return problems(folder, contents=True, share=slice(world.rank, None, world.size), moved=moved)
+        except OSError as error:
+            raise unread(f"{folder}, by rank {world.rank},", error) from error
+
+    shares = gather_objects(on_every_rank(read, world), world)
     return list(dict.fromkeys(problem for share in shares for problem in share))
 
 
-def load(engine: Engine, folder: Path, moved: Moved = unmoved) -> TrainState:
+def load(engine: Engine, folder: Path, moved: Callable[[], object] = lambda: None) -> TrainState:
     """Read the engine's state from a checkpoint that `find` returned, and return where training stands. Collective.
 
     Args:
         engine: what trains.
         folder: the checkpoint.
-        moved: see `Moved`.
+        moved: is told of each tensor that was read.
 
     Raises:
         UnreadError: on all ranks, a file could not be read.
@@ -160,7 +148,7 @@ def load(engine: Engine, folder: Path, moved: Moved = unmoved) -> TrainState:
         state = on_every_rank(lambda: read_state(folder), engine.world)
         tensors.restore(engine, folder, moved)
     except OSError as error:
-        raise UnreadError(f"{folder}: could not be read ({error}){AGAIN}") from error
+        raise unread(folder, error) from error
     return state
 
 

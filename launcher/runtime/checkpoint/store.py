@@ -31,13 +31,6 @@ BLOCK = 2**24
 MANIFEST, STATE, CONFIG, POINTER = "manifest.json", "state.json", "config.yaml", "latest"
 
 
-AGAIN = (
-    ": look at its file system, and start the same command again; if it stays so, move this checkpoint away to go on "
-    "from the one before"
-)
-"""What an UnreadError advises."""
-
-
 class CheckpointError(ValueError):
     """Refuse a checkpoint that cannot be used, or a resume that would contradict it."""
 
@@ -63,6 +56,14 @@ def written(place: Path) -> Iterator[None]:
 
 class UnreadError(CheckpointError):
     """End an attempt of a run whose checkpoints could not be read, which may be otherwise in a while."""
+
+
+def unread(what: Path | str, error: OSError) -> UnreadError:
+    """Return the error that says what could not be read, and what to do."""
+    return UnreadError(
+        f"{what} could not be read ({error}): look at its file system, and start the same command again; if it stays "
+        "so, move away what cannot be read, to go on from an earlier checkpoint"
+    )
 
 
 class BrokenWeightsError(CheckpointError):
@@ -218,7 +219,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (IsADirectoryError, DamagedFileError) as error:
         raise CheckpointError(str(error)) from error
     except OSError as error:
-        raise UnreadError(f"{folder / MANIFEST} could not be read ({error}){AGAIN}") from error
+        raise unread(folder / MANIFEST, error) from error
     if manifest.pop("checksum", None) != manifest_checksum(manifest):
         raise CheckpointError(f"{folder / MANIFEST} has another checksum than when it was written")
     if manifest.get("format") != FORMAT:
