@@ -95,7 +95,7 @@ class _Curvature:
         _, sizes, directions = np.linalg.svd(slopes[:, heard] / lengths)
         strengths = np.zeros(len(heard))  # fewer points than constants: 0 in the directions that are left over
         strengths[: len(sizes)] = sizes
-        seen = strengths > SINGULAR * strengths.max()
+        seen = strengths > SINGULAR * strengths.max(initial=0.0)
         self.identified = np.zeros(len(problem.names), bool)
         self.identified[heard] = ~(np.abs(directions[~seen]) > 0.1).any(axis=0)
         inverse = np.zeros((len(problem.names), len(problem.loss)))  # of the slopes

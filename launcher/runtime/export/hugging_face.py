@@ -21,6 +21,7 @@ from plumbline.launcher.runtime.export.verify import check_tokens, verify_plain,
 from plumbline.launcher.runtime.models.open import LoadedModel, load_tokenizer, native_classes, quiet_transformers
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import native, thinker
+from plumbline.model.export.older_readers import note_for_older_readers
 from plumbline.model.export.stock import Headroom
 from plumbline.model.export.targets import TARGETS, resolved, to_hugging_face
 from plumbline.model.objectives.objective import TrainedLM
@@ -120,6 +121,7 @@ def _write_model(
     stock.tie_weights()
     stock.generation_config.update(**special)
     stock.save_pretrained(folder)
+    note_for_older_readers(folder)
     return type(stock).__name__
 
 

@@ -70,8 +70,8 @@ def _several_settings(rows: Rows) -> Iterator[str]:
     """Yield what the points are beside measurements of one law, if they are."""
     if rows.mixed:
         yield (
-            f"at {rows.mixed} of the (N, D, bits) points differ in learning rate or labels: one law is fitted to all, "
-            "good settings and bad; give the rows of the best setting of each"
+            f"at {rows.mixed} of the (N, D, bits) points differ in learning rate, labels or way of rounding: one law "
+            "is fitted to all, good settings and bad; give the rows of the best setting of each, and of one way"
         )
 
 

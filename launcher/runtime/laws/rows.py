@@ -28,7 +28,8 @@ from plumbline.model.scaling_laws.points import points
 NAMES = ("results.jsonl", "rows.jsonl")  # in a folder: of a sweep, of a quantization report
 REQUIRED = ("parameters", "tokens", "weight_bits", "activation_bits", "kv_bits")
 SCORING = ("data_fingerprint", "sequence_length", "batch_size", "max_batches")
-SETTINGS = ("lr", "labels")  # what else rows of sweeps may differ in
+SETTINGS = ("lr", "labels", "post")
+"""What else rows may differ in: of sweeps learning rate and labels, of quantization reports the way of rounding."""
 MORE_THAN_WEIGHTS = ("post_activation_bits", "post_kv_bits")
 FORMAT = re.compile(r"e(\d+)m(\d+)", re.IGNORECASE)
 NOTHING = {"post_bits": math.inf, "group_size": math.nan, "exponent_bits": math.nan, "mantissa_bits": math.nan}
@@ -64,7 +65,7 @@ class Rows:
     left_out: dict[str, int]
     """Reason -> number of rows that are left out for it."""
     mixed: int
-    """Number of the places (N, D, bits) at which points differ in what no law is about: learning rate or labels."""
+    """Number of the places (N, D, bits) at which points differ in what no law is about (SETTINGS)."""
 
 
 def read_rows(sources: Sequence[Path]) -> Rows:
@@ -82,7 +83,7 @@ def read_rows(sources: Sequence[Path]) -> Rows:
             if reason is None:
                 point = _point(place, row)
                 reason = "repeated" if point in seen else None
-                seen.setdefault(point, {key: row[key] for key in SETTINGS if key in row})
+                seen.setdefault(point, _settings(row))
             if reason is not None:
                 left_out[reason] += 1
     if not seen:
@@ -90,6 +91,16 @@ def read_rows(sources: Sequence[Path]) -> Rows:
     at = points(**{name: _column(seen, name) for name in (*REQUIRED, *NOTHING)})
     runs, scorings = (_numbers([getattr(point, name) for point in seen]) for name in ("run", "scoring"))
     return Rows(Measured(at, _column(seen, "loss"), runs, scorings), files, dict(left_out), _mixed(seen))
+
+
+def _settings(row: dict[str, Any]) -> dict[str, Any]:
+    """Return what a row has of SETTINGS; a recipe without its name. What a checkpoint has by itself has no recipe."""
+    settings = {key: row[key] for key in SETTINGS if key in row}
+    if row.get("post_bits") is None:
+        settings.pop("post", None)
+    elif isinstance(row.get("post"), dict):
+        settings["post"] = {key: value for key, value in row["post"].items() if key != "name"}
+    return settings
 
 
 def _mixed(seen: Mapping[Point, dict[str, Any]]) -> int:

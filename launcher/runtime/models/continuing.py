@@ -139,7 +139,14 @@ def tokens_of(tokenizer: Any, text: str) -> list[Any]:
 
     That is what the tokenizer itself puts before a text: Llama's <s> begins every document of a corpus, too, and OPT's
     </s> ends the one before.
+
+    Raises:
+        ValueError: it is no valid Unicode, as bytes of a command line or half a pair in JSON may be.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"prompt {_shown(text)}: is no valid Unicode text ({error.reason})") from error
     marked = tokenizer("a", return_special_tokens_mask=True)
     pairs = zip(marked["input_ids"], marked["special_tokens_mask"], strict=True)
     own = [token for token, _ in takewhile(itemgetter(1), pairs)]
@@ -147,6 +154,10 @@ def tokens_of(tokenizer: Any, text: str) -> list[Any]:
     if tokens[: len(own)] != own:
         tokens = [*own, *tokens]
     return tokens or [tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id]
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:37]}...")
 
 
 def encode(facts: ModelFacts, tokenizer: Any, text: str, seed: int, max_new_tokens: int) -> Prompt:
@@ -158,7 +169,7 @@ def encode(facts: ModelFacts, tokenizer: Any, text: str, seed: int, max_new_toke
     tokens = tokens_of(tokenizer, text)
     if tokens == [None]:
         raise ValueError(f"{facts.path}: its tokenizer has neither eos_token nor bos_token, so give a prompt")
-    shown = repr(text if len(text) <= 40 else f"{text[:37]}...")
+    shown = _shown(text)
     try:
         check_room(facts.context_length, len(tokens), max_new_tokens)
     except ValueError as error:
@@ -178,7 +189,7 @@ def read_prompts(file: str) -> list[str]:
         ValueError: it holds none, a line is no prompt, or it is not UTF-8.
     """
     try:
-        text = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
+        text = (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"--prompts {file}: is not UTF-8 text ({error})") from error
     numbered = enumerate(text.replace("\r\n", "\n").split("\n"), 1)

@@ -7,10 +7,10 @@
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from scipy import stats
@@ -43,22 +43,23 @@ def draw_curves(rows: Sequence[Row], predictions: Pairs, floor: float, path: Pat
 
 def by_bits(rows: Sequence[Row]) -> Lines:
     """Return the way of rounding, and which model -> (bits, delta), of recipes that round weights alone."""
-    several = len({row.checkpoint.model for row in rows}) > 1
-    lines: Lines = defaultdict(list)
+    several = len({row.scored for row in rows}) > 1
+    lines: dict[tuple[Any, ...], Pairs] = defaultdict(list)
     for row in rows:
         bits, way = row.bits.of_weights_alone, _way(row.recipe)
         if bits is not None:
-            lines[f"{way}, {_short(row)}" if several else way].append((bits, row.damage.delta))
-    return _sorted(lines, least=2)
+            lines[f"{way}, {_short(row)}" if several else way, row.scored].append((bits, row.damage.delta))
+    return _named(lines, least=2)
 
 
 def by_tokens(rows: Sequence[Row]) -> Lines:
     """Return recipe -> (training tokens per parameter, delta), of recipes with checkpoints of different age."""
-    lines: Lines = defaultdict(list)
+    lines: dict[tuple[Any, ...], Pairs] = defaultdict(list)
     for row in rows:
         if row.checkpoint.tokens_per_parameter is not None:
-            lines[row.recipe].append((row.checkpoint.tokens_per_parameter, row.damage.delta))
-    return {name: points for name, points in _sorted(lines, least=2).items() if points[0][0] < points[-1][0]}
+            on = row.checkpoint.average is not None, *row.text.scoring
+            lines[row.recipe, on].append((row.checkpoint.tokens_per_parameter, row.damage.delta))
+    return {name: points for name, points in _named(lines, least=2).items() if points[0][0] < points[-1][0]}
 
 
 def outlier_pairs(rows: Sequence[Row], quantity: Outlier) -> Pairs:
@@ -66,8 +67,10 @@ def outlier_pairs(rows: Sequence[Row], quantity: Outlier) -> Pairs:
     pairs = []
     for row in rows:
         largest = row.rounding.kurtosis_largest if quantity == "kurtosis" else row.rounding.mmr_largest
-        if row.bits.post_activation_bits is not None and largest is not None and math.isfinite(row.damage.delta):
-            pairs.append((largest, row.damage.delta))
+        # Half of a layer's inputs may be 0, by its activation: then no ratio to their median says anything
+        pair = (math.nan if largest is None else largest, row.damage.delta)
+        if row.bits.post_activation_bits is not None and all(map(math.isfinite, pair)):
+            pairs.append(pair)
     return pairs
 
 
@@ -87,10 +90,19 @@ def _short(row: Row) -> str:
     return "/".join(part for part in parts[-3:] if part not in ("runs", "checkpoints"))
 
 
-def _sorted(lines: Lines, least: int) -> Lines:
-    """Return the lines that have enough finite points, in order."""
-    finite = {name: [point for point in points if math.isfinite(point[1])] for name, points in lines.items()}
-    return {name: sorted(points) for name, points in finite.items() if len(points) >= least}
+def _named(lines: Mapping[tuple[Any, ...], Pairs], least: int) -> Lines:
+    """Return the lines that have enough finite points, in order; (name, what it was scored on) -> points.
+
+    Lines of one name are told apart by a number.
+    """
+    finite = {key: sorted(point for point in points if math.isfinite(point[1])) for key, points in lines.items()}
+    known: Counter[str] = Counter()
+    named: Lines = {}
+    for (name, _), points in finite.items():
+        if len(points) >= least:
+            known[name] += 1
+            named[name if known[name] == 1 else f"{name} ({known[name]})"] = points
+    return named
 
 
 def _lines(axes: Axes, lines: Lines, floor: float, label: str) -> None:

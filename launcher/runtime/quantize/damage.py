@@ -108,8 +108,10 @@ def _interval(differences: Tensor, tokens: Tensor) -> tuple[float, float]:
     """Return the 95 % interval of the mean difference per token, by a bootstrap over sequences.
 
     The interval is one of percentiles (Efron and Tibshirani 1993, section 13.3). Both models see the same sequences, so
-    what makes one text harder than another falls out.
+    what makes one text harder than another falls out. One sequence says nothing of others: nan.
     """
+    if len(tokens) < 2:
+        return math.nan, math.nan
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(len(tokens), (RESAMPLES, len(tokens)), generator=generator)
     means = differences[drawn].sum(1) / tokens[drawn].sum(1).clamp_min(1)

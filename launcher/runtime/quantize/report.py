@@ -66,20 +66,13 @@ def by_model(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """Return name and rows of each model, of one that was scored on several texts for each of these."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(_what(row), []).append(row)
+        groups.setdefault(row.scored, []).append(row)
     return [(_name(own[0]), own) for own in groups.values()]
 
 
 def _name(row: Row) -> str:
     average = row.checkpoint.average
     return f"{row.checkpoint.model}, {average}" if average else row.checkpoint.model
-
-
-def _what(row: Row) -> tuple[Any, ...]:
-    """Return what rows of one table have in common: the model, and the text as its user named it."""
-    text = row.text
-    settings = text.data, text.sequence_length, text.batch_size, text.max_batches, text.calibration_sequences
-    return row.checkpoint.model, row.checkpoint.average, *settings
 
 
 def about(row: Row) -> list[str]:
@@ -117,7 +110,7 @@ def cells_of(row: Row) -> tuple[str, ...]:
         row.recipe,
         "" if rounding.stored_bits is None else f"{rounding.stored_bits:.2f}",
         delta_of(row),
-        f"{low:+.4f} to {high:+.4f}",
+        "-" if math.isnan(low) else f"{low:+.4f} to {high:+.4f}",
         f"{damage.kl:.2g}",
         f"{damage.agreement:.1%}",
         "" if rounding.sqnr_least is None else f"{rounding.sqnr_least:.1f}",

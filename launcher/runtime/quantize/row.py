@@ -27,6 +27,11 @@ class TextSettings:
     """None: the whole held-out split is scored."""
     calibration_sequences: int
 
+    @property
+    def scoring(self) -> tuple[Any, ...]:
+        """Return what rows that compare have in common: the text as its user named it, and how it is cut."""
+        return self.data, self.sequence_length, self.batch_size, self.max_batches, self.calibration_sequences
+
 
 @dataclass(frozen=True)
 class PostBits:
@@ -80,6 +85,11 @@ class Row:
     rounding: Rounding
     noise_floor: float
     """Nats per token that bf16 arithmetic changes; differences below say nothing."""
+
+    @property
+    def scored(self) -> tuple[Any, ...]:
+        """Return what rows of one table have in common: the model, and the text."""
+        return self.checkpoint.model, self.checkpoint.average, *self.text.scoring
 
     def to_json(self) -> dict[str, Any]:
         """Return an object of rows.jsonl, in which all values stand side by side; null for what is not finite."""

@@ -98,9 +98,13 @@ def summarize(layers: Sequence[LayerReport], seconds: float) -> Rounding:
 
 
 def noise_floor(model: LoadedModel, text: Text) -> float:
-    """Return by how many nats per token bf16 arithmetic changes a model's loss: differences below say nothing."""
+    """Return by how many nats per token bf16 arithmetic may change a model's loss: differences below say nothing.
+
+    That is the further end of the 95 % interval of what it changes here, which may be near zero by chance.
+    """
     rounded = replace(model, module=deepcopy(model.module).to(torch.bfloat16))
-    return abs(damage(compare(model, rounded, text.batches()), text.source.held_out).delta)
+    found = damage(compare(model, rounded, text.batches()), text.source.held_out)
+    return max(abs(each) for each in (found.delta, *found.delta_interval) if not math.isnan(each))
 
 
 def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:

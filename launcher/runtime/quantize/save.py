@@ -5,6 +5,7 @@ The folder appears under its name only when transformers, reloading it, computes
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from plumbline.launcher.runtime.export.hugging_face import EXPORT, export
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.models.open import LoadedModel, native_classes, quiet_transformers
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.decoder import CausalLM
+from plumbline.model.export.older_readers import note_for_older_readers
 from plumbline.model.quantization.formats import Integer
 from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model
@@ -29,6 +32,10 @@ from plumbline.model.quantization.quantizer import Grid, Quantizer
 # Allowed max |logit difference| / max |logit|. With inputs rounded to the same scales, a value halfway between two
 # codes may still round the other way. Integers with a scale for each token have other scales there: absmax / 127.5
 EXACT, SAME_SCALES, OTHER_SCALES = 1e-5, 1e-3, 0.05
+SERVED_BITS = (4, 8)
+"""Of packed weights, that vLLM's source (CompressedTensorsWNA16) takes."""
+MEASURED = 1e-2
+"""Of the largest logit: what a weight or two that lie between two codes may change."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,11 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
     with quiet_transformers():  # it imports torchao
         scheme, name = _scheme(recipe)
     check_recipe(model.module, recipe, len(samples))
+    if name == "pack-quantized" and recipe.weights is not None and recipe.weights.numbers.bits not in SERVED_BITS:
+        LOG.warning(
+            f"recipe {recipe.name}: transformers reads packed integers of {recipe.weights.numbers.bits} bits; vLLM's "
+            "source takes those of 4 and 8 alone"
+        )
     with naming_full_disk(output, "choose another --save"), new_folder(output, EXPORT) as staging:
         stock = _as_stock(model, staging / "plain")
         quantize_model(stock, recipe, samples)
@@ -85,6 +97,8 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
             )
         grids = _grids(stock)
         expected = _both_logits(stock, _leave_inputs)
+        if isinstance(model.module, CausalLM):
+            _compare_with_measured(model.module, recipe, samples, expected[1])
         _write(stock, grids, scheme, name, staging)
         if model.tokenizer_path is not None:
             _copy_tokenizer(model.tokenizer_path, staging)
@@ -250,6 +264,7 @@ def _write(stock: Any, grids: Mapping[str, Mapping[str, Grid]], scheme: Any, nam
         compressor.compress_model(stock)
         stock.save_pretrained(folder)
     compressor.update_config(str(folder))
+    note_for_older_readers(folder)
 
 
 def _hand_over(grid: Grid, layer: nn.Module, site: str) -> None:
@@ -267,6 +282,35 @@ def _both_logits(stock: Any, leave_inputs: Callable[[nn.Module], object]) -> tup
     rounded = _logits(stock)
     stock.apply(leave_inputs)
     return rounded, _logits(stock)
+
+
+@torch.no_grad()
+def _compare_with_measured(module: CausalLM, recipe: Recipe, samples: Sequence[Tensor], expected: Tensor) -> None:
+    """Refuse a recipe that makes another model of the stock class than of the module that `measure` scores.
+
+    Stock classes have a run's factors folded into their weights, which a grid over several rows then rounds otherwise,
+    and the weights of a run that rounds them in training rounded already.
+
+    Args:
+        module: a run's.
+        recipe: as it was carried out on the stock class.
+        samples: calibration text.
+        expected: logits of the stock class on `check_tokens`, with inputs as they are.
+
+    Raises:
+        ExportError: the logits of the two differ.
+    """
+    measured = deepcopy(module).float().cpu()
+    quantize_model(measured, recipe, samples)
+    measured.apply(_leave_inputs)
+    error = float((measured(check_tokens(module.config)) - expected).abs().max() / expected.abs().max())
+    if not error <= MEASURED:
+        raise ExportError(
+            f"--recipes {recipe.name}: carried out on the stock class it makes another model than the one that "
+            f"--output measures (logits differ by {error:.1e} of the largest, allowed {MEASURED:.0e}), for that class "
+            "holds factors and rounding of the run in its weights; nothing was saved. Export the run (export.py), and "
+            "measure and save that folder"
+        )
 
 
 def _leave_inputs(module: nn.Module) -> None:

@@ -175,16 +175,16 @@ def _of_seeds(key: str, cells: Sequence[Result]) -> dict[int, float]:
 
 
 def _ranked(variants: dict[str, Variant], by: Merit) -> dict[str, Variant]:
-    def merit(variant: Variant) -> float:
-        return -math.inf if variant.at_best is None else _merit(variant.at_best, by)
+    def merit(variant: Variant) -> tuple[float, float]:
+        return (-math.inf, -math.inf) if variant.at_best is None else _merit(variant.at_best, by)
 
     return dict(sorted(variants.items(), key=lambda item: merit(item[1]), reverse=True))
 
 
-def _merit(point: Point, by: Merit) -> float:
-    """Return how good a point is: the larger, the better."""
+def _merit(point: Point, by: Merit) -> tuple[float, float]:
+    """Return how good a point is: the larger, the better; of points that match equally often, the one of less loss."""
     known = [point[key].mean for key in MERITS[by] if key in point]
-    return known[0] if known else -point["loss"].mean
+    return known[0] if known else -math.inf, -point["loss"].mean
 
 
 def _point(cells: Sequence[Result]) -> Point | None:

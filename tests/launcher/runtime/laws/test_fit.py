@@ -130,11 +130,17 @@ def test_points_of_several_settings_are_warned_of(run: Run, tmp_path: Path) -> N
     rows = [{**row, "lr": 0.1, "labels": {"rule": "sp"}, "seed": 1} for row in synthetic()]
     same = [{**rows[0], "run": "again", "seed": 2, "loss": 3.0}, {**rows[0], "labels": {"rule": "mup"}}]
     assert read_rows([write(tmp_path / "same.jsonl", [*rows, *same])]).mixed == 0
+    ways = [
+        {**rows[0], "post_bits": 4, "base_loss": 2.0, "loss": loss, "post": {"name": name, "method": name}}
+        for name, loss in (("rtn", 2.3), ("gptq", 2.2))
+    ]
+    assert read_rows([write(tmp_path / "ways.jsonl", ways)]).mixed == 1
+    assert read_rows([write(tmp_path / "way.jsonl", [ways[0], {**ways[0], "run": "again", "loss": 2.1}])]).mixed == 0
     other = [{**rows[0], "run": "other", "lr": 0.2}, {**rows[1], "run": "one more", "labels": {"rule": "mup"}}]
     file = write(tmp_path / "other.jsonl", [*rows, *same, *other])
     code, output, _ = run(fit.main, file, "--output", tmp_path / "law", "--bootstrap", "0")
     assert code == 0
-    assert "warning    at 2 of the (N, D, bits) points differ in learning rate or labels" in output
+    assert "warning    at 2 of the (N, D, bits) points differ in learning rate, labels or way of" in output
 
 
 def test_a_law_comes_back_as_it_was(fitted: dict[str, Any]) -> None:

@@ -121,6 +121,14 @@ def test_the_interval_is_of_differences_not_of_losses() -> None:
     assert found.delta_interval == pytest.approx((0.2 - half, 0.2 + half), abs=0.015)
 
 
+def test_one_sequence_has_no_interval() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    found = damage(SequenceSums(one, one, one + 0.5, one, one), Text())  # type: ignore[arg-type]
+    assert found.delta == 0.5
+    assert all(map(math.isnan, found.delta_interval))
+    assert "| +0.5000 | - |" in table([row(delta=0.5, delta_interval=(math.nan, math.nan))])[2]
+
+
 def test_longer_sequences_count_for_more() -> None:
     """Harmed by the same for each token, whatever their lengths: nothing is uncertain."""
     tokens = torch.linspace(1, 100, 40, dtype=torch.float64)
@@ -258,6 +266,29 @@ def test_curves_compare_like_with_like() -> None:
     assert spearman([(1, 2), (2, 5), (9, 7)]) == pytest.approx(1.0)
     assert spearman([(1, 7), (2, 5), (9, 2)]) == pytest.approx(-1.0)
     assert math.isnan(spearman([(1, 7), (1, 5)]))
+
+
+def test_curves_keep_texts_and_averages_apart() -> None:
+    rows = [
+        row(recipe, delta, post_bits=bits, **changes)
+        for changes, more in (({}, 0.0), ({"max_batches": 1}, 1.0), ({"average": "ema"}, 2.0))
+        for recipe, bits, delta in (("rtn-w3", 3, more + 0.3), ("rtn-w4", 4, more + 0.1))
+    ]
+    assert [sorted(points) for points in by_bits(rows).values()] == [
+        [(3, more + 0.3), (4, more + 0.1)] for more in (0.0, 1.0, 2.0)
+    ]
+    assert len(by_bits(rows)) == 3
+    ages = [
+        row("rtn-w4", age, tokens_per_parameter=age, **changes)
+        for age in (1.0, 2.0)
+        for changes in ({}, {"max_batches": 1})
+    ]
+    assert list(by_tokens(ages).values()) == [[(1.0, 1.0), (2.0, 2.0)]] * 2
+
+
+def test_a_ratio_to_a_median_of_zero_is_no_point() -> None:
+    rows = [row("w8a8-token", 0.4, post_activation_bits=8, mmr_largest=mmr) for mmr in (9.0, math.inf)]
+    assert outlier_pairs(rows, "mmr") == [(9.0, 0.4)]
 
 
 def test_a_table_puts_the_least_damage_first_and_marks_noise() -> None:

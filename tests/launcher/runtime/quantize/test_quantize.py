@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import sys
+from contextlib import nullcontext
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +18,15 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from plumbline.launcher.quantize import main
+from plumbline.launcher.runtime.export.report import ExportError
+from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.models.open import load_model, load_tokenizer
 from plumbline.launcher.runtime.quantize import save
 from plumbline.launcher.runtime.quantize.facts import checkpoint_facts
-from plumbline.model.quantization.post_training.recipes import SETS
+from plumbline.model.decoder import CausalLM
+from plumbline.model.quantization.post_training.apply import quantize_model
+from plumbline.model.quantization.post_training.recipes import SETS, named_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,6 +160,21 @@ def test_a_saved_folder_computes_what_was_measured(
     modes = {file.stat().st_mode for file in (*saved.glob("*.safetensors"), tmp_path / "q" / "rows.jsonl")}
     assert len(modes) == 1, "the umask decides"
     assert not list(tmp_path.glob(".saved*")), "nothing is left beside it"
+
+
+@pytest.mark.parametrize(("recipe", "same"), [("rtn-w4-g32", True), ("rtn-w3-g32", False)])
+def test_a_folder_that_would_be_another_model_than_was_measured_is_refused(
+    trained: Path, recipe: str, same: bool
+) -> None:
+    """Here that of another recipe; a run's factors, folded into what a scale is for, make one as well."""
+    module = load_model(trained, torch.device("cpu")).module
+    assert isinstance(module, CausalLM)
+    stock = deepcopy(module)
+    quantize_model(stock, named_recipe(recipe), [])
+    expected = stock(check_tokens(module.config)).detach()
+    refused = nullcontext() if same else pytest.raises(ExportError, match=r"Export the run .* and save that")
+    with refused:
+        save._compare_with_measured(module, named_recipe("rtn-w4-g32"), [], expected)
 
 
 def test_a_saved_folder_has_the_whole_tokenizer(quantize: Quantize, exported_folder: Path, tmp_path: Path) -> None:

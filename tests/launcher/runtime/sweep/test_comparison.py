@@ -177,6 +177,16 @@ def test_where_nothing_is_matched_the_loss_decides(by: Merit) -> None:
     assert summarize(ComparisonConfig(variants="block", by=by), RESULTS) == summarize(SETTINGS, RESULTS)
 
 
+def test_of_points_that_match_equally_often_the_one_of_less_loss_is_the_best() -> None:
+    rows = [
+        matched(variant, lr, seed, loss, 1.0, None)
+        for variant, lr, loss in (("plain", 0.1, 2.5), ("plain", 0.2, 0.1), ("other", 0.1, 0.01))
+        for seed in (1, 2)
+    ]
+    table = summarize(ComparisonConfig(variants="objective", by="exact_match"), rows).tables["all"]
+    assert [(name, variant.best) for name, variant in table.items()] == [("other", "lr=0.1"), ("plain", "lr=0.2")]
+
+
 def marks(axes: Axes) -> dict[tuple[str, str], list[float]]:
     """Return (row, colour) -> the place of the bar, then the dots."""
     found: dict[tuple[str, str], list[float]] = {}

@@ -1,0 +1,32 @@
+"""Say in config.json what readers of transformers 4 look for, beside what transformers 5 writes."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def note_for_older_readers(folder: Path) -> None:
+    """Add to the config.json of a Hugging Face folder the rotary keys of before transformers 5."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config |= older_rope_entries(config)
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def older_rope_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `rope_theta` and the like, as `rope_parameters` has them.
+
+    Readers that do not know `rope_parameters` take a class's own default where these are missing, and say nothing.
+    Scaled positions are left out where transformers 5 would take them for more than they are: in a class with partial
+    rotation, which is younger than those readers, and in one with two kinds of layers.
+    """
+    ropes = config.get("rope_parameters")
+    if not ropes or "partial_rotary_factor" in ropes:
+        return {}
+    if "rope_theta" not in ropes:
+        full, sliding = (ropes[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention"))
+        return {"rope_theta": full, "rope_local_base_freq": sliding}
+    scaling = {key: value for key, value in ropes.items() if key != "rope_theta"}
+    scaled = {} if scaling["rope_type"] == "default" else {"rope_scaling": scaling}
+    return {"rope_theta": ropes["rope_theta"], **scaled}

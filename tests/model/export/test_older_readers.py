@@ -1,0 +1,38 @@
+"""Readers of transformers 4 find the rotary keys that they know in config.json, with the values of the newer ones."""
+
+from typing import Any
+
+import pytest
+
+from plumbline.model.export.older_readers import older_rope_entries
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+            {"rope_theta": 5e5},
+        ),
+        (
+            {"rope_parameters": {**YARN, "rope_theta": 1e4}},
+            {"rope_theta": 1e4, "rope_scaling": YARN},
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 2e5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                }
+            },
+            {"rope_theta": 2e5, "rope_local_base_freq": 1e4},
+        ),
+        ({"rope_parameters": {**YARN, "rope_theta": 1e4, "partial_rotary_factor": 1.0}}, {}),
+        ({"model_type": "gpt2"}, {}),
+    ],
+    ids=["plain", "scaled", "two kinds of layers", "partial", "none"],
+)
+def test_what_they_look_for_is_there(config: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert older_rope_entries(config) == expected
