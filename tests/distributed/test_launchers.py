@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.startup import extensions_folder
+from plumbline.launcher.runtime.system.startup import SHARED_MEMORY, extensions_folder
 from plumbline.launcher.runtime.system.world import read_world
 
 if TYPE_CHECKING:
@@ -34,12 +35,22 @@ def alone(run_pretrain: Pretrain, tiny_config: Path) -> dict[int, float]:
     return losses
 
 
+def buffers() -> set[str]:
+    """Return the names of DeepSpeed's buffers in this host's shared memory."""
+    return {file.name for file in Path(SHARED_MEMORY).glob("deepspeed_allreduce_buffer_*")}
+
+
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
 def test_every_launcher_trains_the_same(
     run_pretrain: Pretrain, tiny_config: Path, alone: dict[int, float], launcher: str
 ) -> None:
+    before = buffers()
     outcome = run_pretrain(tiny_config, launcher, SHORT, ranks=2, launcher=launcher)
     assert outcome.code == 0, outcome.stderr
+    left, end = buffers() - before, time.monotonic() + 60
+    while left & buffers() and time.monotonic() < end:  # those of other tests' runs, which are starting, vanish
+        time.sleep(0.1)
+    assert not left & buffers(), "memory that nobody would give back"
     assert "2 rank(s)" in outcome.stdout
     assert outcome.stdout.count("starting: 2 ranks of 1 thread each\n") == 1
     assert outcome.stdout.count("is complete") == 1, "only one rank talks"

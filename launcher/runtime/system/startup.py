@@ -23,6 +23,7 @@ from plumbline.launcher.runtime.system.threads import host_threads
 from plumbline.launcher.runtime.system.world import World
 
 MANY_FILES = 65536
+SHARED_MEMORY = "/dev/shm"
 UNFUSED = "Mismatch dtype between input and weight"
 """What torch warns of where autocast (bf16 at ZeRO-0) leaves the weights of a norm in fp32, as it is meant to be."""
 
@@ -71,6 +72,7 @@ def start(world: World, timeout_minutes: float) -> None:
             deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
             # DeepSpeed would make one of all ranks for itself, with the backend's default: ten minutes under NCCL
             groups._WORLD_GROUP = dist.new_group(timeout=timeout)
+            release_shared_memory(world)
         except dist.DistBackendError as error:
             raise ValueError(
                 f"the ranks cannot form a group over {backend}: {_first_line(error)}; NCCL_DEBUG=INFO says more, and "
@@ -82,6 +84,16 @@ def start(world: World, timeout_minutes: float) -> None:
                 f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
                 f"the launcher another --master_port. {_first_line(error)}"
             ) from error
+
+
+def release_shared_memory(world: World) -> None:
+    """Take away the name of this rank's buffer in shared memory, which all ranks of a host have opened by now.
+
+    DeepSpeed makes 66 MiB for each rank on CPUs, and leaves them there for good (0.19.8): run after run, memory of the
+    host that only a restart gives back. What has no name is gone with the last process that has it open.
+    """
+    names = (os.getuid(), os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""), world.rank)
+    Path(SHARED_MEMORY, f"deepspeed_allreduce_buffer_{'_'.join(map(str, names))}").unlink(missing_ok=True)
 
 
 def _first_line(error: Exception) -> str:
