@@ -59,7 +59,7 @@ def test_what_cannot_be_read_is_told_ahead_of_slow_imports(torchless: Path, vari
     code, told, errors = begin(torchless, Path("no/file.yaml"), variables)
     assert (code, told) == (2, "")
     where = " on rank 2" if variables else ""
-    assert errors == f"error{where}: no/file.yaml: no such file; no holds no .yaml files\n"
+    assert errors == f"error{where}: no/file.yaml: no such file; there is no folder no\n"
 
 
 def test_an_override_without_a_value_is_told_ahead_of_slow_imports(torchless: Path, tiny_config: Path) -> None:

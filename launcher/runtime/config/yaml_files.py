@@ -53,7 +53,8 @@ def read_yaml(path: Path) -> Node:
     """
     if not path.exists():
         known = ", ".join(sorted(str(file) for file in path.parent.glob("*.yaml"))) or "no .yaml files"
-        raise ConfigError(f"{path}: no such file; {path.parent} holds {known}")
+        there = f"{path.parent} holds {known}" if path.parent.is_dir() else f"there is no folder {path.parent}"
+        raise ConfigError(f"{path}: no such file; {there}")
     if path.is_fifo():
         raise ConfigError(f"{path}: is a pipe, which can be read once and no more: write it to a file")
     with yaml_problems(str(path)):
