@@ -149,7 +149,9 @@ def main() -> None:
 
 def usual_length(facts: ModelFacts, prompts: Sequence[int]) -> int:
     """Return how many tokens to draw behind prompts of so many, where nobody says; without prompts half a context."""
-    context = facts.context_length or 4 * USUAL
+    context = facts.context_length
+    if context is None:
+        return USUAL
     room = context - max(prompts) if prompts else context // 2
     return max(1, min(USUAL, room))
 

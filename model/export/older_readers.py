@@ -22,11 +22,13 @@ def older_rope_entries(config: Mapping[str, Any]) -> dict[str, Any]:
     rotation, which is younger than those readers, and in one with two kinds of layers.
     """
     ropes = config.get("rope_parameters")
-    if not ropes or "partial_rotary_factor" in ropes:
+    if not ropes:
         return {}
-    if "rope_theta" not in ropes:
+    if ropes.keys() == {"full_attention", "sliding_attention"}:
         full, sliding = (ropes[kind]["rope_theta"] for kind in ("full_attention", "sliding_attention"))
         return {"rope_theta": full, "rope_local_base_freq": sliding}
+    if "rope_theta" not in ropes or "partial_rotary_factor" in ropes:
+        return {}
     scaling = {key: value for key, value in ropes.items() if key != "rope_theta"}
-    scaled = {} if scaling["rope_type"] == "default" else {"rope_scaling": scaling}
+    scaled = {} if scaling.get("rope_type", "default") == "default" else {"rope_scaling": scaling}
     return {"rope_theta": ropes["rope_theta"], **scaled}

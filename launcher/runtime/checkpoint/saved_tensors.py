@@ -1,7 +1,7 @@
 """Read tensors of a checkpoint by name and range, from whichever files hold them; tensors.py says how they are kept."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plumbline.data.damage import reading
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, read_manifest
-from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.collectives import gather_objects, on_every_rank
 from plumbline.launcher.runtime.system.world import World
 
 FOLDER = "state"
@@ -64,21 +64,18 @@ def read_headers_together(folder: Path, world: World) -> dict[str, Header]:
 
     Raises:
         DamagedFileError: on all ranks, a file is not what its rank wrote.
+        OSError: on all ranks, one could not be read.
     """
-    names = _names(folder)
+    names = on_every_rank(lambda: _names(folder), world)
+
+    def read(some: Sequence[str]) -> dict[str, Header]:
+        return {name: _read_header(folder / name) for name in some}
+
     if any(theirs != names for theirs in gather_objects(names, world)):
-        return {name: _read_header(folder / name) for name in names}
-    mine: dict[str, Header] = {}
-    problem: Exception | None = None
-    try:
-        mine = {name: _read_header(folder / name) for name in names[world.rank :: world.size]}
-    except (ValueError, OSError) as error:
-        problem = error
-    shares, problems = zip(*gather_objects((mine, problem), world), strict=True)
-    for each in filter(None, problems):
-        raise each
-    read = {name: header for share in shares for name, header in share.items()}
-    return {name: read[name] for name in names}
+        return on_every_rank(lambda: read(names), world)
+    shares = gather_objects(on_every_rank(lambda: read(names[world.rank :: world.size]), world), world)
+    found = {name: header for share in shares for name, header in share.items()}
+    return {name: found[name] for name in names}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Derive what a run will do from its configuration, once, before any work starts: steps, tokens, rates, tensors."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,20 +134,23 @@ def cautions(config: Config, plan: RunPlan) -> Iterator[str]:
 def _guard_cautions(config: Config) -> Iterator[str]:
     """Yield where a spike may find no checkpoint of before it, beyond what is refused."""
     saves = config.checkpoint
-    if saves.interval is None:
-        kept, remedy = "of checkpoint.local one checkpoint", "set checkpoint.interval as well"
-        reach = 0
-    else:
-        kept = f"before step {saves.keep_every}, checkpoint.keep_last = {saves.keep_last} checkpoints"
-        remedy, reach = "raise checkpoint.keep_last", (saves.keep_last - 1) * saves.interval
-        if saves.keep_every is None or saves.interval % saves.keep_every == 0:
-            return
     for name, spike in config.guards.spikes.items():
-        if spike.action == "roll_back" and reach < spike.look_back:
-            yield (
-                f"guards.{name}.look_back = {spike.look_back}: {kept} may all be of steps before a spike that are not "
-                f"trusted, and the run then ends; {remedy}"
-            )
+        if spike.action != "roll_back" or not spike.look_back:
+            continue
+        if saves.interval is None:
+            kept, remedy = "the one checkpoint of checkpoint.local", "set checkpoint.interval as well"
+        elif saves.keep_every is None or (saves.keep_last - 1) * saves.interval >= spike.look_back:
+            continue
+        else:
+            first = math.lcm(saves.interval, saves.keep_every)  # that stays
+            if first == saves.interval:
+                continue
+            kept = f"before step {first + spike.look_back} the {saves.keep_last} of checkpoint.keep_last"
+            remedy = "raise that"
+        yield (
+            f"guards.{name}.look_back = {spike.look_back}: {kept} may be of steps before a spike that are not trusted, "
+            f"and the run then ends; {remedy}"
+        )
 
 
 def describe_settings(config: Config, plan: RunPlan) -> str:

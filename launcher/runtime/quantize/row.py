@@ -126,5 +126,5 @@ class Row:
             bits=from_keys(PostBits, item),
             damage=from_keys(Damage, {**item, **numbers, "delta_interval": (low, high)}),
             rounding=from_keys(Rounding, item),
-            noise_floor=item["noise_floor"],
+            noise_floor=math.nan if item["noise_floor"] is None else item["noise_floor"],
         )

@@ -104,7 +104,8 @@ def noise_floor(model: LoadedModel, text: Text) -> float:
     """
     rounded = replace(model, module=deepcopy(model.module).to(torch.bfloat16))
     found = damage(compare(model, rounded, text.batches()), text.source.held_out)
-    return max(abs(each) for each in (found.delta, *found.delta_interval) if not math.isnan(each))
+    ends = (found.delta, *found.delta_interval)
+    return max((abs(each) for each in ends if not math.isnan(each)), default=math.nan)
 
 
 def row_key(model: LoadedModel, recipe: Recipe, text: Text) -> str:

@@ -63,7 +63,8 @@ class SweepConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
     """Name of the sweep and of its folder."""
     root: str = USUAL
-    """Folder that holds sweep folders. Left out: `sweeps` in the run.root of the base, which is runs by default."""
+    """Folder that holds sweep folders. Left out: `sweeps` in the run.root of the base, which is runs by default; but a
+    sweep that has runs in runs/sweeps stays there."""
     kind: str = "grid"
     """What to make of the results. grid: a table of all cells; comparison: which variant is best when each is tuned?
     lr_transfer: does the best learning rate stay put? coordinate_check: do activations and their changes keep their

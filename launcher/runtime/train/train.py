@@ -1,6 +1,7 @@
 """Train a run from where it stands to its last step: find the newest checkpoint, prepare the folder, go, tidy up."""
 
 from functools import partial
+from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
@@ -12,7 +13,7 @@ from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
 from plumbline.launcher.runtime.run.status import RunStatus
-from plumbline.launcher.runtime.system.collectives import from_main
+from plumbline.launcher.runtime.system.collectives import from_main, on_every_rank
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
@@ -75,10 +76,10 @@ def make_trainer(
     root = config.run.folder / "checkpoints"
     local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)
     verifying = partial(watchdog.moved, "verifying checkpoints to the last byte")
-    from_main(partial(put_back, root), world)
+    from_main(partial(_mend, root), world)
     found = resume.find(root, world, local, moved=verifying)
     if found is not None:
-        resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)
+        on_every_rank(partial(_check, config, inputs, found), world)
         from_main(partial(tidy, root, found), world)
     else:
         found = branch.start(config, world, verifying)
@@ -98,3 +99,19 @@ def make_trainer(
         watchdog.moved("reading the checkpoint")
         trainer.resume(found)
     return trainer
+
+
+def _mend(root: Path) -> None:
+    """Put right what a kill has left among the checkpoints. Raises UnreadError where they cannot be looked at."""
+    try:
+        put_back(root)
+    except OSError as error:
+        raise checkpoint.unread(root, error) from error
+
+
+def _check(config: Config, inputs: Inputs, found: Path) -> None:
+    """Refuse to go on from a checkpoint of another run. Raises UnreadError where it cannot be read."""
+    try:
+        resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)
+    except OSError as error:
+        raise checkpoint.unread(found, error) from error

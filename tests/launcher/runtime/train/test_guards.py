@@ -267,11 +267,11 @@ def test_a_spike_may_send_back_where_a_checkpoint_before_it_stays(tiny_config: P
     [
         (
             "{interval: 3, keep_every: 100}",
-            r"before step 100, checkpoint.keep_last = 2 checkpoints may all",
+            r"look_back = 9: before step 309 the 2 of checkpoint.keep_last may",
         ),
         (
             "{interval: null, local: {path: /tmp, interval: 5}}",
-            r"of checkpoint.local one checkpoint may",
+            r"the one checkpoint of checkpoint.local may",
         ),
         ("{interval: 3, keep_every: 3}", None),
         ("{interval: 9}", None),
