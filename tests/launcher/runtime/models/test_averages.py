@@ -27,6 +27,7 @@ from plumbline.launcher.runtime.config.load import as_yaml, load_config, save_co
 from plumbline.launcher.runtime.engine.memory import model_states
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.open import LoadedModel, load_model
+from plumbline.launcher.runtime.system import collectives
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.decoder import CausalLM
 
@@ -305,7 +306,8 @@ def test_many_ranks_open_no_file_each_that_they_do_not_need(tmp_path: Path, monk
         with ThreadPoolExecutor(size) as ranks:
             return list(ranks.map(lambda world: saved_tensors.read_headers_together(folder, world), worlds))
 
-    monkeypatch.setattr(saved_tensors, "gather_objects", gather)
+    for module in (saved_tensors, collectives):
+        monkeypatch.setattr(module, "gather_objects", gather)
     monkeypatch.setattr(saved_tensors, "safe_open", open_file)
     one, other = read_all()
     assert one == other
