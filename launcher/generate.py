@@ -10,14 +10,12 @@ python launcher/generate.py --model runs/lookahead --prompt "def " --think every
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 from plumbline.launcher.runtime.system import cli
 from plumbline.model.sampling import check_sampling
 
-USUAL = 100
-"""Tokens of a continuation, unless one asks for others."""
 OPTIONS = ("think", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 """Options that --json repeats."""
 
@@ -39,7 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--max-new-tokens",
         type=cli.positive,
-        help=f"length of the continuation (default: {USUAL}, or what the longest prompt leaves of the context)",
+        help="length of the continuation (default: 100, or what the longest prompt leaves of the context)",
     )
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
     parser.add_argument("--top-k", type=cli.positive, help="draw from the k likeliest tokens only")
@@ -91,7 +89,7 @@ from plumbline.launcher.runtime.models.continuing import (
     encode,
     read_prompts,
     read_think,
-    tokens_of,
+    usual_length,
 )
 from plumbline.launcher.runtime.models.facts import ModelFacts, model_facts
 from plumbline.launcher.runtime.models.open import (
@@ -118,7 +116,7 @@ def main() -> None:
     given = read_prompts(arguments.prompts) if arguments.prompts else [arguments.prompt]
     texts = [] if arguments.interactive else given
     if arguments.max_new_tokens is None:
-        arguments.max_new_tokens = usual_length(facts, [len(tokens_of(tokenizer, text)) for text in texts])
+        arguments.max_new_tokens = usual_length(facts, tokenizer, texts)
     prompts = [prompt for text in texts for prompt in samples(arguments, facts, tokenizer, text)]
     model = load_model(
         arguments.model,
@@ -145,15 +143,6 @@ def main() -> None:
         cli.print_json({**report, "samples": [asdict(each) for each in said], "speed": writer.speed})
     else:
         tell_speed(writer)
-
-
-def usual_length(facts: ModelFacts, prompts: Sequence[int]) -> int:
-    """Return how many tokens to draw behind prompts of so many, where nobody says; without prompts half a context."""
-    context = facts.context_length
-    if context is None:
-        return USUAL
-    room = context - max(prompts) if prompts else context // 2
-    return max(1, min(USUAL, room))
 
 
 def check_rounding(module: nn.Module, think: Trigger | Drafts | None, batch_size: int) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from plumbline.launcher.runtime.report.standing import Standing, is_run, look
+from plumbline.launcher.runtime.report.standing import Standing, look, runs_of
 from plumbline.launcher.runtime.run.ledger import BUCKETS, goodput, total
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.slurm_queue import waiting_jobs
@@ -55,22 +55,6 @@ def main() -> None:
             print(line)
         for made in found[0].interventions:
             print(made)
-
-
-def runs_of(folder: Path) -> list[Path]:
-    """Return what a folder stands for: itself, if it is a run's, else the runs in it, or those of a sweep.
-
-    Raises:
-        ValueError: no run was ever begun there.
-    """
-    cells = folder / "runs"
-    root = cells if cells.is_dir() else folder
-    if root == folder and is_run(folder):
-        return [folder]
-    found = sorted(filter(is_run, root.glob("*")))
-    if not found:
-        raise ValueError(f"{folder.resolve()}: no run was ever begun there; give a run folder, such as runs/quickstart")
-    return found
 
 
 def cells(standing: Standing) -> tuple[str, ...]:

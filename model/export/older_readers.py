@@ -1,17 +1,7 @@
-"""Say in config.json what readers of transformers 4 look for, beside what transformers 5 writes."""
+"""Say what readers of transformers 4 look for in config.json, beside what transformers 5 writes."""
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-
-def note_for_older_readers(folder: Path) -> None:
-    """Add to the config.json of a Hugging Face folder the rotary keys of before transformers 5."""
-    file = folder / "config.json"
-    config = json.loads(file.read_text(encoding="utf-8"))
-    config |= older_rope_entries(config)
-    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def older_rope_entries(config: Mapping[str, Any]) -> dict[str, Any]:

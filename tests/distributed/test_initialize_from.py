@@ -25,7 +25,9 @@ from plumbline.launcher.runtime.models import from_stock as initial_weights
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.system.signals import StopRequest
+from plumbline.launcher.runtime.system.slurm import Request
 from plumbline.launcher.runtime.train.loop import Trainer
+from plumbline.launcher.runtime.train.submission import check as check_job
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
 from tests.distributed.conftest import whole_weights
@@ -321,6 +323,8 @@ def test_a_corpus_of_another_tokenizer_is_refused_until_the_run_has_weights_of_i
     config, inputs = tokenizer_changed(take_another)
     with pytest.raises(ValueError, match=r"its tokenizer reads 'A fox, .* prepare them with --tokenizer .*/source$"):
         initial_weights.check_tokenizer(config, inputs)
+    with pytest.raises(ValueError, match="its tokenizer reads"):
+        check_job(config, Request(tasks_per_node=1))
     (config.run.folder / "checkpoints" / "step_00000001").mkdir(parents=True)
     initial_weights.check_tokenizer(config, inputs)
 

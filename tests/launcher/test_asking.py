@@ -15,7 +15,7 @@ import pytest
 
 import plumbline.launcher.eval
 import plumbline.launcher.generate
-from plumbline.launcher.generate import usual_length
+from plumbline.launcher.runtime.models.continuing import usual_length
 from plumbline.model.build import build_decoder
 from plumbline.model.config import ModelConfig
 from plumbline.model.quantization.precision import PrecisionConfig, apply_precision
@@ -113,7 +113,8 @@ def test_without_a_length_a_continuation_fills_the_room_behind_the_longest_promp
     (tmp_path / "prompts").write_text(f"x\n{'x' * 30}\n")
     said = answer(command("generate", "--model", trained, "--prompts", tmp_path / "prompts", "--json"))
     assert said["max_new_tokens"] == 2, "of a context of 32"
-    assert usual_length(SimpleNamespace(context_length=None), [5000]) == 100, "no limit is known"  # type: ignore[arg-type]
+    unlimited = SimpleNamespace(context_length=None)
+    assert usual_length(unlimited, None, ["x" * 5000]) == 100  # type: ignore[arg-type]
     refused = command("generate", "--model", trained, "--prompt", "x" * 40)
     assert "40 prompt tokens + 1 new ones exceed max_position_embeddings = 32" in refused.stderr
 

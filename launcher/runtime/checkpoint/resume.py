@@ -16,9 +16,9 @@ from plumbline.launcher.runtime.checkpoint.store import (
     checkpoints,
     newest_whole,
     problems,
+    read_back,
     read_manifest,
     step_of,
-    unread,
 )
 from plumbline.launcher.runtime.config.identity import RESUMED, differences
 from plumbline.launcher.runtime.config.load import load_config
@@ -58,7 +58,8 @@ def find(
         CheckpointError: there are checkpoints in `root` and none is whole (starting from scratch would hide that), or
             the newest is of another format; or one could not be read (UnreadError).
     """
-    shared = from_main(lambda: _listed(root), world)
+    with read_back(root):
+        shared = from_main(lambda: checkpoints(root), world)
     nearby = [] if local is None else local.candidates()
     early = [folder for folder in [*shared, *nearby] if before is None or step_of(folder) < before]
     candidates = sorted(early, key=lambda folder: (step_of(folder), folder in shared), reverse=True)
@@ -70,18 +71,6 @@ def find(
     if newest is None and before is None:
         check_any(root, shared)
     return newest
-
-
-def _listed(root: Path) -> list[Path]:
-    """Return the checkpoints in a folder.
-
-    Raises:
-        UnreadError: its file system does not say.
-    """
-    try:
-        return checkpoints(root)
-    except OSError as error:
-        raise unread(root, error) from error
 
 
 def check_any(root: Path, damaged: Sequence[Path]) -> None:
@@ -124,10 +113,8 @@ def damage(folder: Path, world: World, moved: Callable[[], object] = lambda: Non
     """
 
     def read() -> list[str]:
-        try:
+        with read_back(f"{folder}, by rank {world.rank},"):
             return problems(folder, contents=True, share=slice(world.rank, None, world.size), moved=moved)
-        except OSError as error:
-            raise unread(f"{folder}, by rank {world.rank},", error) from error
 
     shares = gather_objects(on_every_rank(read, world), world)
     return list(dict.fromkeys(problem for share in shares for problem in share))
@@ -144,11 +131,9 @@ def load(engine: Engine, folder: Path, moved: Callable[[], object] = lambda: Non
     Raises:
         UnreadError: on all ranks, a file could not be read.
     """
-    try:
+    with read_back(folder):
         state = on_every_rank(lambda: read_state(folder), engine.world)
         tensors.restore(engine, folder, moved)
-    except OSError as error:
-        raise unread(folder, error) from error
     return state
 
 
@@ -218,6 +203,11 @@ def tell_changes(folder: Path, config: Config) -> None:
             f"train.eval_batches = {config.train.eval_batches} counts micro-batches: with another "
             "data.micro_batch_size other held-out text is scored, and scores before and after do not compare"
         )
+
+
+def check_saved(folder: Path, config: Config, corpora: dict[str, str]) -> None:
+    """Refuse to go on from a checkpoint with another configuration or text than it allows; see `check_resume`."""
+    check_resume(load_config(folder / "config.yaml", []), config, corpora, folder)
 
 
 def check_resume(

@@ -58,12 +58,20 @@ class UnreadError(CheckpointError):
     """End an attempt of a run whose checkpoints could not be read, which may be otherwise in a while."""
 
 
-def unread(what: Path | str, error: OSError) -> UnreadError:
-    """Return the error that says what could not be read, and what to do."""
-    return UnreadError(
-        f"{what} could not be read ({error}): look at its file system, and start the same command again; if it stays "
-        "so, move away what cannot be read, to go on from an earlier checkpoint"
-    )
+@contextmanager
+def read_back(what: Path | str) -> Iterator[None]:
+    """End an attempt that cannot read what it goes on from, and say what to do.
+
+    Raises:
+        UnreadError: the system refused it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnreadError(
+            f"{what} could not be read ({error}): look at its file system, and start the same command again; if it "
+            "stays so, move away what cannot be read, to go on from an earlier checkpoint"
+        ) from error
 
 
 class BrokenWeightsError(CheckpointError):
@@ -212,14 +220,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing, damaged or of a newer format; UnreadError, if it could not be read.
     """
-    try:
-        manifest = read_object(folder / MANIFEST)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise CheckpointError(f"{folder / MANIFEST} is missing") from error
-    except (IsADirectoryError, DamagedFileError) as error:
-        raise CheckpointError(str(error)) from error
-    except OSError as error:
-        raise unread(folder / MANIFEST, error) from error
+    with read_back(folder / MANIFEST):
+        try:
+            manifest = read_object(folder / MANIFEST)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise CheckpointError(f"{folder / MANIFEST} is missing") from error
+        except (IsADirectoryError, DamagedFileError) as error:
+            raise CheckpointError(str(error)) from error
     if manifest.pop("checksum", None) != manifest_checksum(manifest):
         raise CheckpointError(f"{folder / MANIFEST} has another checksum than when it was written")
     if manifest.get("format") != FORMAT:

@@ -19,9 +19,10 @@ from plumbline.launcher.runtime.export.card import model_card
 from plumbline.launcher.runtime.export.report import OBJECTIVE, ExportError, ExportReport
 from plumbline.launcher.runtime.export.verify import check_tokens, verify_plain, verify_thinker
 from plumbline.launcher.runtime.models.open import LoadedModel, load_tokenizer, native_classes, quiet_transformers
+from plumbline.launcher.runtime.system.files import read_object, write_json
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export import native, thinker
-from plumbline.model.export.older_readers import note_for_older_readers
+from plumbline.model.export.older_readers import older_rope_entries
 from plumbline.model.export.stock import Headroom
 from plumbline.model.export.targets import TARGETS, resolved, to_hugging_face
 from plumbline.model.objectives.objective import TrainedLM
@@ -123,6 +124,12 @@ def _write_model(
     stock.save_pretrained(folder)
     note_for_older_readers(folder)
     return type(stock).__name__
+
+
+def note_for_older_readers(folder: Path) -> None:
+    """Add to the config.json of a Hugging Face folder the rotary keys of before transformers 5."""
+    config = read_object(folder / "config.json")
+    write_json(folder / "config.json", config | older_rope_entries(config))
 
 
 def _write_thinker(settings: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:

@@ -17,6 +17,9 @@ from plumbline.launcher.runtime.models.open import LoadedModel
 from plumbline.model.lookahead.generation import Drafts, Trigger
 from plumbline.model.sampling import check_room
 
+USUAL = 100
+"""Tokens of a continuation, unless one asks for others."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -154,6 +157,14 @@ def tokens_of(tokenizer: Any, text: str) -> list[Any]:
     if tokens[: len(own)] != own:
         tokens = [*own, *tokens]
     return tokens or [tokenizer.bos_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id]
+
+
+def usual_length(facts: ModelFacts, tokenizer: Any, texts: Sequence[str]) -> int:
+    """Return how many tokens to draw behind prompts where nobody says; without prompts at most half a context."""
+    if facts.context_length is None:
+        return USUAL
+    longest = max((len(tokens_of(tokenizer, text)) for text in texts), default=facts.context_length // 2)
+    return max(1, min(USUAL, facts.context_length - longest))
 
 
 def _shown(text: str) -> str:

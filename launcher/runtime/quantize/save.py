@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.data.workspace import naming_full_disk, new_folder
-from plumbline.launcher.runtime.export.hugging_face import EXPORT, export
+from plumbline.launcher.runtime.export.hugging_face import EXPORT, export, note_for_older_readers
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.models.open import LoadedModel, native_classes, quiet_transformers
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.model.decoder import CausalLM
-from plumbline.model.export.older_readers import note_for_older_readers
 from plumbline.model.quantization.formats import Integer
 from plumbline.model.quantization.layers import QuantizedLinear, replace_linears
 from plumbline.model.quantization.post_training.apply import check_recipe, quantize_model

@@ -89,6 +89,22 @@ def is_run(folder: Path) -> bool:
         return True
 
 
+def runs_of(folder: Path) -> list[Path]:
+    """Return what a folder stands for: itself, if it is a run's, else the runs in it, or those of a sweep.
+
+    Raises:
+        ValueError: no run was ever begun there.
+    """
+    cells = folder / "runs"
+    root = cells if cells.is_dir() else folder
+    if root == folder and is_run(folder):
+        return [folder]
+    found = sorted(filter(is_run, root.glob("*")))
+    if not found:
+        raise ValueError(f"{folder.resolve()}: no run was ever begun there; give a run folder, such as runs/quickstart")
+    return found
+
+
 def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
     """Look at a run folder, and change nothing there.
 

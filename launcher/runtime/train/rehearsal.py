@@ -7,7 +7,6 @@ from pathlib import Path
 from plumbline.data.skipped import SkippedData
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint.store import step_of
-from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import last_step
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.inspection.samples import decoders, of_batch
@@ -35,7 +34,7 @@ def rehearse(config: Config, inputs: Inputs, world: World) -> None:
     from_main(lambda: _refuse_if_held(config.run.folder), world)
     found = resume.find(config.run.folder / "checkpoints", world)
     if found is not None:
-        resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)
+        resume.check_saved(found, config, inputs.fingerprints)
         TRAINING.info(f"would resume after step {step_of(found)} from {found}")
         resume.tell_changes(found, config)
     else:

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from plumbline.launcher.runtime.checkpoint import branch
-from plumbline.launcher.runtime.checkpoint.resume import check_any, check_not_lost, check_resume
+from plumbline.launcher.runtime.checkpoint.resume import check_any, check_not_lost, check_saved
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
-from plumbline.launcher.runtime.config.load import load_config, save_config
+from plumbline.launcher.runtime.config.load import save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models import from_stock as initial_weights
@@ -56,8 +56,7 @@ def check(config: Config, request: Request) -> None:
         if config.schedule.branch is None:
             check_not_lost(config.run.folder)
     else:
-        saved = load_config(newest / "config.yaml", [])
-        check_resume(saved, config, inputs.fingerprints, newest)
+        check_saved(newest, config, inputs.fingerprints)
     for caution in _cautions(config, request, inputs):
         LOG.warning(caution)
 

@@ -1,13 +1,11 @@
 """Train a run from where it stands to its last step: find the newest checkpoint, prepare the folder, go, tidy up."""
 
 from functools import partial
-from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.commit import put_back, tidy
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
-from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
@@ -76,10 +74,12 @@ def make_trainer(
     root = config.run.folder / "checkpoints"
     local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)
     verifying = partial(watchdog.moved, "verifying checkpoints to the last byte")
-    from_main(partial(_mend, root), world)
+    with checkpoint.read_back(root):
+        from_main(partial(put_back, root), world)
     found = resume.find(root, world, local, moved=verifying)
     if found is not None:
-        on_every_rank(partial(_check, config, inputs, found), world)
+        with checkpoint.read_back(found):
+            on_every_rank(partial(resume.check_saved, found, config, inputs.fingerprints), world)
         from_main(partial(tidy, root, found), world)
     else:
         found = branch.start(config, world, verifying)
@@ -99,19 +99,3 @@ def make_trainer(
         watchdog.moved("reading the checkpoint")
         trainer.resume(found)
     return trainer
-
-
-def _mend(root: Path) -> None:
-    """Put right what a kill has left among the checkpoints. Raises UnreadError where they cannot be looked at."""
-    try:
-        put_back(root)
-    except OSError as error:
-        raise checkpoint.unread(root, error) from error
-
-
-def _check(config: Config, inputs: Inputs, found: Path) -> None:
-    """Refuse to go on from a checkpoint of another run. Raises UnreadError where it cannot be read."""
-    try:
-        resume.check_resume(load_config(found / "config.yaml", []), config, inputs.fingerprints, found)
-    except OSError as error:
-        raise checkpoint.unread(found, error) from error

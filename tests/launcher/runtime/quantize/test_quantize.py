@@ -145,6 +145,7 @@ def test_a_saved_folder_computes_what_was_measured(
     assert report["rounded_error"] <= rounded_error
     config = json.loads((saved / "config.json").read_text())
     assert config["quantization_config"]["format"] == container
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"], "which older readers look for"
     # Rounding to 16 bits harms nothing: its base_loss is the saved folder's own
     again = quantize("--model", saved, "--recipes", "kv16-token", "--output", tmp_path / "again")
     measured = quantize("--model", trained, "--recipes", recipe, "--output", tmp_path / "q")
@@ -175,6 +176,15 @@ def test_a_folder_that_would_be_another_model_than_was_measured_is_refused(
     refused = nullcontext() if same else pytest.raises(ExportError, match=r"Export the run .* and save that")
     with refused:
         save._compare_with_measured(module, named_recipe("rtn-w4-g32"), [], expected)
+
+
+def test_every_save_is_compared_with_what_is_measured(
+    quantize: Quantize, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(save, "MEASURED", -1.0)
+    with pytest.raises(ExportError, match="makes another model"):
+        quantize("--model", trained, "--recipes", "rtn-w4", "--save", tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
 
 
 def test_a_saved_folder_has_the_whole_tokenizer(quantize: Quantize, exported_folder: Path, tmp_path: Path) -> None:
