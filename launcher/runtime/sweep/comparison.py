@@ -184,7 +184,8 @@ def _ranked(variants: dict[str, Variant], by: Merit) -> dict[str, Variant]:
 def _merit(point: Point, by: Merit) -> tuple[float, float]:
     """Return how good a point is: the larger, the better; of points that match equally often, the one of less loss."""
     known = [point[key].mean for key in MERITS[by] if key in point]
-    return known[0] if known else -math.inf, -point["loss"].mean
+    matched = known[0] if known else -math.inf
+    return matched, -point["loss"].mean
 
 
 def _point(cells: Sequence[Result]) -> Point | None:

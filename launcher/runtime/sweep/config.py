@@ -146,7 +146,7 @@ def load_sweep(path: Path) -> SweepConfig:
     values = plain_values(read_yaml(path), str(path))
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected keys and values")
-    return parse_sweep({**values, "root": values.get("root", root_of(values, path))}, source=str(path))
+    return parse_sweep({"root": root_of(values, path), **values}, source=str(path))
 
 
 def parse_sweep(values: Any, source: str) -> SweepConfig:
