@@ -123,7 +123,7 @@ class LocalFolder:
 
     def open_shard(self, facts: ShardFacts) -> Tokens:
         """Open one pair."""
-        return open_indexed(self.path / facts.prefix)
+        return open_indexed(self.path / facts.prefix, has_checksum=True)
 
     def tokenizer(self, sha256: str) -> Path:
         """Return the folder of the tokenizer.

@@ -118,8 +118,12 @@ def starts_within(first_bytes: Int64s, first: Int64s, last: Int64s, itemsize: in
     return np.repeat(np.arange(len(found)), [len(each) for each in found]), np.concatenate(found)
 
 
-def open_indexed(prefix: Path) -> IndexedTokens:
+def open_indexed(prefix: Path, has_checksum: bool = False) -> IndexedTokens:
     """Open `prefix.bin` and `prefix.idx`.
+
+    Args:
+        prefix: of both names.
+        has_checksum: whether there is one of the index, so that damage within it can be found otherwise.
 
     Raises:
         ValueError: a file is missing, is not in this format, or the two do not belong together.
@@ -129,7 +133,7 @@ def open_indexed(prefix: Path) -> IndexedTokens:
         if not path.is_file():
             raise ValueError(f"{path}: no such file; a corpus needs both {index_path.name} and {token_path.name}")
     with index_path.open("rb") as file:
-        index = open_index(file, index_path)
+        index = open_index(file, index_path, has_checksum=has_checksum)
     actual = token_path.stat().st_size
     if actual != index.token_bytes:
         raise ValueError(
@@ -159,13 +163,14 @@ class Index:
     """Whether each sequence is one document."""
 
 
-def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None) -> Index:
+def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None, has_checksum: bool = True) -> Index:
     """Read one open `.idx` file, memory-mapped.
 
     Args:
         file: the file; it may be closed afterwards.
         name: what to call it in errors.
         identity: what was found when the same file was opened before; None reads all document indices to find out.
+        has_checksum: whether there is one of the file; else all of it is read, and has to fit.
 
     Raises:
         ValueError: it is not in this format, or damaged.
@@ -179,11 +184,29 @@ def open_index(file: BinaryIO, name: str | Path, identity: bool | None = None) -
             f"{name}: document indices must run from 0 to the number of sequences {sequences}, "
             f"found {documents[:1].tolist()} to {documents[-1:].tolist()}; prepare the corpus again"
         )
+    if not has_checksum:
+        _check_pointers(lengths, pointers, dtype.itemsize, name)
     end = int(pointers[-1]) + int(lengths[-1]) * dtype.itemsize if sequences else 0
     # Nearly always one sequence is one document, and the mapped offsets serve as they are, without a copy.
     if identity is None:
         identity = indices == sequences + 1 and _counts_by_one(documents)
     return Index(dtype, end, pointers if identity else np.append(pointers, end)[documents[:-1]], identity)
+
+
+def _check_pointers(lengths: npt.NDArray[Any], pointers: Int64s, itemsize: int, name: str | Path) -> None:
+    """Refuse sequences that do not lie end to end; some at a time, for an index may be large."""
+    at, block = 0, 2**20
+    for start in range(0, len(lengths), block):
+        sizes = lengths[start : start + block].astype(np.int64) * itemsize
+        ends = at + np.cumsum(sizes)
+        wrong = np.flatnonzero((pointers[start : start + block] != ends - sizes) | (sizes < 0))
+        if wrong.size:
+            number = start + int(wrong[0])
+            raise ValueError(
+                f"{name}: sequence {number} of {lengths[number]} tokens at byte {pointers[number]} does not begin "
+                f"where the one before ends, byte {int((ends - sizes)[wrong[0]])}; the file is damaged: copy it again"
+            )
+        at = int(ends[-1])
 
 
 def _counts_by_one(documents: npt.NDArray[np.int64], block: int = 2**20) -> bool:

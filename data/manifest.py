@@ -92,6 +92,10 @@ class Manifest(BaseModel, extra="ignore", frozen=True, strict=True, use_attribut
     request: dict[str, Any]
     """The arguments of the prepare command that shape the corpus, and a fingerprint of the source it read."""
 
+    source_files: list[str] = []
+    """For each file that was read, a hash of its path, size and time, and of the fields that were read of it: none is
+    appended or merged twice. Empty in corpora that are older than this field, and of more than 50,000 files."""
+
     skipped: dict[str, int]
     """Documents left out, by reason."""
 

@@ -69,10 +69,10 @@ def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
 
 
 def _warn_of_what_is_trained_on(trained: Mapping[str, SampleSource], evaluated: Mapping[str, SampleSource]) -> None:
-    """Say which sources are evaluated on all that is trained on: bare pairs have no split that is held out."""
+    """Say which sources are evaluated on all that is trained on: bare pairs and files of prompts hold nothing out."""
     fingerprints = [corpus.fingerprint for corpus in trained.values()]
     for name, corpus in evaluated.items():
-        if isinstance(corpus, Corpus) and "validation" not in corpus.splits and corpus.fingerprint in fingerprints:
+        if "validation" not in corpus.splits and corpus.fingerprint in fingerprints:
             LOG.warning(
                 f"data.validation: {name} ({corpus}) is trained on: its loss says nothing of text that is held out"
             )
@@ -82,7 +82,7 @@ def check_same_tokenizer(corpora: Iterable[tuple[str, SampleSource]]) -> None:
     """Check that the named sources which state a tokenizer state the same one.
 
     Raises:
-        ValueError: two state different ones; says what to prepare anew.
+        ValueError: two state different ones, or another end of documents; says what to prepare anew.
     """
     known = [(name, corpus) for name, corpus in corpora if corpus.tokenizer_sha256 is not None]
     for name, corpus in known:
@@ -90,6 +90,14 @@ def check_same_tokenizer(corpora: Iterable[tuple[str, SampleSource]]) -> None:
             raise ValueError(
                 f"data: {known[0][1]} and {corpus} were made with different tokenizers; "
                 f"{_remedy(*known[0], name, corpus)}"
+            )
+    made = [(name, corpus) for name, corpus in known if isinstance(corpus, Corpus)]
+    for name, corpus in made:
+        first_name, first = made[0]
+        if corpus.eos_token_id != first.eos_token_id:
+            raise ValueError(
+                f"data: documents of {first} end with token {first.eos_token_id}, those of {corpus} with "
+                f"{corpus.eos_token_id}, the eos_token of their tokenizers; {_remedy(first_name, first, name, corpus)}"
             )
 
 

@@ -150,7 +150,7 @@ class TrainOrder:
                 raise ValueError(
                     f"data.train: {sources[first].name} and {source.name} hold the same tokens (bare pairs: documents "
                     "of the same lengths) and would be read in the same order; list the corpus once, with the sum of "
-                    "the weights"
+                    "the weights; or, if these are bare pairs of other tokens, both as one source: path: [A, B]"
                 )
         self.mixture = Mixture(sources)
         self._num_windows = np.array([source.num_windows for source in sources], np.int64)

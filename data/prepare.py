@@ -117,6 +117,7 @@ def _manifest(request: Request, folder: Path, identity: dict[str, Any], filled: 
         files=totals.files,
         unigram_entropy=unigram_entropy(*filled.frequencies),
         request=identity,
+        source_files=list(request.sources.file_keys()),
         skipped=filled.skipped,
         versions=versions(),
         held_out=held_out_record(filled.held_out),

@@ -8,14 +8,11 @@
 What each kind of file is read by stands in preparation/records.py.
 """
 
-import codecs
-import glob
 import json
 import os
 import re
 import string
-import sysconfig
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,33 +22,12 @@ import xxhash
 
 from plumbline.data.hub import is_reachable
 from plumbline.data.preparation.long_text import PART_BYTES
+from plumbline.data.source_files import files_of, files_under, is_packed, kind_of, strange_in, texts_beside_rows
 
 UNIT_BYTES = 64 << 20
 """Most bytes of a file of lines, or of small files together, that are one unit."""
-LINES = (".jsonl", ".ndjson")
-COMPRESSED_LINES = tuple(f"{lines}{packed}" for lines in (*LINES, ".json") for packed in (".gz", ".zst"))
-TABLES = (".csv", ".tsv", ".xls", ".xlsx")
-PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
-ARRAY = re.compile(rb"\s*\[\s*\{")
-"""How a .json file begins that is one array of objects."""
-LOOKED_AT = 4096  # bytes at the beginning of a .json file, of which spaces are passed over
-LEFT_OUT = ("site-packages", "dist-packages", "__pycache__")
-"""Folders that are not read with what they lie in: installed packages and caches."""
-NOT_READ = {
-    "packed": f"is packed, and of such files {', '.join(COMPRESSED_LINES)} are read: unpack it",
-    "table": "a table, which would be read as one text, its commas included: write it as .jsonl or .parquet, a "
-    "document in each row",
-    "array": "one array of JSON objects, which would be read as one text: write it as .jsonl, one object a "
-    "line; or name the folder it is in, of which it is one text",
-}
-"""Kinds of files that are refused where they are named, and what to do."""
-IN_FOLDER = {
-    "link": "links to folders or to nothing are not followed: name their targets as sources",
-    "packed": "packed files are left out: unpack them",
-    "table": "tables are read as one text each: write them as .jsonl or .parquet",
-    "array": "arrays of JSON objects are read as one text each: write them as .jsonl",
-}
-"""Kinds of what is in a folder that is warned of."""
+MOST_FILES = 50_000
+"""Files that are remembered one by one in the manifest, which every start of a run reads."""
 REPEAT = "leave one out; to read a text more often, give its corpus a larger weight or max_epochs in data.train"
 """What to do instead of naming a text twice."""
 SAVED_SPLITS, SAVED_FILES = "dataset_dict.json", "state.json"  # what `datasets` writes with save_to_disk
@@ -130,6 +106,17 @@ class Sources:
                 digest.update(os.fsencode(f"{path} {status.st_size} {status.st_mtime_ns}\n"))
         return digest.hexdigest()
 
+    def file_keys(self) -> dict[str, Path]:
+        """Return the files by a hash of path, size, time and fields that are read; none if more than `MOST_FILES`."""
+        files = [path for spec in self.specs for path in _files_of(spec)]
+        read = f"{self.text_key if self.template is None else self.template!r}\n"
+        keys = {}
+        for path in files if len(files) <= MOST_FILES else []:
+            status = path.stat()
+            facts = f"{read}{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
+            keys[xxhash.xxh3_64_hexdigest(os.fsencode(facts))] = path
+        return keys
+
     def _check_once(self, files: list[list[Path]]) -> None:
         """Refuse a file or a dataset that two sources name."""
         if len(self.specs) == 1:
@@ -147,8 +134,14 @@ class Sources:
     def warnings(self) -> Iterator[str]:
         """Yield for each folder what in it is not read as one may think, in one line."""
         for spec in self.specs:
-            if found := _strange_in(spec):
+            if found := "; ".join(filter(None, (strange_in(spec), texts_beside_rows(spec, self.fields)))):
                 yield f"--source {spec}: {found}"
+
+    def reading_as(self, request: Mapping[str, Any]) -> "Sources":
+        """Return these sources, read as a request of before reads its own (see `options`)."""
+        told = ("text_key", self.text_key), ("document_separator", None), ("text_template", None)
+        key, separator, template = (request.get(name, default) for name, default in told)
+        return Sources(self.specs, key, separator, template)
 
     def options(self) -> dict[str, Any]:
         """Return what shapes the documents beside the sources; what was not always there only where it is used."""
@@ -196,47 +189,6 @@ def unescaped(text: str | None) -> str | None:
     return None if text is None else re.sub(r"\\([nrt\\])", lambda found: meant[found[1]], text)
 
 
-def kind_of(path: Path, fields: Collection[str]) -> str:
-    """Return how a file is read, by the end of its name; .json by its first lines as well.
-
-    Args:
-        path: the file.
-        fields: of a row, that the text is made of.
-    """
-    name = path.name.lower()
-    if name.endswith(COMPRESSED_LINES):
-        return "compressed lines"
-    if name.endswith(LINES) or (name.endswith(".json") and _begins_with_rows(path, fields)):
-        return "lines"
-    return {".parquet": "parquet", ".arrow": "arrow"}.get(path.suffix.lower(), "text")
-
-
-def _begins_with_rows(path: Path, fields: Collection[str]) -> bool:
-    """Return whether the first two lines of a file are objects, as in an unpacked .json.gz; blank ones do not count.
-
-    The only line of a file is a row if it has the fields: in a folder of code it is a setting or a manifest. A line
-    longer than `PART_BYTES` is none: it may be all of a large file.
-    """
-    rows: list[Any] = []
-    with path.open("rb") as file:
-        while len(rows) < 2 and (line := file.readline(PART_BYTES)):
-            if not line.strip():
-                continue
-            try:
-                rows.append(json.loads(line))
-            except (ValueError, RecursionError):
-                return False
-    objects = [row for row in rows if isinstance(row, dict)]
-    return len(objects) == 2 or (len(rows) == len(objects) == 1 and objects[0].keys() >= set(fields))
-
-
-def _is_array_of_rows(path: Path) -> bool:
-    if path.suffix.lower() != ".json":
-        return False
-    with path.open("rb") as file:
-        return ARRAY.match(file.read(LOOKED_AT).removeprefix(codecs.BOM_UTF8)) is not None
-
-
 def _units_of_dataset(source: int, spec: str) -> Iterator[Unit]:
     folder, _, split = _dataset_of(spec)
     saved = Path(folder) / split if (Path(folder) / SAVED_SPLITS).is_file() else Path(folder)
@@ -272,6 +224,14 @@ def _dataset_of(spec: str) -> tuple[str, str, str]:
     return name, config, split or "train"
 
 
+def _files_of(spec: str) -> list[Path]:
+    """Return the local files of a source, sorted; none for a dataset on the hub."""
+    if not spec.startswith("hf:"):
+        return files_of(spec)
+    folder = Path(_dataset_of(spec)[0])
+    return files_under(folder) if folder.is_dir() else []
+
+
 def field_of(row: Mapping[str, Any], key: str) -> Any:
     """Return a field of a row; KeyError where there is none, be it in a field of a field."""
     value: Any = row
@@ -280,88 +240,3 @@ def field_of(row: Mapping[str, Any], key: str) -> Any:
             raise KeyError(key)
         value = value[part]
     return value
-
-
-def _files_of(spec: str) -> list[Path]:
-    """Return the local files of a source, sorted; none for a dataset on the hub.
-
-    Raises:
-        ValueError: there is no such file.
-    """
-    if spec.startswith("hf:"):
-        folder = Path(_dataset_of(spec)[0])
-        return _files_under(folder) if folder.is_dir() else []
-    if spec == "stdlib":
-        files = [path for path in _files_under(Path(sysconfig.get_path("stdlib"))) if path.suffix == ".py"]
-    elif Path(spec).is_dir():
-        files = _files_under(Path(spec))
-    else:
-        matches = [spec] if Path(spec).is_file() else glob.glob(spec, recursive=True)  # noqa: PTH207 - absolute globs
-        files = sorted(path for path in map(Path, matches) if path.is_file())
-        _check_folders(spec, matches)
-        for path in files:
-            if kind := _not_read(path):
-                raise ValueError(f"--source {path}: {NOT_READ[kind]}")
-    if not files:
-        there = f" ({found})" if (found := _strange_in(spec)) else ""
-        raise ValueError(f"--source {spec}: no file matches{there}; give a file, a folder, a glob, hf:NAME or stdlib")
-    return files
-
-
-def _check_folders(spec: str, matches: list[str]) -> None:
-    """Refuse a glob that matches a folder and not what is in it, which would be left out.
-
-    Raises:
-        ValueError: names the folder.
-    """
-    if "**" in spec:  # goes down by itself
-        return
-    for folder in map(Path, sorted(matches)):
-        if folder.is_dir() and folder.name not in LEFT_OUT and any(path.is_file() for path in _below(folder)):
-            raise ValueError(
-                f"--source {spec}: matches {folder}, a folder, and none of the files in it: name the folder as a "
-                "source of its own, or match files at any depth with **"
-            )
-
-
-def _strange_in(spec: str) -> str:
-    """Return what is in a folder and not read as one may think, with counts and an example each; often nothing."""
-    if spec == "stdlib" or not Path(spec).is_dir():
-        return ""
-    found: dict[str, list[Path]] = {}
-    for path in _below(Path(spec)):
-        is_link = path.is_symlink() and not path.is_file()
-        if kind := "link" if is_link else _not_read(path) if path.is_file() else None:
-            found.setdefault(kind, []).append(path)
-    return "; ".join(
-        f"{text} ({len(found[kind]):,}, such as {min(found[kind])})"
-        for kind, text in IN_FOLDER.items()
-        if kind in found
-    )
-
-
-def _not_read(path: Path) -> str | None:
-    """Return the kind of a file whose rows or texts cannot be read, one of `NOT_READ`; None for any other file."""
-    if is_packed(path):
-        return "packed"
-    if path.suffix.lower() in TABLES:
-        return "table"
-    return "array" if _is_array_of_rows(path) else None
-
-
-def is_packed(path: Path) -> bool:
-    """Return whether a file is packed in a way that is not read."""
-    name = path.name.lower()
-    return name.endswith(PACKED) and not name.endswith(COMPRESSED_LINES)
-
-
-def _files_under(folder: Path) -> list[Path]:
-    """Return files at any depth, as `_below` finds them."""
-    return sorted(path for path in _below(folder) if path.is_file())
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    """Yield what is in a folder at any depth, without hidden things, `LEFT_OUT` and what links to folders lead to."""
-    for path in folder.rglob("*"):
-        if not any(part.startswith(".") or part in LEFT_OUT for part in path.relative_to(folder).parts):
-            yield path

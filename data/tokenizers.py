@@ -49,8 +49,11 @@ SMALLEST_BPE = 257  # 256 bytes and <|endoftext|>
 PRINTABLE = "".join(map(chr, range(33, 127)))
 SMALLEST_UNIGRAM = 256 + 2 + len(PRINTABLE) + 1  # bytes, <unk>, <|endoftext|>, printable ASCII and the space
 
-
-SAMPLE_BYTES = {"train-bpe": 32 << 20, "train-unigram": 8 << 20}
+LONGEST_LINE = 1 << 16
+"""Bytes of a line beyond which SentencePiece passes over it, without a word, where it trains."""
+TRIED_BYTES = 1 << 18
+"""Most text that a tokenizer of somebody else's is tried on."""
+SAMPLE_BYTES = {"byte": 0, "train-bpe": 32 << 20, "train-unigram": 8 << 20}
 """Most text a tokenizer trains on. More hardly changes some ten thousand tokens; SentencePiece slows down faster than
 the text grows (31 MB of Python source: 180 s, 8 MB: 30 s, on two busy cores)."""
 
@@ -78,8 +81,8 @@ def trained_size(spec: str) -> int | None:
 
 
 def sample_bytes(spec: str) -> int:
-    """Return how many bytes of text the tokenizer trains on, at most; 0 for one that needs no training."""
-    return SAMPLE_BYTES.get(spec.partition(":")[0], 0)
+    """Return how many bytes of text the tokenizer trains on, or is tried on, at most."""
+    return SAMPLE_BYTES.get(spec.partition(":")[0], TRIED_BYTES)
 
 
 def check_tokenizer(spec: str) -> None:
@@ -90,6 +93,11 @@ def check_tokenizer(spec: str) -> None:
     """
     if spec == "byte" or spec.startswith("hf:") or trained_size(spec) is not None:
         return
+    if Path(spec).is_file():
+        raise ValueError(
+            f"--tokenizer {spec}: is a file; give the folder of a tokenizer that transformers saved (a SentencePiece "
+            f"model alone: transformers' LlamaTokenizerFast(vocab_file={spec!r}).save_pretrained(FOLDER) makes one)"
+        )
     if not Path(spec).is_dir():
         raise ValueError(
             f"--tokenizer {spec}: no such folder; known: byte, train-bpe:N, train-unigram:N, hf:NAME (hub), "
@@ -162,7 +170,7 @@ def _train_unigram(size: int, sample: Iterable[str]) -> Tokenizer:
             remove_extra_whitespaces=False,
             add_dummy_prefix=False,
             allow_whitespace_only_pieces=True,
-            max_sentence_length=1 << 16,
+            max_sentence_length=LONGEST_LINE,
             required_chars=PRINTABLE,
             bos_id=-1,
             eos_id=-1,
@@ -189,8 +197,14 @@ def _train_unigram(size: int, sample: Iterable[str]) -> Tokenizer:
 
 
 def _lines(documents: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of documents, those that SentencePiece would pass over in pieces."""
+    characters = LONGEST_LINE // 4  # which are never more bytes
     for document in documents:
-        yield from (line for line in document.split("\n") if line)
+        for line in filter(None, document.split("\n")):
+            if len(line.encode()) <= LONGEST_LINE:
+                yield line
+            else:
+                yield from (line[start : start + characters] for start in range(0, len(line), characters))
 
 
 def _save(tokenizer: Tokenizer, folder: Path) -> None:
@@ -309,6 +323,17 @@ class Encoder:
         tokens[len(first) : len(first) + len(ids)] = ids
         tokens[len(first) + len(ids) :] = self.eos_token_id
         return tokens
+
+    def what_changes(self, text: str) -> str | None:
+        """Return where a text first differs from what its tokens give back; None where it does not."""
+        if self._bytes_only:
+            return None
+        ids = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        back = self._tokenizer.decode(ids, skip_special_tokens=False)
+        if back == text:
+            return None
+        at = next((n for n, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), min(len(text), len(back)))
+        return f"{text[at : at + 20]!r} comes back as {back[at : at + 20]!r}"
 
 
 def _blind_to_special_pieces(tokenizer: Tokenizer) -> Tokenizer:

@@ -18,11 +18,25 @@ Examples:
 import argparse
 import json
 import os
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 from plumbline.data.preparation.sizes import parse_size
 from plumbline.launcher.runtime.system import cli
+
+READING = ("text_key", "text_template", "document_separator")
+GROWING = ("output", *READING, "on_bad_record", "deduplicate", "shard_size", "workers")
+USED_BY = {
+    "source": (*GROWING, "tokenizer", "validation_fraction", "seed", "staging", "overwrite"),
+    "append": GROWING,
+    "merge": ("output", "overwrite"),
+    "verify": (),
+}
+"""What to do -> the options that shape it."""
+PLAIN = r"[\w./:+~-]+"
+"""A path that is a string of YAML as it stands."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -36,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
         "any other file is one document), hf:NAME[:CONFIG[:SPLIT]], or stdlib (Python's own source code)",
     )
     task.add_argument("--append", nargs="+", metavar="SOURCE", help="add the documents of these to the corpus --output")
-    task.add_argument("--merge", nargs="+", type=Path, metavar="CORPUS", help="make one corpus of several, which stay")
+    task.add_argument("--merge", nargs="+", metavar="CORPUS", help="make one corpus of several, which stay")
     task.add_argument("--verify", metavar="CORPUS", help="check every byte of a folder or URL; exit code 1 if damaged")
     parser.add_argument(
         "--tokenizer",
@@ -52,12 +66,18 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--source needs --tokenizer")
     if not arguments.verify and not arguments.output:
         parser.error("--output is missing")
+    task_name = next(name for name in USED_BY if getattr(arguments, name))
+    for name, value in vars(arguments).items():
+        if name not in (*USED_BY, *USED_BY[task_name], "json") and value != parser.get_default(name):
+            parser.error(f"--{name.replace('_', '-')} does nothing with --{task_name}")
     return arguments
 
 
 def _add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--text-key", default="text", help="field that holds the text of a row; a.b is field b of a (default: text)"
+        "--text-key",
+        help="field that holds the text of a row; a.b is field b of a (default: text); --append reads as the corpus "
+        "was read where none of these three is given",
     )
     parser.add_argument(
         "--text-template",
@@ -148,13 +168,14 @@ def _prepared(arguments: argparse.Namespace) -> Result:
         return join(arguments.merge, output, arguments.overwrite)
     sources = Sources(
         tuple(arguments.source or arguments.append),
-        arguments.text_key,
+        arguments.text_key or "text",
         unescaped(arguments.document_separator),
         unescaped(arguments.text_template),
     )
     skip_bad = arguments.on_bad_record == "skip"
     if arguments.append:
-        return enlarge(output, sources, arguments.workers, shard_bytes, deduplicate, skip_bad)
+        as_before = all(getattr(arguments, name) is None for name in READING)
+        return enlarge(output, sources, arguments.workers, shard_bytes, deduplicate, skip_bad, as_before)
     request = Request(
         sources=sources,
         tokenizer=arguments.tokenizer,
@@ -187,7 +208,10 @@ def _summary(result: Result) -> dict[str, Any]:
     tokens = sum(counts.tokens for counts in manifest.splits.values())
     source_bytes = sum(counts.source_bytes for counts in manifest.splits.values())
     name = str(result.output).rpartition("/")[2]
-    overrides = f"run.name={name} 'data.train=[{{path: {result.output}}}]'"
+    where = str(result.output)
+    path = where if re.fullmatch(PLAIN, where) else json.dumps(where, ensure_ascii=False)  # a string of YAML as well
+    run = re.sub(r"[^\w.-]+", "-", name)
+    overrides = f"run.name={run} {shlex.quote(f'data.train=[{{path: {path}}}]')}"
     # On CPUs the launcher would start one rank for each NUMA node, and warn that it looked for a GPU
     start = "deepspeed --quiet" if has_gpus() else "DS_ACCELERATOR=cpu deepspeed --quiet --num_accelerators 2"
     trains = "train" in manifest.splits
@@ -204,7 +228,7 @@ def _summary(result: Result) -> dict[str, Any]:
         "tokens_per_second": tokens / result.seconds if result.seconds else None,
         "next": f"{start} {as_typed('launcher/pretrain.py')} --config {as_typed('configs/quickstart.yaml')} {overrides}"
         if trains
-        else f"python {as_typed('launcher/eval.py')} --model RUN --data {result.output}",
+        else f"python {as_typed('launcher/eval.py')} --model RUN --data {shlex.quote(where)}",
     }
 
 
@@ -222,6 +246,9 @@ def _readable(summary: dict[str, Any]) -> str:
         below = f"{summary['unigram_entropy']:.3f} nats per token (token frequencies alone)"
         vocabulary += f"; a model must score below {below}"
     lines.append(vocabulary)
+    if summary["skipped"]:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in sorted(summary["skipped"].items()))
+        lines.append(f"  left out: {reasons}")
     if summary["seconds"] is not None:
         lines.append(f"  {summary['seconds']:.1f} s, {summary['tokens_per_second']:,.0f} tokens per second")
     return "\n".join([*lines, f"next: {summary['next']}"])

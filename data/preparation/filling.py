@@ -32,6 +32,7 @@ from plumbline.data.preparation.encoding import (
 )
 from plumbline.data.preparation.manifest import WORK
 from plumbline.data.preparation.pieces import Piece, Plan
+from plumbline.data.preparation.records import NOT_UTF8
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.shards import Totals, finished_shard, write_shard
 from plumbline.data.preparation.survey import EXAMPLES, PIECE_BYTES, SurveyJob, sample_entries, survey_unit
@@ -43,6 +44,10 @@ from plumbline.data.tokenizers import Encoder, build_tokenizer, sample_bytes, tr
 from plumbline.data.workspace import sync
 
 LOG = logging.getLogger(__name__)
+TRIED_CHARACTERS = 1 << 14
+"""Most of each text that a tokenizer of somebody else's is tried on."""
+LOST = 0.01
+"""Share of the texts from which on it is a warning that they are not UTF-8."""
 FEED_BELOW = 4
 """Tasks per process below which an input that cannot be cut is read here and tokenized by all, not by one of them."""
 
@@ -102,6 +107,7 @@ def fill(
         LOG.info(_describe(held_out, surveyed.skipped))
         _build_tokenizer(request, surveyed, held_out, kept, work)
         encoder = Encoder(work.tokenizer, request.tokenizer)
+        _warn_of_what_is_lost(request, surveyed, encoder)
         if not (work.folder / "pieces").is_dir():  # else an earlier run had begun to fill the disk
             _check_space(request, held_out, encoder.dtype.itemsize, folder)
         plan = Plan(work, surveyed.units, held_out, request.shard_bytes, surveyed.first_documents, kept)
@@ -155,6 +161,7 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
                 found.sample.add(*entry)
             progress.update(facts.source_bytes)
     _warn_of_separator(request.sources.document_separator, units, records)
+    _warn_of_what_is_left_out(found)
     return found
 
 
@@ -164,6 +171,28 @@ def _warn_of_separator(separator: str | None, units: list[Unit], records: Counte
     files = sum(map(len, texts))
     if separator is not None and files and sum(records[names] for names in texts) == files:
         LOG.warning(f"--document-separator {separator!r} stands in none of {files:,} files of text")
+
+
+def _warn_of_what_is_left_out(found: Surveyed) -> None:
+    """Say so where much of the text may be in an encoding that is not read, or in no text at all."""
+    lost = found.skipped[NOT_UTF8]
+    if lost > LOST * (found.documents + lost):
+        first = f"; the first: {found.bad[0]}" if found.bad else ""
+        LOG.warning(f"{lost:,} of {found.documents + lost:,} texts are not UTF-8 and left out{first}; convert them")
+
+
+def _warn_of_what_is_lost(request: Request, surveyed: Surveyed, encoder: Encoder) -> None:
+    """Say so where the tokens of a text do not give it back: its bytes are counted for bits per byte all the same."""
+    if trained_size(request.tokenizer):
+        return  # every byte has a token
+    texts = [text[:TRIED_CHARACTERS] for _, _, _, text in surveyed.sample.entries()]
+    changed = [found for found in map(encoder.what_changes, texts) if found]
+    if changed:
+        LOG.warning(
+            f"--tokenizer {request.tokenizer}: of {len(texts):,} texts that it was tried on {len(changed):,} come "
+            f"back changed ({changed[0]}): what is lost is not trained on, and bits per byte, which count it, do not "
+            "compare with those of other tokenizers"
+        )
 
 
 def _check_any(surveyed: Surveyed) -> None:

@@ -48,11 +48,21 @@ def append(
     shard_bytes: int | None = None,
     deduplicate: str | None = None,
     skip_bad: bool = False,
+    as_before: bool = False,
 ) -> Result:
     """Add the documents of more sources to a corpus, in shards of their own, unless they were added already.
 
     The tokenizer is the corpus's, and a document is held out by the same rule as those that are there. Duplicates are
     looked for among the new documents alone.
+
+    Args:
+        corpus: its folder.
+        sources: what to add.
+        workers: processes.
+        shard_bytes: text per shard; None: one shard.
+        deduplicate: one of duplicates.MODES; None keeps every document.
+        skip_bad: leave damaged records out.
+        as_before: read rows and texts as those of the corpus were, whatever `sources` says of it.
 
     Raises:
         ValueError: there is no corpus, it is damaged, or the request cannot be met; the corpus is as it was.
@@ -64,13 +74,15 @@ def append(
     if not all(key in before.request for key in SHAPES_THE_SPLIT):
         raise ValueError(f"--output {corpus}: its parts were split differently, so nothing can be appended to it")
     fraction, seed = before.request["validation_fraction"], before.request["seed"]
+    if as_before:
+        sources = sources.reading_as(before.request)
     request = Request(
         sources, before.tokenizer.spec, corpus, fraction, seed, workers, True, shard_bytes, deduplicate, skip_bad
     )
     identity = {**request.identity(), "tokenizer_sha256": before.tokenizer.sha256}
     if identity in before.request.get("appended", []):
         return Result(corpus, before, None)
-    _check_new(corpus, before, identity)
+    _check_new(corpus, before, identity, sources)
     with resumed_folder(corpus, CORPUS, key_of({"to": before.model_dump(), "append": identity})) as folder:
         manifest = finished(folder) or _fill(request, folder, before, identity)
         if read_manifest(corpus) != before:
@@ -79,8 +91,14 @@ def append(
     return Result(corpus, manifest, time.monotonic() - started)
 
 
-def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any]) -> None:
-    """Refuse what is in the corpus: the files of one command, unchanged, of which the same fields are read."""
+def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], sources: Sources) -> None:
+    """Refuse what is in the corpus: a file, unchanged, of which the same fields are read."""
+    there = set(before.source_files)
+    if known := [path for key, path in sources.file_keys().items() if key in there]:
+        raise ValueError(
+            f"--append {' '.join(sources.specs)}: {corpus} has the text of {len(known):,} of these files already, such "
+            f"as {known[0]}, and it would be there twice: name the others alone"
+        )
     if any(spec.startswith("hf:") for spec in identity["source"]):
         return  # a dataset of the hub is known by its name alone, and may have grown
     read = ("source_fingerprint", "text_key", "text_template")
@@ -93,11 +111,11 @@ def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any]) -> None
 def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, Any]) -> Manifest:
     """Fill the folder of a corpus that grows; return what is in it then."""
     corpus = request.output
-    begins_with = Encoder(corpus / before.folder / "tokenizer", before.tokenizer.spec).begins_with
-    if before.begins_with != begins_with:
+    encoder = Encoder(corpus / before.folder / "tokenizer", before.tokenizer.spec)
+    if (before.begins_with, before.eos_token_id) != (encoder.begins_with, encoder.eos_token_id):
         raise ValueError(
-            f"--output {corpus}: its documents begin with {before.begins_with}, and what is appended would with "
-            f"{begins_with}: prepare all of the text again"
+            f"--output {corpus}: its documents begin with {before.begins_with} and end with {before.eos_token_id}, "
+            f"what is appended would with {encoder.begins_with} and {encoder.eos_token_id}; prepare all text again"
         )
     _, frequencies = checked_frequencies(corpus)
     if not (folder / "tokenizer").is_dir():
@@ -112,7 +130,7 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
         lambda parts: _held_out_as_before(before, request.validation_fraction, parts),
     )
     _link(corpus / before.folder, folder, {file: file for file in before.files})
-    manifest = _grown(before, filled, identity, frequencies)
+    manifest = _grown(before, filled, identity, frequencies, list(request.sources.file_keys()))
     finish(folder, manifest)
     return manifest
 
@@ -129,7 +147,9 @@ def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple
     return as_before(HeldOut(fraction, documents, total, int(rule.threshold, 16), cut_above))
 
 
-def _grown(before: Manifest, filled: Filled, identity: dict[str, Any], frequencies: Int64s) -> Manifest:
+def _grown(
+    before: Manifest, filled: Filled, identity: dict[str, Any], frequencies: Int64s, files: list[str]
+) -> Manifest:
     totals = filled.totals
     splits = _joined(
         {
@@ -147,6 +167,7 @@ def _grown(before: Manifest, filled: Filled, identity: dict[str, Any], frequenci
             "files": {**before.files, **totals.files},
             "unigram_entropy": unigram_entropy(*(frequencies + filled.frequencies)),
             "request": {**before.request, "appended": [*before.request.get("appended", []), identity]},
+            "source_files": [*before.source_files, *files],
             "skipped": _summed([before.skipped, filled.skipped]),
             "versions": versions(),
             "sources": _sources([before.sources, totals.sources]),
@@ -182,6 +203,11 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
                 f"--merge: documents of {corpora[0]} begin with {manifests[0].begins_with}, of {corpus} with "
                 f"{manifest.begins_with}; prepare the one that is older again"
             )
+        if manifest.eos_token_id != manifests[0].eos_token_id:
+            raise ValueError(
+                f"--merge: documents of {corpora[0]} end with token {manifests[0].eos_token_id}, of {corpus} with "
+                f"{manifest.eos_token_id}; prepare one again with the other's tokenizer"
+            )
     _check_different(corpora, manifests)
     request, warnings = _request_of_all(manifests)
     if exists_already(output, request, overwrite):
@@ -208,6 +234,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
                 "files": files,
                 "unigram_entropy": unigram_entropy(*total),
                 "request": request,
+                "source_files": [key for manifest in manifests for key in manifest.source_files],
                 "skipped": _summed(manifest.skipped for manifest in manifests),
                 "versions": versions(),
                 "held_out": None if warnings else manifests[0].held_out,
@@ -221,13 +248,15 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
 
 
 def _check_different(corpora: list[Path], manifests: list[Manifest]) -> None:
-    """Refuse two corpora of the same tokens."""
-    first: dict[str, int] = {}  # fingerprint -> number of the corpus
+    """Refuse two corpora of the same tokens, or for which the same file was read."""
+    first: dict[str, int] = {}  # fingerprint, or key of a file -> number of the corpus
     for number, manifest in enumerate(manifests):
-        if (before := first.setdefault(fingerprint_of(manifest), number)) != number:
-            raise ValueError(
-                f"--merge {corpora[before]} {corpora[number]}: hold the same text, which would be there twice: {REPEAT}"
-            )
+        for key in (fingerprint_of(manifest), *manifest.source_files):
+            if (before := first.setdefault(key, number)) != number:
+                what = "text of the same files" if key in manifest.source_files else "the same text"
+                raise ValueError(
+                    f"--merge {corpora[before]} {corpora[number]}: hold {what}, which would be there twice: {REPEAT}"
+                )
 
 
 def _manifest_of(corpus: Path) -> Manifest:

@@ -23,29 +23,37 @@ def make(output: str, request: Request, staging: Path) -> Result:
 
 
 def enlarge(
-    output: str, sources: Sources, workers: int, shard_bytes: int | None, deduplicate: str | None, skip_bad: bool
+    output: str,
+    sources: Sources,
+    workers: int,
+    shard_bytes: int | None,
+    deduplicate: str | None,
+    skip_bad: bool,
+    as_before: bool,
 ) -> Result:
     """Add the documents of more sources to a corpus.
 
     Raises:
         ValueError: the corpus is at a URL; see `append`, as for OSError.
     """
-    return append(_folder(output), sources, workers, shard_bytes, deduplicate, skip_bad)
+    return append(_folder(output), sources, workers, shard_bytes, deduplicate, skip_bad, as_before)
 
 
-def join(corpora: list[Path], output: str, overwrite: bool) -> Result:
+def join(corpora: list[str], output: str, overwrite: bool) -> Result:
     """Make one corpus of several, and warn of what is wrong with their splits together.
 
     Raises:
-        ValueError: the output is a URL; see `merge`, as for OSError.
+        ValueError: one of them is a URL; see `merge`, as for OSError.
     """
-    result, warnings = merge(corpora, _folder(output), overwrite)
+    result, warnings = merge([_folder(corpus, "--merge") for corpus in corpora], _folder(output), overwrite)
     for warning in warnings:
         LOG.warning(warning)
     return result
 
 
-def _folder(output: str) -> Path:
-    if is_url(output):
-        raise ValueError(f"--output {output}: --append and --merge work on folders; upload what they make")
-    return Path(output)
+def _folder(path: str, option: str = "--output") -> Path:
+    if is_url(path):
+        raise ValueError(
+            f"{option} {path}: --append and --merge work on folders; copy it here, or upload what they make"
+        )
+    return Path(path)

@@ -51,6 +51,16 @@ def check_same(output: object, there: Mapping[str, Any], wanted: Mapping[str, An
         ValueError: names every difference between the requests, and the remedy.
     """
     different = [key for key in {**wanted, **there} if there.get(key) != wanted.get(key)]
+    if different == ["appended"]:
+        raise ValueError(
+            f"--output {output}: holds this corpus, and what was added to it by --append, {len(there['appended'])} "
+            "time(s); choose another name for one without"
+        )
+    if different == ["source_fingerprint"]:
+        raise ValueError(
+            f"--output {output}: holds a corpus of these sources as they were: files have come, gone, or have another "
+            "size or time since; choose another name, or replace it with --overwrite"
+        )
     if different:
         changes = "; ".join(f"{key} was {there.get(key)!r}, now {wanted.get(key)!r}" for key in different)
         raise ValueError(

@@ -1,7 +1,7 @@
 """Read a unit as records: documents, and what is none with the reason why.
 
-A new kind of file is one more reader here, its name in `READERS`, and its ending in sources.kind_of. A reader that can
-go on from a place within its unit says so by `Record.after`; the place is handed back as `at`.
+A new kind of file is one more reader here, its name in `READERS`, and its ending in source_files.kind_of. A reader that
+can go on from a place within its unit says so by `Record.after`; the place is handed back as `at`.
 """
 
 import codecs
@@ -14,16 +14,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from plumbline.data.sources import Sources, Unit, field_of, is_packed, open_dataset
+from plumbline.data.source_files import LOOKED_AT, is_packed
+from plumbline.data.sources import Sources, Unit, field_of, open_dataset
 
-NOT_UTF8, EMPTY, PACKED = "not UTF-8", "empty", "packed"
-HARMLESS = (NOT_UTF8, EMPTY, PACKED)
+NOT_UTF8, EMPTY, PACKED, BINARY = "not UTF-8", "empty", "packed", "binary"
+HARMLESS = (NOT_UTF8, EMPTY, PACKED, BINARY)
 """Reasons to leave out a record that never end the work."""
 FORMATS = {"gz": "a whole gzip", "zst": "a whole zstd", "parquet": "a parquet", "arrow": "an Arrow"}
 """Endings of files that can be damaged as a whole."""
 LONG_WINDOW = "requires too much memory for decoding"
 """What zstd says of a whole frame whose window is larger than the 128 MiB that it allows."""
 BLOCK_BYTES = 1 << 20
+ROWS, TABLE_BYTES = 1024, 4 << 20
+"""Most rows, and about the most bytes, of a parquet file that become Python's objects at once."""
 
 
 class Record(NamedTuple):
@@ -72,6 +75,11 @@ def read_records(sources: Sources, unit: Unit, at: int | None = None) -> Iterato
         yield Record(None, "damaged file", detail, name, 0, None)
 
 
+def is_binary(data: bytes) -> bool:
+    """Return whether a file that begins so is none of text: as Git does, by a byte 0 near its beginning."""
+    return b"\0" in data[:LOOKED_AT]
+
+
 def _document(text: str, where: str, number: int, after: int | None) -> Record:
     if not text.strip():
         return Record(None, EMPTY, "", where, number, after)
@@ -93,8 +101,12 @@ def _read_files(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record
         if is_packed(Path(name)):
             yield Record(None, PACKED, "packed; unpack it", name, 0, number + 1)
             continue
+        data = Path(name).read_bytes()
+        if is_binary(data):
+            yield Record(None, BINARY, "a binary file", name, 0, number + 1)
+            continue
         try:
-            text = Path(name).read_bytes().decode()  # not read_text: line ends are part of the text
+            text = data.removeprefix(codecs.BOM_UTF8).decode()  # not read_text: line ends are part of the text
         except UnicodeDecodeError as error:
             yield Record(None, NOT_UTF8, str(error), name, 0, number + 1)
             continue
@@ -109,10 +121,15 @@ def _read_separated(sources: Sources, unit: Unit, at: int | None) -> Iterator[Re
     (name,) = unit.names
     separator = (sources.document_separator or "").encode()
     with Path(name).open("rb") as file:
+        start = file.read(LOOKED_AT)
+        if is_binary(start):
+            yield Record(None, BINARY, "a binary file", name, 0, None)
+            return
+        file.seek(0)
         if at is None and (problem := _not_utf8(file)):
             yield Record(None, NOT_UTF8, problem, name, 0, None)
             return
-        begin = at or 0  # of the document, in the file
+        begin = at or len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8)  # of the document, in the file
         file.seek(begin)
         buffer, searched = bytearray(), 0
         while block := file.read(BLOCK_BYTES):
@@ -201,10 +218,12 @@ def _read_parquet(sources: Sources, unit: Unit, at: int | None) -> Iterator[Reco
         groups = range(table.num_row_groups)
         number = sum(table.metadata.row_group(group).num_rows for group in groups[: at or 0])
         for group in groups[at or 0 :]:
-            batches = table.iter_batches(batch_size=1024, row_groups=[group], columns=columns)
+            facts = table.metadata.row_group(group)
+            at_once = max(1, min(ROWS, TABLE_BYTES * facts.num_rows // max(1, facts.total_byte_size)))
+            batches = table.iter_batches(batch_size=at_once, row_groups=[group], columns=columns)
             rows = (row for batch in batches for row in _rows_of(batch))
             yield from _rows(sources, rows, name, number, group + 1)
-            number += table.metadata.row_group(group).num_rows
+            number += facts.num_rows
 
 
 def _read_arrow(sources: Sources, unit: Unit, at: int | None) -> Iterator[Record]:

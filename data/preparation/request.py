@@ -13,7 +13,7 @@ from plumbline.data.tokenizers import check_tokenizer, tokenizer_sha256, trained
 
 LIBRARIES = ("numpy", "tokenizers", "sentencepiece", "transformers", "datasets")
 
-WORK_FORMAT = 3
+WORK_FORMAT = 4
 """Changes with what is kept of work in progress, which then is not gone on with."""
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from plumbline.data.heldout import Sample, place
 from plumbline.data.preparation.duplicates import keys_of, keys_of_long_text
 from plumbline.data.preparation.long_text import byte_of_cut, scan
-from plumbline.data.preparation.records import EMPTY, HARMLESS, NOT_UTF8, Record, read_records
+from plumbline.data.preparation.records import BINARY, EMPTY, HARMLESS, NOT_UTF8, Record, is_binary, read_records
 from plumbline.data.preparation.work import Bad, Mark, UnitFacts, Work, whole
+from plumbline.data.source_files import LOOKED_AT
 from plumbline.data.sources import Sources, Unit
 
 PIECE_BYTES = 4 << 20
@@ -131,11 +132,13 @@ class _Found:
 
 def _survey_long_text(job: SurveyJob, number: int, unit: Unit, sample: Sample, path: Path) -> UnitFacts:
     (name,) = unit.names
-    found = scan(Path(name), job.seed)
+    with Path(name).open("rb") as file:
+        binary = is_binary(file.read(LOOKED_AT))
+    found = None if binary else scan(Path(name), job.seed)
     if found is None or found.blank:
         path.touch()
-        reason = NOT_UTF8 if found is None else EMPTY
-        bad = [Bad(name, 0, NOT_UTF8, "")] if found is None else []
+        reason = EMPTY if found else BINARY if binary else NOT_UTF8
+        bad = [] if found else [Bad(name, 0, reason, "")]
         return UnitFacts(0, 0, 0, [], {reason: 1}, bad, fatal=False)
     keys: list[int] = []
     if job.deduplicate:

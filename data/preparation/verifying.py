@@ -13,7 +13,7 @@ from plumbline.data.manifest import MANIFEST, FileRecord, Manifest
 from plumbline.data.preparation.encoding import SPLITS
 from plumbline.data.preparation.manifest import pairs_of
 from plumbline.data.remote.fetch import is_url
-from plumbline.data.tokenizers import TOKENIZER
+from plumbline.data.tokenizers import TOKENIZER, Encoder
 
 BLOCK_BYTES = 4 << 20
 THREADS = 8
@@ -47,7 +47,19 @@ def verify(path: str | Path) -> tuple[Manifest, list[str]]:
     damaged = [damage for damage in found if damage]
     if not damaged and not is_url(path):
         open_corpus(path)  # what it states of whole files has to be true as well
+        damaged.extend(_tokenizer_damage(Path(path) / manifest.folder / "tokenizer", manifest))
     return manifest, damaged
+
+
+def _tokenizer_damage(folder: Path, manifest: Manifest) -> list[str]:
+    """Say where the settings of a tokenizer, of which there is no checksum, are not those that made the tokens."""
+    try:
+        encoder = Encoder(folder, manifest.tokenizer.spec)
+    except ValueError as error:
+        return [f"tokenizer: {error}"]
+    found = (encoder.begins_with, encoder.eos_token_id)
+    expected = (manifest.begins_with, manifest.eos_token_id)
+    return [] if found == expected else [f"tokenizer: texts begin and end with {found}, {MANIFEST} expects {expected}"]
 
 
 def _damage(folder: CorpusFolder, name: str, record: FileRecord) -> str | None:

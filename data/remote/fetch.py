@@ -33,6 +33,8 @@ PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "h
 """Protocol -> package that speaks it; others are named by fsspec's own message."""
 FINAL_STATUS = {400, 401, 403, 404, 405, 410, 416}
 """HTTP answers that will be the same next time."""
+NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError")
+"""What botocore raises, which need not be installed, where nobody gave it any."""
 VERSIONS = ("ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "last_modified", "mtime", "created", "blob_id")
 """What servers and fsspec call that which changes when a file does, the surest first."""
 
@@ -121,7 +123,11 @@ def again(url: str, what: str, ask: Callable[[], Any], tries: int) -> Any:
             error = _reason(raised)
             if isinstance(error, FileNotFoundError):
                 raise
-            final = isinstance(error, PermissionError) or getattr(error, "status", None) in FINAL_STATUS
+            final = (
+                isinstance(error, PermissionError)
+                or getattr(error, "status", None) in FINAL_STATUS
+                or type(error).__name__ in NO_CREDENTIALS
+            )
             if final or attempt == tries:
                 count = "" if final or tries == 1 else f" in {tries} tries"
                 raise RemoteError(

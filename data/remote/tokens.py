@@ -89,7 +89,8 @@ class RemoteTokens:
     def _open(self) -> Index:
         """Map the index, for as long as the result lives: the cache may give its file up at any time."""
         with self._cache.open(self.index_piece) as file:
-            index = open_index(file, self._index.url, self._identity)
+            has_checksum = self._index.checksum is not None or self._identity is not None  # or it was read before
+            index = open_index(file, self._index.url, self._identity, has_checksum)
         if index.token_bytes != self._tokens.size:
             raise ValueError(
                 f"{self._tokens.url}: {self._tokens.size} bytes, but {self._index.url} describes {index.token_bytes}; "

@@ -43,7 +43,9 @@ def test_a_corpus_whose_documents_begin_otherwise_does_not_grow(tmp_path: Path) 
     older = json.loads((tmp_path / "c" / "corpus.json").read_text())
     del older["begins_with"]
     (tmp_path / "c" / "corpus.json").write_text(json.dumps(older))
-    with pytest.raises(ValueError, match=r"its documents begin with \[\], and what is appended would with \[257\]"):
+    with pytest.raises(
+        ValueError, match=r"its documents begin with \[\] and end with 256, what is appended would with \[257\]"
+    ):
         append(tmp_path / "c", Sources((str(tmp_path / "text.jsonl"),)))
     with pytest.raises(ValueError, match=r"d begin with \[257\], of .*c with \[\]"):
         merge([tmp_path / "d", tmp_path / "c"], tmp_path / "e")

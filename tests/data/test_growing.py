@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from plumbline.data import workspace
-from plumbline.data.config import DataConfig
+from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus, read_manifest
 from plumbline.data.heldout import place
 from plumbline.data.loader import TrainBatches
@@ -112,7 +112,7 @@ def test_what_was_appended_is_not_appended_again(corpus: Path, tmp_path: Path) -
     append(corpus, source(tmp_path / "third.jsonl", [f"third {number}" for number in range(50)]))
     assert read_manifest(corpus).splits["train"].shards == ["train", "train-00001", "train-00002"]
     assert len(documents(open_corpus(corpus), "train") + documents(open_corpus(corpus), "validation")) == 550
-    with pytest.raises(ValueError, match="holds another corpus \\(appended was"):
+    with pytest.raises(ValueError, match="holds this corpus, and what was added to it by --append, 2 time"):
         prepare(Request(Sources((str(tmp_path / "old.jsonl"),)), "byte", corpus, 0.1))
 
 
@@ -280,7 +280,7 @@ def test_a_text_that_is_there_is_not_put_there_again(corpus: Path, tmp_path: Pat
     append(corpus, new)
     for again, shard_bytes in ((Sources((str(tmp_path / "old.jsonl"),)), None), (new, 1000)):
         with pytest.raises(
-            ValueError, match=r"--append .*\.jsonl: is in .*/c, and its text would be there twice: leave"
+            ValueError, match=r"/c has the text of 1 of these files already, such as .*\.jsonl, .* there twice: name"
         ):
             append(corpus, again, shard_bytes=shard_bytes)
     shutil.copytree(corpus, tmp_path / "copy")
@@ -291,3 +291,63 @@ def test_a_text_that_is_there_is_not_put_there_again(corpus: Path, tmp_path: Pat
     with (tmp_path / "old.jsonl").open("a") as file:
         file.write(json.dumps({"text": "more"}) + "\n")
     append(corpus, Sources((str(tmp_path / "old.jsonl"),)))  # another file by now
+
+
+def test_files_of_a_folder_that_are_there_are_not_put_there_again(tmp_path: Path) -> None:
+    (tmp_path / "dumps").mkdir()
+    source(tmp_path / "dumps" / "may.jsonl", OLD)
+    prepare(Request(Sources((str(tmp_path / "dumps"),)), "byte", tmp_path / "c", 0.1))
+    june = source(tmp_path / "dumps" / "june.jsonl", NEW)
+    with pytest.raises(
+        ValueError, match=r"of 1 of these files already, such as .*may\.jsonl, .*: name the others alone"
+    ):
+        append(tmp_path / "c", Sources((str(tmp_path / "dumps"),)))
+    with pytest.raises(ValueError, match=r"of 1 of these files already"):  # the same by another spelling
+        append(tmp_path / "c", Sources((str(tmp_path / "dumps" / ".." / "dumps" / "may.jsonl"),)))
+    append(tmp_path / "c", june)
+    assert len(read_manifest(tmp_path / "c").source_files) == 2
+    prepare(Request(june, "byte", tmp_path / "d", 0.1))
+    with pytest.raises(ValueError, match="hold text of the same files, which would be there twice"):
+        merge([tmp_path / "c", tmp_path / "d"], tmp_path / "both")
+
+
+def test_what_is_appended_is_read_as_the_corpus_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, texts in (("old.jsonl", OLD), ("new.jsonl", NEW)):
+        (tmp_path / name).write_text("".join(json.dumps({"body": text, "id": 7}) + "\n" for text in texts))
+    there = Sources((str(tmp_path / "old.jsonl"),), template="{id}: {body}")
+    prepare(Request(there, "byte", tmp_path / "c", 0.1))
+    command = ["prepare.py", "--append", str(tmp_path / "new.jsonl"), "--output", str(tmp_path / "c")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert main() == 0
+    found = [text for split in ("train", "validation") for text in documents(open_corpus(tmp_path / "c"), split)]
+    assert sorted(found) == sorted(f"7: {text}" for text in (*OLD, *NEW))
+
+
+def of_another_end(corpus: Path, there: Path) -> Path:
+    """Copy a corpus as if its tokenizer's settings had named another end of documents."""
+    shutil.copytree(corpus, there)
+    manifest = json.loads((there / "corpus.json").read_text())
+    (there / "corpus.json").write_text(json.dumps({**manifest, "eos_token_id": 97}))
+    config = json.loads((there / "tokenizer" / "tokenizer_config.json").read_text())
+    (there / "tokenizer" / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": "a"}))
+    return there
+
+
+def test_documents_of_one_corpus_end_alike(corpus: Path, tmp_path: Path) -> None:
+    other = of_another_end(corpus, tmp_path / "d")
+    with pytest.raises(ValueError, match=r"/c end with token 256, of .*/d with 97"):
+        merge([corpus, other], tmp_path / "both")
+    train, held_out = ([SourceConfig(path=str(path))] for path in (corpus, other))
+    mixed = DataConfig(train=train, validation=held_out, sequence_length=8, global_batch_size=2, micro_batch_size=2)
+    with pytest.raises(ValueError, match=r"/c end with token 256, those of .*/d with 97.*prepare d again"):
+        validation_splits(mixed)
+    shutil.copy(other / "tokenizer" / "tokenizer_config.json", corpus / "tokenizer")
+    assert "texts begin and end with ([], 97), corpus.json expects ([], 256)" in verify(corpus)[1][0]
+    with pytest.raises(ValueError, match=r"end with 256, what is appended would with \[\] and 97"):
+        append(corpus, source(tmp_path / "new.jsonl", NEW))
+
+
+def test_settings_of_a_tokenizer_that_cannot_be_read_are_damage(corpus: Path) -> None:
+    with (corpus / "tokenizer" / "tokenizer_config.json").open("a") as file:
+        file.write("x")
+    assert "tokenizer_config.json: cannot be read" in verify(corpus)[1][0]

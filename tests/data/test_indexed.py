@@ -112,6 +112,16 @@ def change(path: Path, edit: Callable[[bytes], bytes]) -> None:
         ("idx", lambda data: data[:9] + b"\x02" + data[10:], r"a\.idx: format version 2, expected 1"),
         ("idx", lambda data: data[:17] + b"\x07" + data[18:], r"a\.idx: token type code 7"),
         ("idx", lambda data: data[:-8] + b"\x09" + data[-7:], r"a\.idx: document indices must run from 0 to .* 3"),
+        (  # pointers of the first two sequences changed places
+            "idx",
+            lambda data: data[:46] + data[54:62] + data[46:54] + data[62:],
+            r"a\.idx: sequence 0 of 2 tokens at byte 4 does not begin where the one before ends, byte 0",
+        ),
+        (  # and a length that is less than none
+            "idx",
+            lambda data: data[:38] + b"\xff\xff\xff\xff" + data[42:],
+            r"a\.idx: sequence 1 of -1 tokens at byte 4 does not begin",
+        ),
     ],
 )
 def test_damage_is_named(tmp_path: Path, suffix: str, edit: Callable[[bytes], bytes], message: str) -> None:

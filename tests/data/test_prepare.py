@@ -218,7 +218,7 @@ def test_a_changed_source_is_another_corpus(text_folder: Path, tmp_path: Path) -
     source = Path(shutil.copytree(text_folder, tmp_path / "source"))
     make(source, tmp_path / "c")
     (source / "00.txt").write_text("new words")
-    with pytest.raises(ValueError, match=r"source_fingerprint was .*--overwrite"):
+    with pytest.raises(ValueError, match=r"holds a corpus of these sources as they were: .*--overwrite"):
         make(source, tmp_path / "c")
 
 
@@ -376,7 +376,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     source = tmp_path / "long.txt"
     source.write_text("some text\n" * 50_000)
     arguments = ("--source", source, "--output", disk / "c")
-    early = run(*arguments, "--tokenizer", "byte", prefix=on_a_small_disk(disk, 600))
+    early = run(*arguments, "--tokenizer", "byte", prefix=on_a_small_disk(disk, 1000))
     assert early.returncode == 2
     assert "error: " in early.stderr
     assert "needs about 2.0 MB" in early.stderr  # the tokens of a shard are there twice until it is finished
@@ -385,7 +385,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
     # One token per byte is four times what is foreseen for a tokenizer of unknown compression: the disk fills halfway.
     (tmp_path / "byte.txt").write_text("".join(random.Random(0).choices("abcdefgh\n", k=2000)))
     make(tmp_path / "byte.txt", tmp_path / "tokens")
-    late = run(*arguments, "--tokenizer", tmp_path / "tokens/tokenizer", prefix=on_a_small_disk(disk, 600))
+    late = run(*arguments, "--tokenizer", tmp_path / "tokens/tokenizer", prefix=on_a_small_disk(disk, 1000))
     assert late.returncode == 2
     assert "error: " in late.stderr
     assert "no space left on the device; nothing was kept" in late.stderr

@@ -7,11 +7,14 @@ import contextlib
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from botocore.exceptions import NoCredentialsError, PartialCredentialsError  # type: ignore[import-untyped]
 
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import open_corpus, read_manifest
@@ -357,3 +360,16 @@ def test_writers_state_blocks(tmp_path: Path) -> None:
     ]
     assert len(facts.blocks) == 3
     assert writer.files["a.idx"].blocks == []
+
+
+@pytest.mark.parametrize("kind", [NoCredentialsError, partial(PartialCredentialsError, provider="env", cred_var="x")])
+def test_missing_credentials_are_final(kind: Callable[[], Exception]) -> None:
+    asked = []
+
+    def ask() -> None:
+        asked.append(1)
+        raise kind()
+
+    with pytest.raises(RemoteError, match=r"its size could not be read .*credentials"):
+        fetch.again("s3://b/x", "its size", ask, fetch.TRIES)
+    assert len(asked) == 1

@@ -285,9 +285,17 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         read(tmp_path / "d.parquet")
 
 
-@pytest.mark.parametrize("spec", ["missing.txt", "missing/*.txt", "http://x"])
-def test_a_source_that_matches_nothing_is_refused(spec: str) -> None:
-    with pytest.raises(ValueError, match="no file matches; give a file"):
+@pytest.mark.parametrize(
+    ("spec", "remedy"),
+    [
+        ("missing.txt", "give a file"),
+        ("missing/*.txt", "give a file"),
+        ("http://x", "pipes and URLs are not read"),
+        ("-", "pipes and URLs are not read"),
+    ],
+)
+def test_a_source_that_matches_nothing_is_refused(spec: str, remedy: str) -> None:
+    with pytest.raises(ValueError, match=f"no file matches; {remedy}"):
         Sources((spec,)).fingerprint()
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import random
 import textwrap
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from plumbline.data.prepare import Request, prepare
+from plumbline.data.sources import Sources
 from plumbline.data.tokenizers import (
     Encoder,
     build_tokenizer,
@@ -220,11 +223,52 @@ def test_little_text_gives_a_smaller_vocabulary(tmp_path: Path, spec: str) -> No
     assert 257 < Encoder(tmp_path / "small", spec).vocab_size < 5000
 
 
-def test_only_trained_tokenizers_want_a_sample() -> None:
-    assert (sample_bytes("byte"), sample_bytes("hf:gpt2")) == (0, 0)
-    assert sample_bytes("train-bpe:8192") > 0
+def test_tokenizers_that_are_trained_want_the_largest_sample() -> None:
+    assert 0 == sample_bytes("byte") < sample_bytes("hf:gpt2") < sample_bytes("train-bpe:8192")
 
 
 def test_an_unusable_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"--tokenizer {tmp_path}: cannot be read: "):
         build_tokenizer(str(tmp_path), [], tmp_path / "adopted")
+
+
+def test_long_lines_are_trained_on(tmp_path: Path) -> None:
+    words = random.Random(0).choices(["alpha", "beta", "gamma"], k=20_000)  # one line, beyond what SentencePiece reads
+    build_tokenizer("train-unigram:400", [" ".join(words)], tmp_path / "t")
+    encoder = Encoder(tmp_path / "t", "train-unigram:400")
+    assert len(encoder.encode(" alpha beta gamma")) < len(" alpha beta gamma") / 2
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [("the cat", None), ("The cat", "'The cat' comes back as 'the cat'"), ("the 猫", "'猫' comes back as '<unk>'")],
+)
+def test_what_a_tokenizer_loses_is_said(tmp_path: Path, text: str, lost: str | None) -> None:
+    vocabulary = {letter: number for number, letter in enumerate("abcdefghijklmnopqrstuvwxyz ")} | {"<unk>": 27}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.decoder = decoders.Fuse()
+    folder = tmp_path / "t"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="z").save_pretrained(folder)
+    found = Encoder(folder, str(folder)).what_changes(text)
+    assert found == lost
+
+
+def test_it_is_said_where_a_corpus_is_prepared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "</s>": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path / "t"
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>").save_pretrained(folder)
+    (tmp_path / "a.txt").write_text("the cat\n" * 50)
+    prepare(Request(Sources((str(tmp_path / "a.txt"),)), str(folder), tmp_path / "c", 0.1))
+    assert "of 1 texts that it was tried on 1 come back changed" in caplog.text
+    caplog.clear()
+    prepare(Request(Sources((str(tmp_path / "a.txt"),)), "byte", tmp_path / "d", 0.1))
+    prepare(Request(Sources((str(tmp_path / "a.txt"),)), str(tmp_path / "d" / "tokenizer"), tmp_path / "e", 0.1))
+    assert "changed" not in caplog.text
+
+
+def test_a_model_of_sentencepiece_alone_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "x.model").touch()
+    with pytest.raises(ValueError, match=r"x\.model: is a file; give the folder"):
+        check_tokenizer(str(tmp_path / "x.model"))

@@ -1,0 +1,211 @@
+"""Find the files that a source names, and say of each how it is read.
+
+A folder is read whole but for hidden things, installed packages, caches and corpora; what is in it and not read as one
+may think is counted, so that it can be said.
+"""
+
+import codecs
+import glob
+import json
+import os
+import re
+import sysconfig
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from plumbline.data.manifest import MANIFEST
+from plumbline.data.preparation.long_text import PART_BYTES
+
+LINES = (".jsonl", ".ndjson")
+COMPRESSED_LINES = tuple(f"{lines}{packed}" for lines in (*LINES, ".json") for packed in (".gz", ".zst"))
+ROWS = (*LINES, *COMPRESSED_LINES, ".parquet", ".arrow")
+TABLES = (".csv", ".tsv", ".xls", ".xlsx")
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".lz4", ".zip", ".tar", ".tgz", ".7z")
+ARRAY = re.compile(rb"\s*\[\s*\{")
+"""How a .json file begins that is one array of objects."""
+LOOKED_AT = 4096  # bytes at the beginning of a file that say what kind it is of; spaces are passed over
+LEFT_OUT = ("site-packages", "dist-packages", "__pycache__")
+"""Folders that are not read with what they lie in: installed packages and caches."""
+NOT_READ = {
+    "packed": f"is packed, and of such files {', '.join(COMPRESSED_LINES)} are read: unpack it",
+    "table": "a table, which would be read as one text, its commas included: write it as .jsonl or .parquet, a "
+    "document in each row",
+    "array": "one array of JSON objects, which would be read as one text: write it as .jsonl, one object a "
+    "line; or name the folder it is in, of which it is one text",
+}
+"""Kinds of files that are refused where they are named, and what to do."""
+IN_FOLDER = {
+    "corpus": "corpora that are prepared already are left out",
+    "closed": "folders that you may not open are left out",
+    "link": "links to folders or to nothing are not followed: name their targets as sources",
+    "packed": "packed files are left out: unpack them",
+    "table": "tables are read as one text each: write them as .jsonl or .parquet",
+    "array": "arrays of JSON objects are read as one text each: write them as .jsonl",
+}
+"""Kinds of what is in a folder that is warned of."""
+
+
+def kind_of(path: Path, fields: Collection[str]) -> str:
+    """Return how a file is read, by the end of its name; .json by its first lines as well.
+
+    Args:
+        path: the file.
+        fields: of a row, that the text is made of.
+    """
+    name = path.name.lower()
+    if name.endswith(COMPRESSED_LINES):
+        return "compressed lines"
+    if name.endswith(LINES) or (name.endswith(".json") and _begins_with_rows(path, fields)):
+        return "lines"
+    return {".parquet": "parquet", ".arrow": "arrow"}.get(path.suffix.lower(), "text")
+
+
+def _begins_with_rows(path: Path, fields: Collection[str]) -> bool:
+    """Return whether the first two lines of a file are objects, as in an unpacked .json.gz; blank ones do not count.
+
+    The only line of a file is a row if it has the fields: in a folder of code it is a setting or a manifest. A line
+    longer than `PART_BYTES` is none: it may be all of a large file.
+    """
+    rows: list[Any] = []
+    with path.open("rb") as file:
+        while len(rows) < 2 and (line := file.readline(PART_BYTES)):
+            if not line.strip():
+                continue
+            try:
+                rows.append(json.loads(line))
+            except (ValueError, RecursionError):
+                return False
+    objects = [row for row in rows if isinstance(row, dict)]
+    return len(objects) == 2 or (len(rows) == len(objects) == 1 and objects[0].keys() >= set(fields))
+
+
+def _is_array_of_rows(path: Path) -> bool:
+    if path.suffix.lower() != ".json":
+        return False
+    with path.open("rb") as file:
+        return ARRAY.match(file.read(LOOKED_AT).removeprefix(codecs.BOM_UTF8)) is not None
+
+
+def files_of(spec: str) -> list[Path]:
+    """Return the files of a source, sorted: of a path, a glob, a folder or `stdlib`.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    if spec == "stdlib":
+        files = [path for path in files_under(Path(sysconfig.get_path("stdlib"))) if path.suffix == ".py"]
+    elif Path(spec).is_dir():
+        files = files_under(Path(spec))
+    else:
+        matches = [spec] if Path(spec).is_file() else glob.glob(spec, recursive=True)  # noqa: PTH207 - absolute globs
+        files = sorted(path for path in map(Path, matches) if path.is_file())
+        _check_folders(spec, matches)
+        for path in files:
+            if kind := _not_read(path):
+                raise ValueError(f"--source {path}: {NOT_READ[kind]}")
+    if not files:
+        if spec == "-" or spec.startswith("/dev/") or "://" in spec:
+            raise ValueError(
+                f"--source {spec}: no file matches; pipes and URLs are not read, for text is read twice: save it"
+            )
+        if Path(spec).is_dir() and _strange(Path(spec)) == "corpus":
+            raise ValueError(f"--source {spec}: is a corpus already; --merge and --append make larger ones")
+        there = f" ({found})" if (found := strange_in(spec)) else ""
+        raise ValueError(f"--source {spec}: no file matches{there}; give a file, a folder, a glob, hf:NAME or stdlib")
+    return files
+
+
+def _check_folders(spec: str, matches: list[str]) -> None:
+    """Refuse a glob that matches a folder and not what is in it, which would be left out.
+
+    Raises:
+        ValueError: names the folder.
+    """
+    if "**" in spec:  # goes down by itself
+        return
+    for folder in map(Path, sorted(matches)):
+        if folder.is_dir() and folder.name not in LEFT_OUT and any(path.is_file() for path in _below(folder)):
+            raise ValueError(
+                f"--source {spec}: matches {folder}, a folder, and none of the files in it: name the folder as a "
+                "source of its own, or match files at any depth with **"
+            )
+
+
+def strange_in(spec: str) -> str:
+    """Return what is in a folder and not read as one may think, with counts and an example each; often nothing."""
+    if spec == "stdlib" or not Path(spec).is_dir():
+        return ""
+    found: dict[str, list[Path]] = {}
+    for path in _below(Path(spec)):
+        if kind := _strange(path):
+            found.setdefault(kind, []).append(path)
+    return "; ".join(
+        f"{text} ({len(found[kind]):,}, such as {min(found[kind])})"
+        for kind, text in IN_FOLDER.items()
+        if kind in found
+    )
+
+
+def texts_beside_rows(spec: str, fields: Collection[str]) -> str:
+    """Return which files of a folder are read as one text each where most of its bytes are rows; often nothing."""
+    if spec == "stdlib" or spec.startswith("hf:") or not Path(spec).is_dir():
+        return ""
+    files = files_under(Path(spec))
+    rows = [path for path in files if path.name.lower().endswith(ROWS)]
+    texts = [path for path in files if rows and _not_read(path) is None and kind_of(path, fields) == "text"]
+    if not texts or sum(path.stat().st_size for path in texts) > sum(path.stat().st_size for path in rows):
+        return ""
+    remedy = "move them elsewhere, or name the files of rows by a glob"
+    return f"files beside those of rows are read as one text each: {remedy} ({len(texts):,}, such as {texts[0]})"
+
+
+def _strange(path: Path) -> str | None:
+    """Return the kind of what is in a folder, one of `IN_FOLDER`; None for what is read as one thinks."""
+    if path.is_file():
+        return _not_read(path)
+    if path.is_symlink():
+        return "link"
+    if not os.access(path, os.R_OK | os.X_OK):
+        return "closed"
+    return "corpus" if _is_corpus(path) else None
+
+
+def _not_read(path: Path) -> str | None:
+    """Return the kind of a file whose rows or texts cannot be read, one of `NOT_READ`; None for any other file."""
+    if is_packed(path):
+        return "packed"
+    if path.suffix.lower() in TABLES:
+        return "table"
+    return "array" if _is_array_of_rows(path) else None
+
+
+def is_packed(path: Path) -> bool:
+    """Return whether a file is packed in a way that is not read."""
+    name = path.name.lower()
+    return name.endswith(PACKED) and not name.endswith(COMPRESSED_LINES)
+
+
+def files_under(folder: Path) -> list[Path]:
+    """Return files at any depth, as `_below` finds them."""
+    return sorted(path for path in _below(folder) if path.is_file())
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """Yield what is in a folder at any depth, without hidden things, `LEFT_OUT` and what links to folders lead to.
+
+    Of a corpus there is the folder, and not what is in it.
+    """
+    for root, folders, files in os.walk(folder):
+        if MANIFEST in files and _is_corpus(Path(root)):
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if not (name.startswith(".") or name in LEFT_OUT)]
+        for name in (*folders, *files):
+            if not (name.startswith(".") or name in LEFT_OUT):
+                yield Path(root, name)
+
+
+def _is_corpus(folder: Path) -> bool:
+    """Return whether a folder is what prepare.py makes."""
+    return (folder / MANIFEST).is_file() and ((folder / "tokenizer").is_dir() or any(folder.glob("generation-*")))

@@ -1,0 +1,42 @@
+"""The command prepare.py: which options it takes with which, and what it says at the end."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.data.test_prepare import make, run
+
+
+@pytest.mark.parametrize(
+    ("task", "option"),
+    [
+        (("--merge", "a", "b", "--output", "c"), ("--deduplicate", "exact")),
+        (("--append", "a", "--output", "c"), ("--tokenizer", "byte")),
+        (("--append", "a", "--output", "c"), ("--seed", "5")),
+        (("--verify", "a"), ("--output", "c")),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_refused(task: tuple[str, ...], option: tuple[str, str]) -> None:
+    refused = run(*task, *option)
+    assert refused.returncode == 2
+    assert f"{option[0]} does nothing with {task[0]}" in refused.stderr
+
+
+def test_the_next_command_can_be_typed_whatever_the_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text\n" * 50)
+    made = run("--source", tmp_path / "a.txt", "--tokenizer", "byte", "--output", tmp_path / "my data, v2's")
+    command = shlex.split(made.stdout.rpartition("next: ")[2])
+    assert "run.name=my-data-v2-s" in command
+    source = yaml.safe_load(command[-1].removeprefix("data.train="))
+    assert source == [{"path": str(tmp_path / "my data, v2's")}]
+
+
+def test_texts_of_another_encoding_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(50)))
+    (tmp_path / "b.jsonl").write_bytes('{"text": "grüße"}\n'.encode("latin-1") * 5)
+    make(tmp_path / "*.jsonl", tmp_path / "c")
+    assert "5 of 55 texts are not UTF-8 and left out; the first: " in caplog.text
+    assert "b.jsonl:1" in caplog.text
