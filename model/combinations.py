@@ -4,7 +4,9 @@ A kind of block or attention states its own needs in its own file (`Block.needs`
 """
 
 from plumbline.model.attention import ATTENTIONS, attention_kind
+from plumbline.model.attention.kind import Attention
 from plumbline.model.blocks import block_kind
+from plumbline.model.blocks.kind import Block
 from plumbline.model.config import ModelConfig
 
 
@@ -28,6 +30,10 @@ def check_model(config: ModelConfig) -> ModelConfig:
                 f"{given[0]} = {getattr(config, given[0])} belongs to attention: {name}, and it is {config.attention}; "
                 "remove it"
             )
+    if config.value_residual and block.attention_input is Block.attention_input:
+        raise ValueError(f"value_residual = true: block = {config.block} has no attention_input to take values of")
+    if config.value_residual and attention.values is Attention.values:
+        raise ValueError(f"value_residual = true: attention = {config.attention} has no values")
     block.check_shape(config)
     return config
 

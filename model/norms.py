@@ -1,5 +1,7 @@
 """Build normalisation layers: PyTorch's own or the single-scale one, as the config says."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,13 +22,16 @@ class SingleScaleRMSNorm(nn.Module):
         return F.rms_norm(x, (self.size,), eps=self.eps) * self.scale
 
 
+NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "rmsnorm": lambda config: nn.RMSNorm(config.hidden_size, eps=config.norm_eps),
+    "layernorm": lambda config: nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias),
+    "single_scale_rmsnorm": lambda config: SingleScaleRMSNorm(config.hidden_size, config.norm_eps),
+}
+
+
 def make_norm(config: ModelConfig) -> nn.Module:
     """Return the norm over the residual stream, [..., hidden_size] -> [..., hidden_size]."""
-    if config.norm == "layernorm":
-        return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
-    if config.norm == "single_scale_rmsnorm":
-        return SingleScaleRMSNorm(config.hidden_size, config.norm_eps)
-    return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+    return NORMS[config.norm](config)
 
 
 def make_head_norm(config: ModelConfig) -> nn.Module:

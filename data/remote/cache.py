@@ -154,7 +154,8 @@ class Cache:
             except BaseException:
                 self._drop(partial, file, None)
                 raise
-            partial.rename(final)
+            with self.locked():  # or who lists the folder to count it might see neither name
+                partial.rename(final)
             fcntl.flock(file, fcntl.LOCK_UN)
             file.seek(0)
             return file

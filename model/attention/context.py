@@ -82,6 +82,8 @@ def attention_context(
     if config.position_embedding == "rope":
         cos, sin = rotary_tables(positions, config.head_dim, config.rope_theta, config.rope_scaling)
         rotary = cos.to(dtype), sin.to(dtype)
+    elif config.position_embedding != "learned":  # which are added to the embedding
+        raise NotImplementedError(f"position_embedding = {config.position_embedding}: nothing here makes one of it")
 
     length = positions.size(1)
     window = config.sliding_window

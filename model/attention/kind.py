@@ -2,7 +2,7 @@
 
 # ruff: noqa: ARG002 - the signatures are those of the kinds
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from plumbline.model.parameterization.tensors import TensorRule
 class Attention(nn.Module):
     """Map [B, T, hidden_size] -> [B, T, hidden_size] over positions; `forward(x, context, cache=None)`.
 
-    Each kind is one file of this folder and one line of `ATTENTIONS`. Every flag is false unless a kind sets it, and
-    a kind that inherits from another states all of them anew.
+    Each kind is one file of this folder and one line of `ATTENTIONS`. Flags that say what it can do are false unless a
+    kind sets them, also where it inherits from another. `needs` is the other way round: whatever is not refused there
+    has to be computed.
     """
 
     tensors: ClassVar[tuple[TensorRule, ...]]
@@ -60,6 +61,15 @@ class Attention(nn.Module):
             output: whether it projects what it has mixed.
         """
         super().__init__()
+        self.as_stored: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+        """What becomes of keys and values that are stored, where `rounds_stored`: quantization/precision.py sets it."""
+
+    def __init_subclass__(cls, **keys: Any) -> None:
+        """Take nothing over from another kind that is true of what that one computes alone."""
+        super().__init_subclass__(**keys)
+        for flag in ("rounds_stored", "serves_slots", "no_native_code"):
+            if flag not in cls.__dict__:
+                setattr(cls, flag, getattr(Attention, flag))
 
     @classmethod
     def new_cache(cls, config: ModelConfig, batch: int, capacity: int, like: Tensor) -> Any:
@@ -82,4 +92,8 @@ class Attention(nn.Module):
     @classmethod
     def scaled_module(cls, config: ModelConfig) -> str | None:
         """Return the module whose outputs a factor on the attention logits folds into; None: there are no logits."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{cls.__name__}.scaled_module")
+
+    def values(self, x: Tensor) -> Tensor:
+        """Return values of x [B, T, hidden_size], [B, num_key_value_heads, T, head_dim], for model.value_residual."""
+        raise NotImplementedError(f"{type(self).__name__}.values")

@@ -3,7 +3,6 @@
 The fused kernel computes the map unless the config caps the logits or adds a sink, which no fused kernel knows.
 """
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -78,8 +77,6 @@ class SoftmaxAttention(Attention):
         self.sinks = nn.Parameter(torch.empty(config.num_attention_heads)) if config.attention_sink else None
         mixes = config.value_residual and layer > 0
         self.value_mix = nn.Parameter(torch.empty(2)) if mixes else None
-        self.as_stored: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
-        """What becomes of keys and values that are stored: quantization/precision.py sets it."""
 
     @classmethod
     def has_unregulated_logits(cls, config: ModelConfig) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
@@ -44,6 +44,13 @@ class Block(nn.Module):
     self_attn: Attention
     mlp: MLP
 
+    def __init_subclass__(cls, **keys: Any) -> None:
+        """Take nothing over from another kind that is true of what that one computes alone."""
+        super().__init_subclass__(**keys)
+        for flag in ("rotates", "no_native_code"):
+            if flag not in cls.__dict__:
+                setattr(cls, flag, getattr(Block, flag))
+
     def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:  # noqa: ARG002
         """Build block number `layer`.
 
@@ -55,8 +62,8 @@ class Block(nn.Module):
         super().__init__()
 
     def attention_input(self, x: Tensor) -> Tensor:
-        """Return what attention makes of the stream x [B, T, hidden_size] first."""
-        raise NotImplementedError
+        """Return what attention makes of the stream x [B, T, hidden_size] first; model.value_residual asks for it."""
+        raise NotImplementedError(f"{type(self).__name__}.attention_input")
 
     @classmethod
     def check_shape(cls, config: ModelConfig) -> None:

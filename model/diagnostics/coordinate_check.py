@@ -45,8 +45,10 @@ def activations(model: CausalLM, input_ids: Tensor) -> Activations:
         seen["block"].append((output - inputs[0]).float())
 
     places = {"attention": "self_attn", "mlp": "mlp"}
-    if attention_kind(model.config).scaled_module(model.config) is not None:
-        places |= {"query": "self_attn.q_norm", "key": "self_attn.k_norm"}
+    norms = {"query": "self_attn.q_norm", "key": "self_attn.k_norm"}
+    there = dict(model.model.layers[0].named_modules())
+    if attention_kind(model.config).scaled_module(model.config) is not None and there.keys() >= set(norms.values()):
+        places |= norms
     hooks = []
     for layer in model.model.layers:
         hooks += [layer.get_submodule(path).register_forward_hook(keep(name)) for name, path in places.items()]

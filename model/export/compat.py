@@ -21,11 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plumbline.model.config import GATED_MLPS, ModelConfig
+from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.export.fold import Weights, fold_multipliers, folded_config
 from plumbline.model.export.rotary_classes import QWEN3
-from plumbline.model.export.stock import UNGATED, Export, Headroom, StockClass
+from plumbline.model.export.stock import GATED, UNGATED, Export, Headroom, StockClass
 from plumbline.model.mlp import ACTIVATIONS
 from plumbline.model.parameterization.multipliers import Multipliers
 
@@ -179,7 +179,7 @@ COMPAT = Compat(
     {
         "block": ("norm_free",),
         "final_norm": None,
-        "mlp": (*GATED_MLPS, *UNGATED),
+        "mlp": (*GATED, *UNGATED),
         "qk_norm": ("head",),
         "attention_bias": None,
         "sliding_window": None,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from plumbline.model.config import GATED_MLPS, ModelConfig
+from plumbline.model.config import ModelConfig
 from plumbline.model.export.fold import Weights
 from plumbline.model.export.rotary_classes import (
     APERTUS_NAMES,
@@ -15,13 +15,13 @@ from plumbline.model.export.rotary_classes import (
     XIELU_CONSTANTS,
     pairs_of_neighbours,
 )
-from plumbline.model.export.stock import ACTIVATION_NAMES, UNGATED, renamed
+from plumbline.model.export.stock import ACTIVATION_NAMES, GATED, UNGATED, renamed
 from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.rotary_scaling import scaling_of
 
 Entries = Mapping[str, Any]
-GATED = {ACTIVATION_NAMES[mlp]: mlp for mlp in GATED_MLPS}
-PLAIN = {ACTIVATION_NAMES[mlp]: mlp for mlp in UNGATED}
+GATED_BY_NAME = {ACTIVATION_NAMES[mlp]: mlp for mlp in GATED}
+PLAIN_BY_NAME = {ACTIVATION_NAMES[mlp]: mlp for mlp in UNGATED}
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def _only(entries: Entries, **values: Any) -> None:
             raise ValueError(f"{key} = {entries[key]}: only {value} can be taken over")
 
 
-def _llama(entries: Entries, activations: Mapping[str, str] = GATED) -> dict[str, Any]:
+def _llama(entries: Entries, activations: Mapping[str, str] = GATED_BY_NAME) -> dict[str, Any]:
     rope, activation = entries["rope_parameters"], entries["hidden_act"]
     if activation not in activations:
         raise ValueError(f"hidden_act = {activation}: only {', '.join(activations)} can be taken over")
@@ -81,11 +81,11 @@ def _granite_multipliers(entries: Entries) -> Multipliers:
 
 
 def _arcee(entries: Entries) -> dict[str, Any]:
-    return _llama(entries, PLAIN)
+    return _llama(entries, PLAIN_BY_NAME)
 
 
 def _apertus(entries: Entries) -> dict[str, Any]:
-    return {**_llama(entries, {**PLAIN, "xielu": "xielu"}), "qk_norm": "head", "mlp_bias": False}
+    return {**_llama(entries, {**PLAIN_BY_NAME, "xielu": "xielu"}), "qk_norm": "head", "mlp_bias": False}
 
 
 def _apertus_weights(stock: Weights, _config: ModelConfig) -> Weights:

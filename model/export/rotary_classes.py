@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from plumbline.model.config import GATED_MLPS, ModelConfig
+from plumbline.model.config import ModelConfig
 from plumbline.model.export.fold import Weights
-from plumbline.model.export.stock import UNGATED, Export, StockClass, llama_entries, renamed, rope_parameters
+from plumbline.model.export.stock import GATED, UNGATED, Export, StockClass, llama_entries, renamed, rope_parameters
 from plumbline.model.parameterization.multipliers import Multipliers
 
 APERTUS_NAMES = {
@@ -149,13 +149,13 @@ def _zero_centred(weights: Weights) -> Weights:
     return {name: weight - 1 if "norm." in name else weight for name, weight in weights.items()}
 
 
-LLAMA = StockClass(_llama, {"mlp": GATED_MLPS, "attention_bias": None, "mlp_bias": None}, whole_heads=True)
+LLAMA = StockClass(_llama, {"mlp": GATED, "attention_bias": None, "mlp_bias": None}, whole_heads=True)
 GRANITE = StockClass(
     _granite, LLAMA.allows, whole_heads=True, free_head_dim=False, multiplier_entries=_granite_multipliers
 )
-QWEN3 = StockClass(_qwen3, {"mlp": GATED_MLPS, "attention_bias": None, "qk_norm": ("head",), "sliding_window": None})
+QWEN3 = StockClass(_qwen3, {"mlp": GATED, "attention_bias": None, "qk_norm": ("head",), "sliding_window": None})
 QWEN3_5 = StockClass(
-    _qwen3_5, {"mlp": GATED_MLPS, "attention_bias": None, "qk_norm": ("head",), "attention_gate": ("elementwise",)}
+    _qwen3_5, {"mlp": GATED, "attention_bias": None, "qk_norm": ("head",), "attention_gate": ("elementwise",)}
 )
 ARCEE = StockClass(_arcee, {"mlp": UNGATED, "attention_bias": None, "mlp_bias": None}, whole_heads=True)
 APERTUS = StockClass(
@@ -163,19 +163,19 @@ APERTUS = StockClass(
 )
 OLMO2 = StockClass(
     _olmo2,
-    {"block": ("post_norm",), "mlp": GATED_MLPS, "attention_bias": None, "qk_norm": ("projection",)},
+    {"block": ("post_norm",), "mlp": GATED, "attention_bias": None, "qk_norm": ("projection",)},
     free_head_dim=False,
 )
 EXAONE4 = StockClass(
     _exaone4,
-    {"block": ("post_norm",), "mlp": GATED_MLPS, "qk_norm": ("head",), "sliding_window": None},
+    {"block": ("post_norm",), "mlp": GATED, "qk_norm": ("head",), "sliding_window": None},
     free_head_dim=False,
 )
 GEMMA2 = StockClass(
     _gemma2,
     {
         "block": ("sandwich_norm",),
-        "mlp": GATED_MLPS,
+        "mlp": GATED,
         "attention_bias": None,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
@@ -192,6 +192,6 @@ GEMMA3 = replace(
 )
 COHERE = StockClass(
     _cohere,
-    {"parallel": (True,), "norm": ("layernorm",), "mlp": GATED_MLPS, "attention_bias": None},
+    {"parallel": (True,), "norm": ("layernorm",), "mlp": GATED, "attention_bias": None},
     free_head_dim=False,
 )

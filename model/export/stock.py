@@ -230,7 +230,8 @@ ACTIVATION_NAMES = {
     "xielu": "xielu",
 }
 """`hidden_act` of transformers; gated and plain MLPs differ by their class."""
-UNGATED = ("gelu", "gelu_tanh", "relu", "relu2")
+GATED, UNGATED = ("swiglu", "geglu"), ("gelu", "gelu_tanh", "relu", "relu2")
+"""What the classes of transformers have of `model.mlp`."""
 
 
 def renamed(weights: Weights, names: Mapping[str, str]) -> Weights:

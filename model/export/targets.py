@@ -46,7 +46,9 @@ def resolved(target: str, config: ModelConfig) -> str:
         raise ValueError(f"--target {target}: unknown; known targets: {AUTO}, {', '.join(TARGETS)}")
     refusal = TARGETS[target].refusal(config)
     if refusal is not None:
-        raise ValueError(f"--target {target} {refusal}: try another target, or native")
+        others = [name for name, each in TARGETS.items() if each.refusal(config) is None]
+        remedy = f"try {' or '.join(others)}" if others else "no target can"
+        raise ValueError(f"--target {target} {refusal}: {remedy}")
     return target
 
 

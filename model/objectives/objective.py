@@ -184,7 +184,14 @@ class TrainedLM(CausalLM):
 
     def losses(self, batch: Batch, step: int) -> Losses:
         """Return the losses of a batch, after so many completed optimizer steps."""
-        return self.objective(self, batch, step)  # type: ignore[no-any-return]
+        losses: Losses = self.objective(self, batch, step)
+        asked = {"terms": (len(self.objective.terms),), "reports": (len(self.objective.reports), 2)}
+        for name, shape in asked.items():
+            if tuple(found := getattr(losses, name).shape) != shape:  # which would be broadcast
+                raise TypeError(
+                    f"{type(self.objective).__name__}: {name} of shape {list(found)}, expected {list(shape)}"
+                )
+        return losses
 
     def thinking_logits(self, batch: Batch) -> Tensor:
         """Return what an objective that thinks predicts after each token of a batch: [B, T, V] in fp32."""

@@ -29,9 +29,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from plumbline.model.blocks import block_kind
+from plumbline.model.blocks.kind import Block
+from plumbline.model.blocks.residual import Residual
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.objectives import ObjectiveConfig
@@ -142,10 +145,50 @@ def model_tensors(model: ModelConfig, objective: ObjectiveConfig | None = None) 
             skeleton = CausalLM(model, forward)
         else:
             skeleton = TrainedLM(model, forward, objective.make(model, forward, 0))
-    return {
+    _check_buffers(skeleton)
+    _check_branches(skeleton)
+    found = {
         name: ModelTensor(tuple(parameter.shape), tensor_rule(skeleton, name))
         for name, parameter in skeleton.named_parameters()
     }
+    for name, tensor in found.items():
+        if tensor.rule.role == "hidden_matrix" and len(tensor.shape) != 2:
+            raise ValueError(
+                f"parameter {name!r} is a hidden_matrix of shape {list(tensor.shape)}: initialization, optimizers and "
+                "rounding know [fan-out, fan-in] alone; make it several matrices"
+            )
+    return found
+
+
+def _check_buffers(skeleton: nn.Module) -> None:
+    """Refuse what a run would lose: checkpoints, exports and averages hold parameters alone.
+
+    Raises:
+        ValueError: names a buffer that was to be saved, or that has no value where weights have none yet.
+    """
+    saved = skeleton.state_dict().keys()
+    for name, buffer in skeleton.named_buffers():
+        if name in saved or buffer.is_meta:
+            raise ValueError(
+                f"buffer {name!r}: checkpoints and exports hold parameters alone; make it a parameter whose TensorRule "
+                "has trains=lambda _: False, or a constant: register_buffer(..., persistent=False) of a tensor that is "
+                'made with device="cpu"'
+            )
+
+
+def _check_branches(skeleton: nn.Module) -> None:
+    """Refuse a block that adds a branch by itself, for then nothing multiplies it by the factor of the table.
+
+    Raises:
+        ValueError: names block and branch.
+    """
+    for name, block in skeleton.named_modules():
+        for branch in block.branch_ends if isinstance(block, Block) else ():
+            if not isinstance(getattr(block, f"{branch}_residual", None), Residual):
+                raise ValueError(
+                    f"{name} ({type(block).__name__}) has no Residual named {branch}_residual: a branch joins the "
+                    f"stream by one (model/blocks/residual.py), or leave {branch!r} out of branch_ends"
+                )
 
 
 def parameter_shapes(

@@ -11,7 +11,7 @@ from pydantic import model_validator as validator
 from torch import Tensor, nn
 
 from plumbline.model.attention import ATTENTIONS, attention_kind
-from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.attention.kind import Attention
 from plumbline.model.config import ModelConfig
 from plumbline.model.parameterization.table import parameter_shapes
 from plumbline.model.quantization.formats import parse_format
@@ -161,7 +161,7 @@ def apply_precision(blocks: nn.Module, precision: PrecisionConfig) -> None:
         replace_linears(blocks, lambda _, linear: QuantizedLinear(linear, weights, activations))
     if kv_cache is not None:
         for module in blocks.modules():
-            if isinstance(module, SoftmaxAttention):
+            if isinstance(module, Attention):
                 module.as_stored = StoredRounded(kv_cache, kv_cache)
 
 

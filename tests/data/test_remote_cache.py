@@ -1,5 +1,6 @@
 """The folder that pieces of remote files are kept in: its limit, what goes first, processes that share it and die."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -163,6 +164,22 @@ def test_processes_keep_one_count(tmp_path: Path) -> None:
         assert process.exitcode == 0
     cache = Cache(config)
     assert cache._shelf.held() == sum(size for size, _ in in_pieces(cache).values())
+
+
+def test_no_file_changes_its_name_while_another_process_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (piece,) = local_pieces(tmp_path / "there", [100])
+    cache, renamed = Cache(CacheConfig(path=str(tmp_path / "cache"))), []
+    rename = Path.rename
+
+    def watched(path: Path, target: Path) -> Path:
+        with (cache.folder / "lock").open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        renamed.append(target.name)
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", watched)
+    cache.open(piece).close()
+    assert renamed == [piece.key]
 
 
 CHILD = """

@@ -161,7 +161,10 @@ class Engine(ABC):
 
     def _check_targets(self, targets: Tensor) -> None:
         """Refuse a term of the loss, beside the text's, that no token of a whole batch trains; `targets` [terms]."""
-        for term, found in zip(self.model.objective.terms[1:], targets[1:].tolist(), strict=True):
+        objective = self.model.objective
+        if len(targets) != len(objective.terms):
+            raise TypeError(f"{type(objective).__name__}: {len(targets)} targets of {len(objective.terms)} terms")
+        for term, found in zip(objective.terms[1:], targets[1:].tolist(), strict=True):
             if not found:
                 raise ConfigError(
                     f"objective.name = {self.config.objective.name}: no token of the first batch has a target for the "

@@ -26,6 +26,7 @@ ADAMW = OptimizerKind(
     _make,
     all_tensors=True,
     keeps_sde=True,
+    zero_stages=(0, 1, 2, 3),
     skips_on_device=True,
     asked=_asked,
     on_deepspeeds_list=True,

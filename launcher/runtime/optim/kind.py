@@ -40,8 +40,9 @@ class OptimizerKind:
     """What it makes of a hidden matrix's gradient, which decides how the learning rate scales with width."""
     keeps_sde: bool = False
     """Whether horizon.rule complete_dp, a limit of AdamW, holds for it."""
-    zero_stages: tuple[int, ...] = (0, 1, 2, 3)
-    """ZeRO stages that it serves."""
+    zero_stages: tuple[int, ...] = (0,)
+    """ZeRO stages that it serves. From stage 1 on it is given flat shards of many tensors, cut anywhere: an update
+    that is not elementwise would be another one there."""
     offload_refusal: str | None = None
     """Why its state cannot be in the host's memory; None: it can."""
     skips_on_device: bool = False

@@ -165,6 +165,7 @@ MUON = OptimizerKind(
     reads=(),
     own_keys={"momentum": 0.95},
     matrix_update="orthogonal",
+    zero_stages=(0, 1, 2, 3),  # matrices are put together from their parts
     offload_refusal="orthogonalises on the device",
     state_beyond_adamw=_one_moment_less,
 )

@@ -28,7 +28,7 @@ class Cooldown:
 
 
 def _blend(left: Callable[[float], float]) -> Cooldown:
-    """Fall so that `left` is what is left at x of the way from the peak to the end value."""
+    """Fall so that `left` is what is left of the way from the peak to the end value at x: left(0) = 1, left(1) = 0."""
     return Cooldown(lambda x, end: end + (1 - end) * left(x))
 
 

@@ -178,7 +178,6 @@ SOAP_KIND = OptimizerKind(
     "soap",
     _make,
     own_keys={"precondition_frequency": 10, "precondition_block": 10_000, "max_precondition_dim": 10_000},
-    zero_stages=(0,),  # the state of a matrix cannot be cut
     cautions=_cautions,
     state_beyond_adamw=_covariances_and_bases,
 )

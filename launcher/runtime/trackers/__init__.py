@@ -17,7 +17,6 @@ TRACKERS: dict[TrackerName, type[Tracker]] = {
     "mlflow": MLflow,
     "trackio": Trackio,
 }
-"""Kinds by their names, which are also those of their packages, and of the extras that install them."""
 
 
 def check_trackers(names: Iterable[TrackerName]) -> None:
@@ -27,7 +26,8 @@ def check_trackers(names: Iterable[TrackerName]) -> None:
         ValueError: names the packages that are missing and how to install them, or what else the user has to give.
     """
     names = list(names)
-    if absent := [name for name in names if find_spec(name) is None]:
+    packages = [TRACKERS[name].package for name in names]
+    if absent := [package for package in packages if package is not None and find_spec(package) is None]:
         raise ValueError(
             f"metrics.trackers = [{', '.join(names)}]: {' and '.join(absent)} cannot be imported: "
             f"pip install -e '.[{','.join(absent)}]', or leave out what you do not need"

@@ -29,6 +29,8 @@ class Tracker(ABC):
         step: what the tracker has of this step and later ones is void, if it can forget at all (`rewinds`).
     """
 
+    package: ClassVar[str | None] = None
+    """The package that it needs, which an extra of the same name installs; None: none."""
     rewinds: ClassVar[bool] = False
     """Whether the steps that a resumed run makes again take the place of those before. Else they are not sent again."""
 

@@ -20,6 +20,8 @@ class MLflow(Tracker):
     Parameters of MLflow cannot be changed: they are those of the first attempt.
     """
 
+    package = "mlflow"
+
     def __init__(self, run: TrackedRun, run_id: str | None, step: int) -> None:  # noqa: ARG002 - it cannot forget
         from mlflow import MlflowClient
 

@@ -9,6 +9,7 @@ from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker
 class TensorBoard(Tracker):
     """Write an event file for each attempt; where it starts, TensorBoard forgets what came later before."""
 
+    package = "tensorboard"
     rewinds = True
 
     def __init__(self, run: TrackedRun, run_id: str | None, step: int) -> None:

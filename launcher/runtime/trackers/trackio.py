@@ -9,6 +9,8 @@ from plumbline.launcher.runtime.trackers.kind import TrackedRun, Tracker
 class Trackio(Tracker):
     """Log rows to a run of Trackio, which each attempt resumes by its name, made unique for that."""
 
+    package = "trackio"
+
     def __init__(self, run: TrackedRun, run_id: str | None, step: int) -> None:  # noqa: ARG002 - it cannot forget
         import trackio
 

@@ -16,6 +16,8 @@ class WeightsAndBiases(Tracker):
     evaluation of a step can come an attempt after the step; and `wandb sync` puts offline attempts behind each other.
     """
 
+    package = "wandb"
+
     def __init__(self, run: TrackedRun, run_id: str | None, step: int) -> None:  # noqa: ARG002 - it cannot forget
         import wandb
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from plumbline.model.attention import attention_kind
-from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.attention.kind import Attention
 from plumbline.model.decoder import CausalLM
 from plumbline.model.quantization.precision import StoredRounded
 from plumbline.model.quantization.quantizer import Quantizer
@@ -41,7 +41,7 @@ def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer |
     check_kv_cache(model)
     if isinstance(model, CausalLM):
         for module in model.modules():
-            if isinstance(module, SoftmaxAttention):
+            if isinstance(module, Attention):
                 own = module.as_stored if isinstance(module.as_stored, StoredRounded) else StoredRounded(None, None)
                 module.as_stored = StoredRounded(keys or own.keys, values or own.values)
         return

@@ -17,8 +17,10 @@ from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import cautions, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.memory import model_states
+from plumbline.launcher.runtime.optim.kind import OptimizerKind
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
+    OPTIMIZERS,
     CombinedOptimizer,
     group_settings,
     make_optimizer,
@@ -84,7 +86,10 @@ def build(config: Config) -> tuple[CausalLM, torch.optim.Optimizer]:
         (["optimizer.name=muon", "optimizer.precondition_frequency=2"], "optimizer: precondition_frequency = 2: only "),
         (["optimizer.max_precondition_dim=64"], "optimizer: max_precondition_dim = 64: only name: soap uses it"),
         (["optimizer.name=muon", "optimizer.momentum=1.0"], "optimizer.momentum = 1.0: "),
-        (["optimizer.name=sgd"], "optimizer: name = sgd: there is none of that name; it is one of adamw, muon, soap"),
+        (
+            ["optimizer.name=sgd"],
+            f"optimizer: name = sgd: there is none of that name; it is one of {', '.join(OPTIMIZERS)}",
+        ),
     ],
 )
 def test_keys_of_another_optimizer_are_refused(file: Path, overrides: list[str], line: str) -> None:
@@ -326,3 +331,7 @@ def test_plan_shows_only_stages_that_work(command: Command, tiny_config: Path) -
         done = command("plan", "--config", tiny_config, "--json", *overrides)
         assert done.returncode == 0, done.stderr
         assert set(json.loads(done.stdout)["memory_bytes"]) == stages
+
+
+def test_a_new_optimizer_is_not_given_flat_shards_unless_it_says_that_it_may() -> None:
+    assert OptimizerKind("mine", lambda groups, _: torch.optim.SGD(groups)).zero_stages == (0,)

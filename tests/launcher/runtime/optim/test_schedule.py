@@ -12,12 +12,11 @@ from pydantic import ValidationError
 from plumbline.data.batch_plan import BatchPlan, BatchStage
 from plumbline.launcher.runtime.optim.duration import Duration
 from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
-from plumbline.launcher.runtime.optim.schedule import Schedule, ScheduleConfig
+from plumbline.launcher.runtime.optim.schedule import COOLDOWNS, Schedule, ScheduleConfig
 
 PLAN = BatchPlan(batch_size=6, sequence_length=7)
 STEP = 42  # tokens
 EVERY = ["wsd", "cosine", "linear", "constant"]
-COOLDOWNS = ["linear", "one_minus_sqrt", "cosine", "square", "exponential"]
 
 
 def schedule(**values: Any) -> ScheduleConfig:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.trackers import TRACKERS, TrackerName, check_trackers
+from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
 from tests.conftest import Pretrain, Run, once
 
 Points = dict[str, list[tuple[int, float]]]  # of each key, step and value in the order in which they came
@@ -194,3 +195,16 @@ def test_run_folders_of_before_are_read(tiny_config: Path, tmp_path: Path, writt
 def test_a_name_that_is_none_is_refused_with_those_that_are(tiny_config: Path) -> None:
     with pytest.raises(ConfigError, match=r"metrics\.trackers\.0 = 'neptune': .*'tensorboard', 'wandb', 'mlflow'"):
         load_config(tiny_config, ["metrics.trackers=[neptune]"])
+
+
+class Own(TensorBoard):
+    """Be a tracker of somebody's own."""
+
+
+def test_a_tracker_may_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRACKERS, cast(TrackerName, "own_file"), Own)
+    monkeypatch.setattr(Own, "package", None)
+    check_trackers([cast(TrackerName, "own_file")])
+    monkeypatch.setattr(Own, "package", "not_there")
+    with pytest.raises(ValueError, match=r"not_there cannot be imported: pip install -e '\.\[not_there\]'"):
+        check_trackers([cast(TrackerName, "own_file")])

@@ -1,0 +1,175 @@
+"""What a kind of somebody's own meets: rules that it must state, and what it would lose if it does not."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from plumbline.model.attention import ATTENTIONS
+from plumbline.model.attention.kind import Attention
+from plumbline.model.attention.softmax import SoftmaxAttention
+from plumbline.model.blocks import BLOCKS
+from plumbline.model.blocks.kind import Block
+from plumbline.model.blocks.pre_norm import PreNormBlock
+from plumbline.model.combinations import check_model
+from plumbline.model.config import ModelConfig
+from plumbline.model.objectives.next_token import NextToken, NextTokenConfig
+from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.table import model_tensors
+from plumbline.model.parameterization.tensors import TensorRule
+from tests.model.conftest import MakeConfig, MakeModel
+
+
+class Counting(SoftmaxAttention):
+    """Keep a number that a checkpoint does not hold."""
+
+    persistent: ClassVar[bool] = True
+    device: ClassVar[str | None] = None
+
+    def __init__(self, config: ModelConfig, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        self.register_buffer("seen", torch.zeros((), device=self.device), persistent=self.persistent)
+
+
+class Experts(SoftmaxAttention):
+    """Hold matrices in one tensor."""
+
+    tensors = (*SoftmaxAttention.tensors, TensorRule("experts", "hidden_matrix"))
+
+    def __init__(self, config: ModelConfig, *arguments: Any, **named: Any) -> None:
+        super().__init__(config, *arguments, **named)
+        self.experts = nn.Parameter(torch.empty(2, 32, 32))
+
+
+class Adding(PreNormBlock):
+    """Add branches to the stream without the parameterization's factor."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        del self.mlp_residual
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Let kinds be added, and nothing be remembered of a model of that name."""
+    model_tensors.cache_clear()
+    yield monkeypatch
+    model_tensors.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("persistent", "device", "refused"),
+    [(True, None, True), (True, "cpu", True), (False, None, True), (False, "cpu", False)],
+)
+def test_a_buffer_that_would_be_lost_is_refused(
+    mine: pytest.MonkeyPatch, make_config: MakeConfig, persistent: bool, device: str | None, refused: bool
+) -> None:
+    mine.setitem(ATTENTIONS, "softmax", Counting)
+    mine.setattr(Counting, "persistent", persistent)
+    mine.setattr(Counting, "device", device)
+    if refused:
+        with pytest.raises(ValueError, match=r"buffer 'model\.layers\.0\.self_attn\.seen': .*trains=lambda"):
+            model_tensors(make_config())
+    else:
+        model_tensors(make_config())
+
+
+def test_matrices_in_one_tensor_are_refused(mine: pytest.MonkeyPatch, make_config: MakeConfig) -> None:
+    mine.setitem(ATTENTIONS, "softmax", Experts)
+    with pytest.raises(ValueError, match=r"self_attn\.experts' is a hidden_matrix of shape \[2, 32, 32\]"):
+        model_tensors(make_config())
+
+
+def test_a_branch_joins_by_the_factor_of_the_table(mine: pytest.MonkeyPatch, make_config: MakeConfig) -> None:
+    mine.setitem(BLOCKS, "pre_norm", Adding)
+    with pytest.raises(ValueError, match=r"model\.layers\.0 \(Adding\) has no Residual named mlp_residual"):
+        model_tensors(make_config())
+
+
+def test_what_another_kind_can_do_is_not_taken_over() -> None:
+    assert (PreNormBlock.rotates, Adding.rotates) == (True, False)
+    assert [kind.no_native_code is None for kind in (Block, PreNormBlock, Adding)] == [False, True, False]
+    assert (SoftmaxAttention.serves_slots, SoftmaxAttention.rounds_stored) == (True, True)
+    assert (Experts.serves_slots, Experts.rounds_stored) == (False, False)
+    assert [kind.no_native_code is None for kind in (Attention, SoftmaxAttention, Experts)] == [False, True, False]
+
+
+class NoValues(Attention):
+    """Have nothing to hand on."""
+
+
+class NoInput(Block):
+    """Have nothing to hand on either."""
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kind", "message"),
+    [
+        (ATTENTIONS, NoValues, "attention = mine has no values"),
+        (BLOCKS, NoInput, "block = mine has no attention_input"),
+    ],
+)
+def test_first_values_want_somebody_who_has_them(
+    mine: pytest.MonkeyPatch, make_config: MakeConfig, kinds: dict[str, type], kind: type, message: str
+) -> None:
+    mine.setitem(kinds, "mine", kind)
+    switch = {"attention" if kinds is ATTENTIONS else "block": "mine"}
+    config = make_config().model_copy(update={**switch, "value_residual": True})
+    with pytest.raises(ValueError, match=message):
+        check_model(config)
+
+
+SWITCHES: dict[str, Any] = {
+    "sliding_window": 4,
+    "attention_sink": True,
+    "attn_logit_softcapping": 1.0,
+    "attention_gate": "head",
+    "value_residual": True,
+    "num_key_value_heads": 2,
+    "position_embedding": "learned",
+}
+"""Switches that change what attention computes; those of biases, norms and rotary scaling show by their tensors."""
+
+
+@pytest.mark.parametrize("switch", [*SWITCHES, "document_mask", "qk_norm", "frozen_qk"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@torch.no_grad()
+def test_an_attention_computes_or_refuses_every_switch(
+    make_config: MakeConfig, make_model: MakeModel, attention: str, switch: str
+) -> None:
+    shape: dict[str, Any] = {"attention": attention, "pruning_rank": 8} if attention == "pruned" else {}
+    shape |= {"attention": attention, "qk_norm": "none"}
+    value = {"qk_norm": "head", **SWITCHES}.get(switch, True)
+    try:
+        changed = make_config(**{**shape, switch: value})
+    except ValueError as error:
+        assert switch in str(error)  # noqa: PT017 - it may as well not be refused
+        return
+    if switch in ("frozen_qk", "qk_norm"):
+        before, after = (
+            {name: tensor.rule.trains(config) for name, tensor in model_tensors(config).items()}
+            for config in (make_config(**shape), changed)
+        )
+        assert before != after
+        return
+    batch = {"input_ids": torch.arange(24).view(1, 24) % 61, "document_ids": torch.arange(24).view(1, 24) // 10}
+    batch["positions"] = torch.arange(24).view(1, 24) % 10
+    plain, other = (make_model(**{**shape, **keys}).logits(batch) for keys in ({}, {switch: value}))
+    assert not torch.equal(plain, other)
+
+
+class Short(NextToken):
+    """Return what would be broadcast: one loss for two terms."""
+
+    terms: Any = ("next_token", "more")
+
+
+def test_losses_are_as_many_as_terms(make_model: MakeModel) -> None:
+    plain = make_model()
+    trained = TrainedLM(plain.config, plain.multipliers, Short(NextTokenConfig()))
+    trained.load_state_dict(plain.state_dict())
+    batch = {"input_ids": torch.zeros(1, 4, dtype=torch.long), "labels": torch.zeros(1, 4, dtype=torch.long)}
+    with pytest.raises(TypeError, match=r"Short: terms of shape \[1\], expected \[2\]"):
+        trained.losses({**batch, "document_ids": None, "positions": None}, 0)
