@@ -93,6 +93,8 @@ def files_of(spec: str) -> list[Path]:
     Raises:
         ValueError: there is no such file.
     """
+    if Path(spec).is_dir() and not os.access(spec, os.R_OK | os.X_OK):
+        raise ValueError(f"--source {spec}: a folder that you may not open")
     if spec == "stdlib":
         files = [path for path in files_under(Path(sysconfig.get_path("stdlib"))) if path.suffix == ".py"]
     elif Path(spec).is_dir():

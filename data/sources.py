@@ -22,7 +22,7 @@ import xxhash
 
 from plumbline.data.hub import is_reachable
 from plumbline.data.preparation.long_text import PART_BYTES
-from plumbline.data.source_files import files_of, files_under, is_packed, kind_of, strange_in, texts_beside_rows
+from plumbline.data.source_files import ROWS, files_of, files_under, is_packed, kind_of, strange_in, texts_beside_rows
 
 UNIT_BYTES = 64 << 20
 """Most bytes of a file of lines, or of small files together, that are one unit."""
@@ -108,12 +108,14 @@ class Sources:
 
     def file_keys(self) -> dict[str, Path]:
         """Return the files by a hash of path, size, time and fields that are read; none if more than `MOST_FILES`."""
-        files = [path for spec in self.specs for path in _files_of(spec)]
-        read = f"{self.text_key if self.template is None else self.template!r}\n"
+        # Not of datasets, whose configurations and splits may share files
+        files = [path for spec in self.specs if not spec.startswith("hf:") for path in files_of(spec)]
+        fields = self.text_key if self.template is None else repr(self.template)
         keys = {}
         for path in files if len(files) <= MOST_FILES else []:
             status = path.stat()
-            facts = f"{read}{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
+            read = fields if path.name.lower().endswith((*ROWS, ".json")) else ""
+            facts = f"{read}\n{os.path.realpath(path)} {status.st_size} {status.st_mtime_ns}"
             keys[xxhash.xxh3_64_hexdigest(os.fsencode(facts))] = path
         return keys
 
@@ -138,10 +140,18 @@ class Sources:
                 yield f"--source {spec}: {found}"
 
     def reading_as(self, request: Mapping[str, Any]) -> "Sources":
-        """Return these sources, read as a request of before reads its own (see `options`)."""
-        told = ("text_key", self.text_key), ("document_separator", None), ("text_template", None)
-        key, separator, template = (request.get(name, default) for name, default in told)
-        return Sources(self.specs, key, separator, template)
+        """Return these sources, read as a request of before reads its own (see `options`).
+
+        Raises:
+            ValueError: the parts of a merged corpus were read in more than one way.
+        """
+        ways = set(_ways_to_read(request))
+        if len(ways) > 1:
+            raise ValueError(
+                "--append: the corpora that were merged were read in different ways; name one, by --text-key, "
+                "--text-template or --document-separator"
+            )
+        return Sources(self.specs, *ways.pop())
 
     def options(self) -> dict[str, Any]:
         """Return what shapes the documents beside the sources; what was not always there only where it is used."""
@@ -181,6 +191,15 @@ class Sources:
                 yield Unit(source, "long text" if self.document_separator is None else "separated", (str(path),))
         if group:
             yield Unit(source, "text", tuple(group))
+
+
+def _ways_to_read(request: Mapping[str, Any]) -> Iterator[tuple[str, str | None, str | None]]:
+    """Yield field, separator and template by which a corpus, or each part of a merged one, was read."""
+    if parts := request.get("merged"):
+        for part in parts:
+            yield from _ways_to_read(part["request"])
+    else:
+        yield request.get("text_key", "text"), request.get("document_separator"), request.get("text_template")
 
 
 def unescaped(text: str | None) -> str | None:

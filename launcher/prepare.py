@@ -27,7 +27,7 @@ from plumbline.data.preparation.sizes import parse_size
 from plumbline.launcher.runtime.system import cli
 
 READING = ("text_key", "text_template", "document_separator")
-GROWING = ("output", *READING, "on_bad_record", "deduplicate", "shard_size", "workers")
+GROWING = ("output", *READING, "on_bad_record", "deduplicate", "shard_size")
 USED_BY = {
     "source": (*GROWING, "tokenizer", "validation_fraction", "seed", "staging", "overwrite"),
     "append": GROWING,
@@ -35,8 +35,8 @@ USED_BY = {
     "verify": (),
 }
 """What to do -> the options that shape it."""
-PLAIN = r"[\w./:+~-]+"
-"""A path that is a string of YAML as it stands."""
+PLAIN = r"[\w.~-]*/[\w./~-]+"
+"""A path that is a string of YAML as it stands: a name alone may be a number, a date or no."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -66,9 +66,9 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--source needs --tokenizer")
     if not arguments.verify and not arguments.output:
         parser.error("--output is missing")
-    task_name = next(name for name in USED_BY if getattr(arguments, name))
+    task_name = next(name for name in USED_BY if getattr(arguments, name) is not None)
     for name, value in vars(arguments).items():
-        if name not in (*USED_BY, *USED_BY[task_name], "json") and value != parser.get_default(name):
+        if name not in (*USED_BY, *USED_BY[task_name], "json", "workers") and value != parser.get_default(name):
             parser.error(f"--{name.replace('_', '-')} does nothing with --{task_name}")
     return arguments
 
@@ -94,8 +94,8 @@ def _add_reading(parser: argparse.ArgumentParser) -> None:
         choices=("fail", "skip"),
         default="fail",
         help="a row that is not JSON or has no text, or a damaged file: end with an error that names file and line, or "
-        "leave it out and count it (default: fail); what is empty, not UTF-8 or a packed file in a folder is left out "
-        "and counted in any case",
+        "leave it out and count it (default: fail); what is empty, not UTF-8, binary or a packed file in a folder is "
+        "left out and counted in any case",
     )
     parser.add_argument(
         "--deduplicate",

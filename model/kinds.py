@@ -1,7 +1,7 @@
 """Find a kind (of block, attention, ...) by its name, and check what it asks of other switches."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -50,3 +50,16 @@ def kind_named(kinds: Mapping[str, Kind], key: str, name: str) -> Kind:
     close = difflib.get_close_matches(name, kinds, n=1, cutoff=0.7)
     hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(kinds)}"
     raise ValueError(f"{key} = {name}: there is none of that name; {hint}")
+
+
+def state_anew(kind: type, base: type, flags: Iterable[str]) -> None:
+    """Give a kind the flags of the base, where its own class does not state them: what another kind can do it may not.
+
+    Args:
+        kind: a class below `base`.
+        base: what every kind is.
+        flags: names of class attributes.
+    """
+    for flag in flags:
+        if flag not in kind.__dict__:
+            setattr(kind, flag, getattr(base, flag))

@@ -32,7 +32,7 @@ from plumbline.data.preparation.encoding import (
 )
 from plumbline.data.preparation.manifest import WORK
 from plumbline.data.preparation.pieces import Piece, Plan
-from plumbline.data.preparation.records import NOT_UTF8
+from plumbline.data.preparation.records import BINARY, NOT_UTF8
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.shards import Totals, finished_shard, write_shard
 from plumbline.data.preparation.survey import EXAMPLES, PIECE_BYTES, SurveyJob, sample_entries, survey_unit
@@ -121,7 +121,8 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
     units = list(request.sources.units())
     for warning in request.sources.warnings():
         LOG.warning(warning)
-    wanted = 0 if work.tokenizer.is_dir() else sample_bytes(request.tokenizer)
+    trained = trained_size(request.tokenizer) is not None
+    wanted = 0 if trained and work.tokenizer.is_dir() else sample_bytes(request.tokenizer)
     found = Surveyed(units, Sample(wanted))
     job = SurveyJob(
         request.sources,
@@ -175,16 +176,16 @@ def _warn_of_separator(separator: str | None, units: list[Unit], records: Counte
 
 def _warn_of_what_is_left_out(found: Surveyed) -> None:
     """Say so where much of the text may be in an encoding that is not read, or in no text at all."""
-    lost = found.skipped[NOT_UTF8]
+    lost = found.skipped[NOT_UTF8] + found.skipped[BINARY]
     if lost > LOST * (found.documents + lost):
         first = f"; the first: {found.bad[0]}" if found.bad else ""
-        LOG.warning(f"{lost:,} of {found.documents + lost:,} texts are not UTF-8 and left out{first}; convert them")
+        LOG.warning(f"{lost:,} of {found.documents + lost:,} texts are not UTF-8 or binary, and left out{first}")
 
 
 def _warn_of_what_is_lost(request: Request, surveyed: Surveyed, encoder: Encoder) -> None:
     """Say so where the tokens of a text do not give it back: its bytes are counted for bits per byte all the same."""
     if trained_size(request.tokenizer):
-        return  # every byte has a token
+        return  # is known: tests/data/test_tokenizers.py
     texts = [text[:TRIED_CHARACTERS] for _, _, _, text in surveyed.sample.entries()]
     changed = [found for found in map(encoder.what_changes, texts) if found]
     if changed:

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from plumbline.data.preparation.request import Request, key_of
 from plumbline.data.preparation.shards import sum_of
 from plumbline.data.preparation.verifying import checked_frequencies
 from plumbline.data.prepare import Result, exists_already, warn_of_share
-from plumbline.data.sources import REPEAT, Sources
+from plumbline.data.sources import MOST_FILES, REPEAT, Sources
 from plumbline.data.tokenizers import Encoder
 from plumbline.data.workspace import copy_files, new_folder, resumed_folder
 
@@ -74,15 +75,15 @@ def append(
     if not all(key in before.request for key in SHAPES_THE_SPLIT):
         raise ValueError(f"--output {corpus}: its parts were split differently, so nothing can be appended to it")
     fraction, seed = before.request["validation_fraction"], before.request["seed"]
-    if as_before:
-        sources = sources.reading_as(before.request)
-    request = Request(
+    typed = Request(
         sources, before.tokenizer.spec, corpus, fraction, seed, workers, True, shard_bytes, deduplicate, skip_bad
     )
-    identity = {**request.identity(), "tokenizer_sha256": before.tokenizer.sha256}
-    if identity in before.request.get("appended", []):
-        return Result(corpus, before, None)
-    _check_new(corpus, before, identity, sources)
+    request = replace(typed, sources=sources.reading_as(before.request)) if as_before else typed
+    for each in (typed, request):  # corpora of before were appended to as it was typed
+        identity = {**each.identity(), "tokenizer_sha256": before.tokenizer.sha256}
+        if identity in before.request.get("appended", []):
+            return Result(corpus, before, None)
+    _check_new(corpus, before, identity, request.sources)
     with resumed_folder(corpus, CORPUS, key_of({"to": before.model_dump(), "append": identity})) as folder:
         manifest = finished(folder) or _fill(request, folder, before, identity)
         if read_manifest(corpus) != before:
@@ -94,10 +95,12 @@ def append(
 def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], sources: Sources) -> None:
     """Refuse what is in the corpus: a file, unchanged, of which the same fields are read."""
     there = set(before.source_files)
-    if known := [path for key, path in sources.file_keys().items() if key in there]:
+    keys = sources.file_keys()
+    if known := [path for key, path in keys.items() if key in there]:
+        remedy = REPEAT if len(known) == len(keys) else "name the others alone"
         raise ValueError(
-            f"--append {' '.join(sources.specs)}: {corpus} has the text of {len(known):,} of these files already, such "
-            f"as {known[0]}, and it would be there twice: name the others alone"
+            f"--append {' '.join(sources.specs)}: {corpus} has the text of {len(known):,} of {len(keys):,} files "
+            f"already, such as {known[0]}, and it would be there twice: {remedy}"
         )
     if any(spec.startswith("hf:") for spec in identity["source"]):
         return  # a dataset of the hub is known by its name alone, and may have grown
@@ -167,7 +170,7 @@ def _grown(
             "files": {**before.files, **totals.files},
             "unigram_entropy": unigram_entropy(*(frequencies + filled.frequencies)),
             "request": {**before.request, "appended": [*before.request.get("appended", []), identity]},
-            "source_files": [*before.source_files, *files],
+            "source_files": _remembered([before.source_files, files]),
             "skipped": _summed([before.skipped, filled.skipped]),
             "versions": versions(),
             "sources": _sources([before.sources, totals.sources]),
@@ -208,10 +211,10 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
                 f"--merge: documents of {corpora[0]} end with token {manifests[0].eos_token_id}, of {corpus} with "
                 f"{manifest.eos_token_id}; prepare one again with the other's tokenizer"
             )
-    _check_different(corpora, manifests)
     request, warnings = _request_of_all(manifests)
     if exists_already(output, request, overwrite):
         return Result(output, read_manifest(output), None), warnings
+    _check_different(corpora, manifests)
     with new_folder(output, CORPUS) as folder:
         copy_files(corpora[0] / manifests[0].folder / "tokenizer", folder / "tokenizer")
         parts: dict[str, list[tuple[Counts | None, list[str]]]] = {split: [] for split in SPLITS}
@@ -234,7 +237,7 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
                 "files": files,
                 "unigram_entropy": unigram_entropy(*total),
                 "request": request,
-                "source_files": [key for manifest in manifests for key in manifest.source_files],
+                "source_files": _remembered([manifest.source_files for manifest in manifests]),
                 "skipped": _summed(manifest.skipped for manifest in manifests),
                 "versions": versions(),
                 "held_out": None if warnings else manifests[0].held_out,
@@ -251,12 +254,17 @@ def _check_different(corpora: list[Path], manifests: list[Manifest]) -> None:
     """Refuse two corpora of the same tokens, or for which the same file was read."""
     first: dict[str, int] = {}  # fingerprint, or key of a file -> number of the corpus
     for number, manifest in enumerate(manifests):
-        for key in (fingerprint_of(manifest), *manifest.source_files):
-            if (before := first.setdefault(key, number)) != number:
-                what = "text of the same files" if key in manifest.source_files else "the same text"
-                raise ValueError(
-                    f"--merge {corpora[before]} {corpora[number]}: hold {what}, which would be there twice: {REPEAT}"
-                )
+        if (before := first.setdefault(fingerprint_of(manifest), number)) != number:
+            raise ValueError(
+                f"--merge {corpora[before]} {corpora[number]}: hold the same text, which would be there twice: {REPEAT}"
+            )
+        shared = [key for key in manifest.source_files if first.setdefault(key, number) != number]
+        if shared:
+            raise ValueError(
+                f"--merge {corpora[first[shared[0]]]} {corpora[number]}: {len(shared):,} of "
+                f"{len(manifest.source_files):,} files were read for both, and their text would be there twice: "
+                "prepare one without them"
+            )
 
 
 def _manifest_of(corpus: Path) -> Manifest:
@@ -305,6 +313,12 @@ def _sources(parts: list[dict[str, dict[str, Counts]]]) -> dict[str, dict[str, C
                 there = joined.setdefault(source, {}).get(split)
                 joined[source][split] = sum_of(there, counts) if there else counts
     return joined
+
+
+def _remembered(parts: Iterable[list[str]]) -> list[str]:
+    """Return the keys of all source files; none where there are too many for a manifest."""
+    keys = [key for part in parts for key in part]
+    return keys if len(keys) <= MOST_FILES else []
 
 
 def _summed(counts: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from plumbline.data.sources import Sources, Unit, field_of, open_dataset
 NOT_UTF8, EMPTY, PACKED, BINARY = "not UTF-8", "empty", "packed", "binary"
 HARMLESS = (NOT_UTF8, EMPTY, PACKED, BINARY)
 """Reasons to leave out a record that never end the work."""
+OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 FORMATS = {"gz": "a whole gzip", "zst": "a whole zstd", "parquet": "a parquet", "arrow": "an Arrow"}
 """Endings of files that can be damaged as a whole."""
 LONG_WINDOW = "requires too much memory for decoding"
@@ -76,8 +77,12 @@ def read_records(sources: Sources, unit: Unit, at: int | None = None) -> Iterato
 
 
 def is_binary(data: bytes) -> bool:
-    """Return whether a file that begins so is none of text: as Git does, by a byte 0 near its beginning."""
-    return b"\0" in data[:LOOKED_AT]
+    """Return whether a file that begins so is none of text: by more than one byte 0 in a hundred near its beginning.
+
+    Texts of UTF-16 and UTF-32 that say so are text of another encoding.
+    """
+    start = data[:LOOKED_AT]
+    return start.count(0) > len(start) / 100 and not start.startswith(OTHER_ENCODINGS)
 
 
 def _document(text: str, where: str, number: int, after: int | None) -> Record:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from plumbline.model.attention.context import LayerCache
 from plumbline.model.config import ModelConfig
-from plumbline.model.kinds import Need
+from plumbline.model.kinds import Need, state_anew
 from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.tensors import TensorRule
 
@@ -67,9 +67,7 @@ class Attention(nn.Module):
     def __init_subclass__(cls, **keys: Any) -> None:
         """Take nothing over from another kind that is true of what that one computes alone."""
         super().__init_subclass__(**keys)
-        for flag in ("rounds_stored", "serves_slots", "no_native_code"):
-            if flag not in cls.__dict__:
-                setattr(cls, flag, getattr(Attention, flag))
+        state_anew(cls, Attention, ("rounds_stored", "serves_slots", "no_native_code"))
 
     @classmethod
     def new_cache(cls, config: ModelConfig, batch: int, capacity: int, like: Tensor) -> Any:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from plumbline.model.attention.kind import Attention
 from plumbline.model.config import ModelConfig
-from plumbline.model.kinds import Need
+from plumbline.model.kinds import Need, state_anew
 from plumbline.model.mlp import MLP
 from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.tensors import TensorRule, norm_rules
@@ -47,9 +47,7 @@ class Block(nn.Module):
     def __init_subclass__(cls, **keys: Any) -> None:
         """Take nothing over from another kind that is true of what that one computes alone."""
         super().__init_subclass__(**keys)
-        for flag in ("rotates", "no_native_code"):
-            if flag not in cls.__dict__:
-                setattr(cls, flag, getattr(Block, flag))
+        state_anew(cls, Block, ("rotates", "no_native_code"))
 
     def __init__(self, config: ModelConfig, multipliers: Multipliers, layer: int) -> None:  # noqa: ARG002
         """Build block number `layer`.

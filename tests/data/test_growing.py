@@ -280,7 +280,7 @@ def test_a_text_that_is_there_is_not_put_there_again(corpus: Path, tmp_path: Pat
     append(corpus, new)
     for again, shard_bytes in ((Sources((str(tmp_path / "old.jsonl"),)), None), (new, 1000)):
         with pytest.raises(
-            ValueError, match=r"/c has the text of 1 of these files already, such as .*\.jsonl, .* there twice: name"
+            ValueError, match=r"/c has the text of 1 of 1 files already, such as .*\.jsonl, .* there twice: leave"
         ):
             append(corpus, again, shard_bytes=shard_bytes)
     shutil.copytree(corpus, tmp_path / "copy")
@@ -298,17 +298,62 @@ def test_files_of_a_folder_that_are_there_are_not_put_there_again(tmp_path: Path
     source(tmp_path / "dumps" / "may.jsonl", OLD)
     prepare(Request(Sources((str(tmp_path / "dumps"),)), "byte", tmp_path / "c", 0.1))
     june = source(tmp_path / "dumps" / "june.jsonl", NEW)
-    with pytest.raises(
-        ValueError, match=r"of 1 of these files already, such as .*may\.jsonl, .*: name the others alone"
-    ):
+    with pytest.raises(ValueError, match=r"of 1 of 2 files already, such as .*may\.jsonl, .*: name the others alone"):
         append(tmp_path / "c", Sources((str(tmp_path / "dumps"),)))
-    with pytest.raises(ValueError, match=r"of 1 of these files already"):  # the same by another spelling
+    with pytest.raises(ValueError, match=r"of 1 of 1 files already"):  # the same by another spelling
         append(tmp_path / "c", Sources((str(tmp_path / "dumps" / ".." / "dumps" / "may.jsonl"),)))
     append(tmp_path / "c", june)
     assert len(read_manifest(tmp_path / "c").source_files) == 2
     prepare(Request(june, "byte", tmp_path / "d", 0.1))
-    with pytest.raises(ValueError, match="hold text of the same files, which would be there twice"):
+    with pytest.raises(ValueError, match="1 of 1 files were read for both, and their text would be there twice"):
         merge([tmp_path / "c", tmp_path / "d"], tmp_path / "both")
+
+
+def test_splits_of_one_dataset_are_no_text_twice(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for split, texts in (("train", OLD), ("test", NEW)):
+        source(tmp_path / "data" / f"{split}.jsonl", texts)
+    prepare(Request(Sources((f"hf:{tmp_path}/data",)), "byte", tmp_path / "c", 0.1))
+    append(tmp_path / "c", Sources((f"hf:{tmp_path}/data::test",)))
+    found = open_corpus(tmp_path / "c")
+    assert sum(split.num_documents for split in found.splits.values()) == len(OLD) + len(NEW)
+
+
+def test_a_text_is_the_same_whatever_field_is_read_of_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a text\n" * 50)
+    prepare(Request(Sources((str(tmp_path / "a.txt"),)), "byte", tmp_path / "c", 0.1))
+    with pytest.raises(ValueError, match="of 1 of 1 files already"):
+        append(tmp_path / "c", Sources((str(tmp_path / "a.txt"),), text_key="body"))
+
+
+def test_what_was_appended_by_an_older_version_is_not_appended_again(tmp_path: Path) -> None:
+    (tmp_path / "old.jsonl").write_text("".join(json.dumps({"body": text}) + "\n" for text in OLD))
+    prepare(Request(Sources((str(tmp_path / "old.jsonl"),), "body"), "byte", tmp_path / "c", 0.1))
+    (tmp_path / "notes.txt").write_text("a note\n" * 50)
+    append(tmp_path / "c", Sources((str(tmp_path / "notes.txt"),)))  # as it was typed, by the field "text"
+    manifest = json.loads((tmp_path / "c" / "corpus.json").read_text())
+    del manifest["source_files"]
+    (tmp_path / "c" / "corpus.json").write_text(json.dumps(manifest))
+    assert append(tmp_path / "c", Sources((str(tmp_path / "notes.txt"),)), as_before=True).seconds is None
+
+
+def test_what_joins_a_merged_corpus_is_read_as_its_parts_were(tmp_path: Path) -> None:
+    for name, key in (("a", "body"), ("b", "body"), ("c", "text")):
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps({key: f"{name} {number}"}) + "\n" for number in range(99))
+        )
+        prepare(Request(Sources((str(tmp_path / f"{name}.jsonl"),), key), "byte", tmp_path / name, 0.1))
+    (tmp_path / "new.jsonl").write_text(
+        "".join(json.dumps({"body": f"new {n}", "text": "no"}) + "\n" for n in range(99))
+    )
+    new = Sources((str(tmp_path / "new.jsonl"),))
+    merge([tmp_path / "a", tmp_path / "b"], tmp_path / "alike")
+    append(tmp_path / "alike", new, as_before=True)
+    found = [text for split in ("train", "validation") for text in documents(open_corpus(tmp_path / "alike"), split)]
+    assert sorted(text for text in found if text[0] == "n") == sorted(f"new {number}" for number in range(99))
+    merge([tmp_path / "a", tmp_path / "c"], tmp_path / "apart")
+    with pytest.raises(ValueError, match="were read in different ways; name one"):
+        append(tmp_path / "apart", new, as_before=True)
 
 
 def test_what_is_appended_is_read_as_the_corpus_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

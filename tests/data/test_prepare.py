@@ -38,8 +38,10 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, str(ROOT / "launcher" / "prepare.py"), *map(str, arguments)]
 
 
-def run(*arguments: object, prefix: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([*prefix, *command(*arguments)], capture_output=True, text=True, check=False)
+def run(
+    *arguments: object, prefix: tuple[str, ...] = (), cwd: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([*prefix, *command(*arguments)], capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def make(source: Path, output: Path, tokenizer: str = "byte", **changes: Any) -> None:

@@ -34,9 +34,17 @@ def test_the_next_command_can_be_typed_whatever_the_name(tmp_path: Path) -> None
     assert source == [{"path": str(tmp_path / "my data, v2's")}]
 
 
+@pytest.mark.parametrize("name", ["123", "true", "2024-05-01", "x:", "plain"])
+def test_a_name_that_yaml_reads_otherwise_is_quoted(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.txt").write_text("a text\n" * 50)
+    made = run("--source", tmp_path / "a.txt", "--tokenizer", "byte", "--output", name, cwd=tmp_path)
+    command = shlex.split(made.stdout.rpartition("next: ")[2])
+    assert yaml.safe_load(command[-1].removeprefix("data.train=")) == [{"path": name}]
+
+
 def test_texts_of_another_encoding_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"row {n}"}) + "\n" for n in range(50)))
     (tmp_path / "b.jsonl").write_bytes('{"text": "grüße"}\n'.encode("latin-1") * 5)
     make(tmp_path / "*.jsonl", tmp_path / "c")
-    assert "5 of 55 texts are not UTF-8 and left out; the first: " in caplog.text
+    assert "5 of 55 texts are not UTF-8 or binary, and left out; the first: " in caplog.text
     assert "b.jsonl:1" in caplog.text

@@ -45,6 +45,15 @@ def test_a_binary_file_is_no_text(tmp_path: Path, size: int) -> None:
         assert prepare(Request(sources, "byte", tmp_path / f"c{separator}", 0.5)).manifest.skipped == {"binary": 1}
 
 
+def test_a_text_of_another_encoding_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.txt").write_text("a text" * 9)
+    (tmp_path / "b.txt").write_bytes("a text".encode("utf-16"))
+    (tmp_path / "c.txt").write_text("one \0 in many" + " letters" * 99)
+    result = prepare(Request(Sources((str(tmp_path / "*.txt"),)), "byte", tmp_path / "c", 0.5))
+    assert result.manifest.skipped == {"not UTF-8": 1}
+    assert "1 of 3 texts are not UTF-8 or binary, and left out; the first: " in caplog.text
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(codecs.BOM_UTF8 + b"a text")
     assert texts_of(tmp_path / "a.txt") == ["a text"]
