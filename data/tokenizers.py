@@ -95,8 +95,8 @@ def check_tokenizer(spec: str) -> None:
         return
     if Path(spec).is_file():
         raise ValueError(
-            f"--tokenizer {spec}: is a file; give the folder of a tokenizer that transformers saved, with tokenizer.json: "
-            "a model of SentencePiece alone does not say all of how text is cut, and transformers would have to guess"
+            f"--tokenizer {spec}: is a file; give the folder of a tokenizer that transformers saved, with its "
+            "tokenizer.json (a model of SentencePiece alone does not say which class of transformers reads it)"
         )
     if not Path(spec).is_dir():
         raise ValueError(
