@@ -22,6 +22,7 @@ from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.optim.optimizer import (
     OPTIMIZERS,
     CombinedOptimizer,
+    OptimizerConfig,
     group_settings,
     make_optimizer,
     set_learning_rates,
@@ -335,3 +336,9 @@ def test_plan_shows_only_stages_that_work(command: Command, tiny_config: Path) -
 
 def test_a_new_optimizer_is_not_given_flat_shards_unless_it_says_that_it_may() -> None:
     assert OptimizerKind("mine", lambda groups, _: torch.optim.SGD(groups)).zero_stages == (0,)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_keys_that_an_optimizer_calls_its_own_are_in_the_section(name: str) -> None:
+    missing = OPTIMIZERS[name].own_keys.keys() - OptimizerConfig.model_fields.keys()
+    assert not missing, "add a class with these keys to the bases of OptimizerConfig"
