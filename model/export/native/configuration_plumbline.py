@@ -9,7 +9,7 @@ class PlumblineConfig(PreTrainedConfig):
     """Hold shapes by the names of Llama's configuration, and the switches that `modeling_plumbline.py` describes."""
 
     model_type = "plumbline"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ("past_key_values", "cache")
 
     def __init__(
         self,

@@ -24,6 +24,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_plumbline import PlumblineConfig
 
+# What transformers calls the keys and values of earlier tokens, since 5.24 and before
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
 # Norms before attention, after it, before the MLP, after it. A skipless block has no skip around attention
 WIRING: dict[str, tuple[str | None, ...]] = {
     "pre_norm": ("input", None, "post_attention", None),
@@ -292,7 +294,7 @@ class PlumblinePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ("PlumblineDecoderLayer",)
-    _skip_keys_device_placement = ("past_key_values",)
+    _skip_keys_device_placement = ("past_key_values", "cache")
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -325,13 +327,15 @@ class PlumblineModel(PlumblinePreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Run the blocks on input_ids [B, T] or inputs_embeds [B, T, hidden_size]."""
+        """Run the blocks on input_ids [B, T] or inputs_embeds [B, T, hidden_size]; the cache has either name."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         use_cache = self.config.use_cache if use_cache is None else use_cache
+        past_key_values = cache if past_key_values is None else past_key_values
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         past = 0 if past_key_values is None else past_key_values.get_seq_length()
@@ -348,7 +352,7 @@ class PlumblineModel(PlumblinePreTrainedModel):
             first_values = first.self_attn.values(first.norm(0, x))
         for layer in self.layers:
             x = layer(x, mask, rotary, first_values, past_key_values=past_key_values, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), **{CACHE: past_key_values})
 
     def _mask(
         self, x: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None, position_ids: Tensor
@@ -364,8 +368,8 @@ class PlumblineModel(PlumblinePreTrainedModel):
             config=self.config,
             inputs_embeds=x,
             attention_mask=attention_mask,
-            past_key_values=past_key_values,
             position_ids=position_ids,
+            **{CACHE: past_key_values},
         )
 
 
@@ -403,4 +407,4 @@ class PlumblineForCausalLM(PlumblinePreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: getattr(outputs, CACHE)})

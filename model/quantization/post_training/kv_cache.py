@@ -50,7 +50,9 @@ def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer |
     def give_cache(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]] | None:
-        if kwargs.get("past_key_values") is not None:
+        if any(
+            kwargs.get(name) is not None for name in ("past_key_values", "cache")
+        ):  # before transformers 5.24, since
             return None
         return args, {**kwargs, "past_key_values": _rounding_cache(module.config, stored), "use_cache": True}
 

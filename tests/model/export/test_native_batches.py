@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.launcher.runtime.models.open import load_model
@@ -31,3 +32,14 @@ def test_a_prompt_is_continued_in_a_batch_as_alone(
     batch = torch.tensor([[0] * padding + short, long])
     together = model.generate(batch, attention_mask=mask, **options)[:, len(long) :]
     assert together.tolist() == [tokens.tolist() for tokens in alone]
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+@torch.no_grad()
+def test_earlier_tokens_are_read_by_either_name(make_model: MakeModel, tmp_path: Path, name: str) -> None:
+    export(loaded(make_model(), tmp_path), tmp_path / "out", "native")
+    model: Any = load_model(tmp_path / "out", torch.device("cpu")).module
+    tokens = torch.arange(5, 17)[None]
+    whole, cache = model(input_ids=tokens).logits, DynamicCache(config=model.config)
+    pieces = [model(input_ids=piece, use_cache=True, **{name: cache}).logits for piece in tokens.split([7, 5], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-4)
