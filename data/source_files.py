@@ -151,7 +151,7 @@ def strange_in(spec: str) -> str:
 
 def texts_beside_rows(spec: str, fields: Collection[str]) -> str:
     """Return which files of a folder are read as one text each where most of its bytes are rows; often nothing."""
-    if spec == "stdlib" or spec.startswith("hf:") or not Path(spec).is_dir():
+    if spec == "stdlib" or not Path(spec).is_dir():
         return ""
     files = files_under(Path(spec))
     rows = [path for path in files if path.name.lower().endswith(ROWS)]

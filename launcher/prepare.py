@@ -18,7 +18,6 @@ Examples:
 import argparse
 import json
 import os
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,6 @@ USED_BY = {
     "verify": (),
 }
 """What to do -> the options that shape it."""
-PLAIN = r"[\w.~-]*/[\w./~-]+"
-"""A path that is a string of YAML as it stands: a name alone may be a number, a date or no."""
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -148,7 +145,7 @@ from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Result
 from plumbline.data.sources import Sources, unescaped
-from plumbline.launcher.runtime.system.ours import as_typed
+from plumbline.launcher.runtime.system.ours import as_typed, training_on
 from plumbline.launcher.runtime.system.starting import has_gpus
 
 
@@ -207,17 +204,13 @@ def _summary(result: Result) -> dict[str, Any]:
     manifest = result.manifest
     tokens = sum(counts.tokens for counts in manifest.splits.values())
     source_bytes = sum(counts.source_bytes for counts in manifest.splits.values())
-    name = str(result.output).rpartition("/")[2]
     where = str(result.output)
-    path = where if re.fullmatch(PLAIN, where) else json.dumps(where, ensure_ascii=False)  # a string of YAML as well
-    run = re.sub(r"[^\w.-]+", "-", name)
-    overrides = f"run.name={run} {shlex.quote(f'data.train=[{{path: {path}}}]')}"
     # On CPUs the launcher would start one rank for each NUMA node, and warn that it looked for a GPU
     start = "deepspeed --quiet" if has_gpus() else "DS_ACCELERATOR=cpu deepspeed --quiet --num_accelerators 2"
     trains = "train" in manifest.splits
     return {
         "status": "already prepared" if result.seconds is None else "prepared",
-        "output": str(result.output),
+        "output": where,
         "splits": {name: counts.model_dump() for name, counts in manifest.splits.items()},
         "vocab_size": manifest.vocab_size,
         "bytes_per_token": source_bytes / tokens,
@@ -226,7 +219,8 @@ def _summary(result: Result) -> dict[str, Any]:
         "bad_records": manifest.bad_records,
         "seconds": result.seconds,
         "tokens_per_second": tokens / result.seconds if result.seconds else None,
-        "next": f"{start} {as_typed('launcher/pretrain.py')} --config {as_typed('configs/quickstart.yaml')} {overrides}"
+        "next": f"{start} {as_typed('launcher/pretrain.py')} --config {as_typed('configs/quickstart.yaml')} "
+        f"{training_on(where)}"
         if trains
         else f"python {as_typed('launcher/eval.py')} --model RUN --data {shlex.quote(where)}",
     }

@@ -79,7 +79,7 @@ def append(
         sources, before.tokenizer.spec, corpus, fraction, seed, workers, True, shard_bytes, deduplicate, skip_bad
     )
     request = replace(typed, sources=sources.reading_as(before.request)) if as_before else typed
-    for each in (typed, request):  # corpora of before were appended to as it was typed
+    for each in (typed, request) if as_before else (request,):  # older corpora were appended to as it was typed
         identity = {**each.identity(), "tokenizer_sha256": before.tokenizer.sha256}
         if identity in before.request.get("appended", []):
             return Result(corpus, before, None)

@@ -1,5 +1,8 @@
-"""Say where our own files are: a checkout, or, of a wheel, the folder `plumbline` of an environment."""
+"""Say where our own files are, and how to type them: a checkout, or of a wheel the folder `plumbline` there."""
 
+import json
+import re
+import shlex
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -14,3 +17,11 @@ def is_checkout() -> bool:
 def as_typed(name: str) -> str:
     """Return one of our files as one types it here: `name` as it is in the root of a checkout, else its whole path."""
     return name if is_checkout() and Path.cwd() == ROOT else str(ROOT / name)
+
+
+def training_on(corpus: str) -> str:
+    """Return the overrides that train on a corpus in a run of its name, as one types them in a shell."""
+    # A string in quotes is YAML's as well; a name alone may be a number, a date or no
+    path = corpus if re.fullmatch(r"[\w.~-]*/[\w./~-]+", corpus) else json.dumps(corpus, ensure_ascii=False)
+    name = re.sub(r"[^\w.-]+", "-", corpus.rpartition("/")[2])
+    return f"run.name={name} {shlex.quote(f'data.train=[{{path: {path}}}]')}"
