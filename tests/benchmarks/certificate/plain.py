@@ -2,7 +2,8 @@
 
 For fp32 everything is computed in fp64. For bf16 the weights are rounded for each forward pass (at stage 0, where the
 engine promises autocast over fp32 weights, that is what happens here), micro-batches are separate, because a gradient
-is rounded once for each, and their sum is fp64. A tensor without a gradient has a gradient of zero.
+is rounded once for each, and their sum is fp64. They are computed where the engine computes its own, for another device
+rounds other sums to bf16. A tensor without a gradient has a gradient of zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,9 @@ def _multiply_then_add(states: Tensor, weight: Tensor, bias: Tensor | None = Non
 class PlainLoop:
     """Hold weights, optimizers and their states, all in fp64 but for matrices under Muon, which torch wants in fp32."""
 
-    def __init__(self, case: Case, betas: tuple[float, float]) -> None:
+    def __init__(self, case: Case, betas: tuple[float, float], device: torch.device) -> None:
         self.case, self.rows = case, {row.name: row for row in rows(case)}
+        self.device = device if case.precision == "bf16" else torch.device("cpu")
         drawn = dict(build(case).named_parameters())
         if case.precision == "bf16" and case.stage > 0:
             drawn = {name: nn.Parameter(weight.detach().bfloat16()) for name, weight in drawn.items()}
@@ -61,7 +63,7 @@ class PlainLoop:
         case, sharded = self.case, self.case.stage > 0
         half = case.precision == "bf16"
         dtype = torch.float64 if not half else torch.bfloat16 if sharded else torch.float32
-        model = build(case).to(dtype)
+        model = build(case).to(self.device, dtype)
         parameters = dict(model.named_parameters())
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -70,7 +72,8 @@ class PlainLoop:
         self.gradients = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in parameters.items()}
         total = 0.0
         for batch in (batch for share in batches for batch in share):
-            autocast = torch.autocast("cpu", torch.bfloat16) if half and not sharded else nullcontext()
+            batch = {name: value.to(self.device) for name, value in batch.items()}
+            autocast = torch.autocast(self.device.type, torch.bfloat16) if half and not sharded else nullcontext()
             with patch.object(F, "linear", _multiply_then_add if half and case.stage == 3 else LINEAR):
                 with autocast:
                     loss = model(batch, step).terms.sum()
@@ -79,7 +82,7 @@ class PlainLoop:
                 (loss * (len(batches) / targets)).backward()
             for name, parameter in parameters.items():
                 if parameter.grad is not None:
-                    self.gradients[name] += parameter.grad.double() / len(batches)
+                    self.gradients[name] += parameter.grad.double().cpu() / len(batches)
                     parameter.grad = None
         return total
 

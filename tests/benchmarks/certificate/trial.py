@@ -147,7 +147,7 @@ class Comparison(UpdateObserver):
 
     def __init__(self, engine: DeepSpeedEngine, case: Case) -> None:
         self.engine, self.case, self.found = engine, case, Differences()
-        self.plain = PlainLoop(case, engine.plan.settings.betas)
+        self.plain = PlainLoop(case, engine.plan.settings.betas, engine.world.device)
         self.step, self.norm = 0, 0.0
         self.before = whole_tensors(engine)
         for name, weight in self.plain.weights.items():
