@@ -175,8 +175,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             ignored = (y == IGNORED)[:, None]
             torch.mm(grad_logits, weight, out=grad_h)
             grad_h.masked_fill_(ignored, 0.0)
-            product = grad_logits.T @ h.masked_fill(ignored, 0.0)
-            grad_weight = product.float() if grad_weight is None else grad_weight.add_(product)
+            grad_weight = _add_product(grad_weight, grad_logits.T, h.masked_fill(ignored, 0.0))
         assert grad_weight is not None, "an empty batch has no loss"
         ctx.gradients = [grad_hidden, grad_weight.to(weight.dtype)]  # not saved for backward, which would keep them
         ctx.mark_non_differentiable(nats)
@@ -193,14 +192,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
+def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
+    """Return left [V, n] times right [n, D], added to the total [V, D] if there is one, in place; fp32.
+
+    On a GPU the matrix product itself adds to the total, in its accumulators: a product in bf16 would be rounded,
+    written, and read again.
+    """
+    if left.is_cuda and left.dtype != torch.float32:
+        if total is None:
+            return torch.mm(left, right, out_dtype=torch.float32)
+        return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+    product = left @ right
+    return product.float() if total is None else total.add_(product)
+
+
 def _scale(gradient: Tensor, scale: Tensor) -> None:
     """Multiply a gradient [n, m] by a scalar in fp32, in place, rounded once.
 
     A scale in bf16 would be wrong by up to 0.4 %, and the whole gradient with it: 1 over the number of targets is no
     power of two where labels are ignored. In pieces, because a large matrix in fp32 is memory at the peak of a step.
     """
-    if gradient.dtype == scale.dtype:
-        gradient.mul_(scale)
-        return
     for part in gradient.split(max(1, CHUNK_ELEMENTS // gradient.size(1))):
-        part.copy_(part.float() * scale)
+        part.mul_(scale[None, None])  # by a scalar torch would compute in the dtype of the gradient

@@ -57,6 +57,7 @@ CPU = {
 TRAIN_124M = "throughput.py --compile --layers 12 --width 768 --length 1024 --batch 32 --vocabulary 50304 --steps 10"
 TRAIN_400M = "throughput.py --compile --layers 24 --width 1024 --length 1024 --batch 16 --vocabulary 50304 --steps 10"
 TRAIN_1400M = "throughput.py --compile --layers 24 --width 2048 --length 2048 --vocabulary 50304 --steps 6 --rounds 4"
+ACCUMULATED_1400M = f"{TRAIN_1400M} --batch 8 --accumulate 4 --steps 2 --alone"  # as a rank of 12 has in the ladder
 TRAIN_7B = (
     "throughput.py --compile --layers 32 --width 4096 --length 2048 --batch 2 --vocabulary 50304 --steps 3 --alone"
 )
@@ -65,12 +66,13 @@ STEP_124M = "--config configs/gpt2-124m.yaml model.vocab_size=50304 data.global_
 OTHERS_124M = TRAIN_124M.replace("throughput", "other_trainers") + " --setting bf16:1"
 GPU = {
     "train_124m": Part(f"{TRAIN_124M} --settings bf16:1", TINY),
+    "train_124m_64": Part(f"{TRAIN_124M} --batch 64 --alone --settings bf16:1", TINY),
     "train_124m_stages": Part(f"{TRAIN_124M} --alone --settings bf16:0,bf16:2,bf16:3", TINY),
     "train_400m": Part(f"{TRAIN_400M} --settings bf16:1", TINY),
     "train_1.4b": Part(f"{TRAIN_1400M} --batch 8 --alone --settings bf16:1", TINY),
+    "train_1.4b_accumulated": Part(f"{ACCUMULATED_1400M} --settings bf16:1", TINY),
     "train_1.4b_float8": Part(
-        f"{TRAIN_1400M} --batch 8 --alone --settings bf16:1 precision.float8=tensorwise",
-        f"{TINY} precision.float8_emulated=true",
+        f"{ACCUMULATED_1400M} --settings bf16:1 precision.float8=tensorwise", f"{TINY} precision.float8_emulated=true"
     ),
     "train_1.4b_beside_plain": Part(f"{TRAIN_1400M} --batch 3 --settings bf16:1", TINY),  # both fit 80 GiB
     "train_7b": Part(

@@ -160,7 +160,7 @@ def measure(arguments: argparse.Namespace, config: Config, world: World) -> dict
     for _ in range(arguments.rounds + 1):
         start = time.perf_counter()
         for step, batch in enumerate(given):
-            wait = engine(batch, step)
+            wait = engine([batch], step)
         wait()
         ours.append((time.perf_counter() - start) / arguments.steps)
         theirs.append(other())
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="compile both")
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     arguments = parser.parse_intermixed_args()
-    arguments.family = "qwen3"
+    arguments.family, arguments.accumulate = "qwen3", 1
     needed = TRAINERS[arguments.trainer][1]
     if importlib.util.find_spec(needed) is None:
         print(json.dumps({"results": [{"trainer": arguments.trainer, "ratio": f"needs the package {needed}"}]}))

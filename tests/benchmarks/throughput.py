@@ -1,16 +1,18 @@
 """Compare training tokens/s of the engine with a plain PyTorch loop's: same model, same batches, same process count.
 
     python tests/benchmarks/throughput.py [--layers 6 --width 384 --length 256 --batch 8 --steps 6 --rounds 6]
-        [--settings fp32:0,fp32:1,bf16:1] [--compile] [--alone] [--operators N] [section.key=value ...]
+        [--accumulate 1] [--settings fp32:0,fp32:1,bf16:1] [--compile] [--alone] [--operators N] [section.key=value ...]
 
 A setting is a precision and a ZeRO stage; what else is given goes into the engine's configuration. Rounds of the two
 loops alternate, so that drift of the machine strikes both alike; each is timed as a whole, and the medians are
-compared, with the quartiles of the ratio of neighbours beside them. With --compile the plain loop compiles its model,
-and the engine its blocks. With --alone there is no plain loop, for a model of which a device holds no second one; one
-that it does not hold at all, by the estimate of plan.py, is not tried. MFU is of the device's peak, named or measured.
-With --operators each loop's longest operators are told as well, in ms of a step, from one more round under torch's
-profiler, which takes time of its own. It prints one JSON object. Use one process and all cores (the default) or
-`torchrun --nproc-per-node N`.
+compared, with the quartiles of the ratio of neighbours beside them. A step has --accumulate micro-batches. With
+--compile the plain loop compiles its model, and the engine its blocks. With --alone there is no plain loop, for a model
+of which a device holds no second one; one that it does not hold at all, by the estimate of plan.py, is not tried. `mfu`
+is of the device's peak, named or measured. `of_product` counts half the square of attention, which is what a causal
+kernel computes, and compares with a large matrix product, made when the last round has warmed the device up: where
+power or heat limits it, no step comes close to the named peak. With --operators each loop's longest operators are told
+as well, in ms of a step, from one more round under torch's profiler, which takes time of its own. It prints one JSON
+object. Use one process and all cores (the default) or `torchrun --nproc-per-node N`.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from itertools import count, islice
@@ -29,6 +31,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.nn.utils import clip_grad_norm_
 from torch.profiler import ProfilerActivity, profile
@@ -56,10 +59,11 @@ from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_table
 from tests.benchmarks.step_cost import write_random_text
+from tests.benchmarks.turns import take_turns
 
 SIZES = {"layers": 6, "width": 384, "length": 256, "batch": 8, "vocabulary": 8192, "steps": 6, "rounds": 6}
-Loop = Callable[[Batch, int], Callable[[], object]]
-"""Make a step of a batch and its number, for which nobody has waited; what is returned waits for it."""
+Loop = Callable[[Sequence[Batch], int], Callable[[], object]]
+"""Make a step of micro-batches and its number, for which nobody has waited; what is returned waits for it."""
 
 
 def make_config(arguments: argparse.Namespace, corpus: Path, setting: str, world: World) -> Config:
@@ -79,7 +83,7 @@ def make_config(arguments: argparse.Namespace, corpus: Path, setting: str, world
         "data": {
             "train": [{"path": str(corpus)}],
             "sequence_length": arguments.length,
-            "global_batch_size": arguments.batch * world.size,
+            "global_batch_size": arguments.batch * arguments.accumulate * world.size,
             "micro_batch_size": arguments.batch,
         },
         "optimizer": {"lr": 1e-3},
@@ -96,8 +100,8 @@ def engine_loop(config: Config, world: World) -> Loop:
     engine = DeepSpeedEngine(config, world)
     under_way: list[StepUnderWay] = []
 
-    def step(batch: Batch, number: int) -> Callable[[], object]:
-        under_way.append(engine.train_step([batch], number, 1e-3))
+    def step(batches: Sequence[Batch], number: int) -> Callable[[], object]:
+        under_way.append(engine.train_step(batches, number, 1e-3))
         if len(under_way) > 1:
             _ = under_way.pop(0).result  # as training reads a step: once the next is given to the device
         return lambda: under_way.pop().result
@@ -120,20 +124,36 @@ def plain_loop(config: Config, world: World, compiled: bool) -> Loop:
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.95), fused=True)
 
-    def step(batch: Batch, _: int) -> Callable[[], object]:
+    bf16 = config.deepspeed.precision == "bf16"
+
+    def add_gradient(batch: Batch, share: float) -> Tensor:
         inputs = batch["input_ids"].to(world.device, non_blocking=True)
         labels = batch["labels"].to(world.device, non_blocking=True)
-        bf16 = config.deepspeed.precision == "bf16"
         with torch.autocast(world.device.type, torch.bfloat16) if bf16 else nullcontext():
             logits = model(inputs)
-            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()) * share
         loss.backward()
+        return loss.detach()
+
+    def step(batches: Sequence[Batch], _: int) -> Callable[[], object]:
+        with model.no_sync() if world.size > 1 else nullcontext():  # gradients are summed over ranks once a step
+            for batch in batches[:-1]:
+                add_gradient(batch, 1 / len(batches))
+        loss = add_gradient(batches[-1], 1 / len(batches))
         clip_grad_norm_(decay + rest, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return loss.detach().item
+        return loss.item
 
     return step
+
+
+def product_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the FLOP/s of a large matrix product of random numbers, as warm as the device is by now."""
+    size = 1024 if device.type == "cpu" else 8192
+    left, right = torch.randn(2, size, size, device=device, dtype=dtype)
+    seconds = take_turns({"product": lambda: left @ right}, rounds=20, device=device)
+    return 2 * size**3 / seconds["product"]
 
 
 def longest_operators(
@@ -166,11 +186,11 @@ def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: Wo
     numbers = count()
 
     def make_round(loop: Loop) -> float:
-        given = [(batches.micro_batches(number)[0], number) for number in islice(numbers, arguments.steps)]
+        given = [(batches.micro_batches(number), number) for number in islice(numbers, arguments.steps)]
         dist.barrier()
         start = time.perf_counter()
-        for batch, number in given:
-            wait = loop(batch, number)
+        for micro_batches, number in given:
+            wait = loop(micro_batches, number)
         wait()
         taken: float = (time.perf_counter() - start) / arguments.steps
         return taken
@@ -181,11 +201,20 @@ def measure(arguments: argparse.Namespace, corpus: Path, setting: str, world: Wo
             if round_number:
                 times.append(taken)
     ours, *theirs = map(statistics.median, seconds)
-    tokens = arguments.batch * arguments.length * world.size
+    tokens = arguments.batch * arguments.accumulate * arguments.length * world.size
     dtype = torch.bfloat16 if config.deepspeed.precision == "bf16" else torch.float32
-    flops = training_flops_per_token(config.model, arguments.length, config.objective) * tokens / world.size
-    peak = peak_flops(world, dtype, None)
-    found = {"setting": setting, "tokens_per_second": round(tokens / ours), "mfu": round(flops / ours / peak, 3)}
+    product = product_flops(world.device, dtype)
+    square = training_flops_per_token(config.model, arguments.length, config.objective)
+    # The count is linear in the length, and a token of a causal kernel sees half of it in the mean
+    causal = training_flops_per_token(config.model, arguments.length // 2, config.objective)
+    own = tokens / ours / world.size
+    found = {
+        "setting": setting,
+        "tokens_per_second": round(tokens / ours),
+        "mfu": round(own * square / peak_flops(world, dtype, None), 3),
+        "of_product": round(own * causal / product, 3),
+        "product_tflops": round(product / 1e12, 3),
+    }
     if arguments.operators:
         found["operators_ms"] = [
             longest_operators(partial(make_round, loop), arguments.steps, arguments.operators, world.device)
@@ -209,6 +238,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--family", default="qwen3", choices=("qwen3", "gpt2"))
     parser.add_argument("--settings", default="fp32:0,fp32:1,bf16:1", metavar="PRECISION:STAGE,...")
+    parser.add_argument("--accumulate", type=int, default=1, metavar="N", help="micro-batches of a step")
     parser.add_argument("--compile", action="store_true", help="compile both")
     parser.add_argument("--alone", action="store_true", help="no plain loop")
     parser.add_argument("--operators", type=int, default=0, metavar="N", help="tell the N longest of each loop")

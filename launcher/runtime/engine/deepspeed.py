@@ -137,14 +137,14 @@ class DeepSpeedEngine(Engine):
         if self.stage == 3 and world.size == 1 and world.device.type == "cuda" and compiles(config, world.device):
             zero_shards.refuse_uneven(model)
         if self.stage == 1 and self.requested["bf16"]["enabled"] and not config.deepspeed.offload_optimizer:
-            zero_shards.sum_without_copies(self._engine.optimizer)
+            zero_shards.sum_without_copies(self._engine, world.size)
         if (self.stage, config.deepspeed.precision, config.deepspeed.communication_dtype) == (2, "bf16", "fp32"):
             zero_shards.average_in_fp32(self._engine.optimizer, world.size)
-        if world.size == 1:
-            # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back
+        # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back
+        if world.size == 1 and self.stage == 0:
             self._engine.buffered_allreduce_fallback = self._sum_alone
-            if not self.requested["zero_optimization"]["contiguous_gradients"]:
-                self._engine.optimizer.buffered_reduce_fallback = lambda *_, **__: None
+        if world.size == 1 and not self.requested["zero_optimization"]["contiguous_gradients"]:
+            self._engine.optimizer.buffered_reduce_fallback = lambda *_, **__: None
         for part in optimizer.parts.values() if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
             if isinstance(part, ShardedMuon):
                 part.attach(zero_shards.locate_matrices(part, self._engine.optimizer, self.stage, world), world)
@@ -206,8 +206,8 @@ class DeepSpeedEngine(Engine):
         return losses.cross_entropy, losses.reports
 
     def _sum_alone(self, **_unused: Any) -> None:
-        """Do what remains of DeepSpeed's sum over ranks where there is one: fill in missing gradients at stage 0."""
-        for parameter in self.model.parameters() if self.stage == 0 else ():
+        """Do what remains of DeepSpeed's sum over ranks at stage 0 where there is one: fill in missing gradients."""
+        for parameter in self.model.parameters():
             if parameter.requires_grad and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 

@@ -61,23 +61,46 @@ def restore_linear() -> None:
     nn.functional.linear = torchs_own
 
 
-def sum_without_copies(zero: Any) -> None:
+def sum_without_copies(engine: Any, ranks: int) -> None:
     """Let DeepSpeed's BF16_Optimizer add each gradient to its fp32 sum as it is, when the backward pass has made it.
 
-    By itself it makes a copy in fp32 first, in functions that take the host longer than small tensors take a GPU
-    (docs/performance.md). The sums stay the same to the last bit.
+    By itself it makes a copy in fp32 first, in functions that take the host longer than small tensors take a GPU, and
+    it writes zeros over all sums after each step, to which the first micro-batch adds (docs/performance.md). Here the
+    first gradient of a step is its sum. The numbers stay the same to the last bit.
+
+    Args:
+        engine: DeepSpeed's.
+        ranks: how many there are. A single one would copy all sums into messages, and back.
     """
+    zero, sum_over_all = engine.optimizer, engine.buffered_allreduce_fallback
 
     def add(parameter: nn.Parameter, group: int, index: int) -> None:
         if parameter.grad is None:  # as DeepSpeed has it
             return
         total = zero.fp32_groups_gradients[group][index]
-        total.add_(parameter.grad.view(total.shape))
-        zero.fp32_groups_has_gradients[group][index] = True
+        gradient = parameter.grad.view(total.shape)
+        if zero.fp32_groups_has_gradients[group][index]:
+            total.add_(gradient)
+        else:
+            total.copy_(gradient)
+            zero.fp32_groups_has_gradients[group][index] = True
         parameter._hp_grad = total  # type: ignore[attr-defined]  # by which DeepSpeed's own functions find it
         parameter.grad = None
 
+    def forget() -> None:
+        zero.fp32_groups_has_gradients = [[False] * len(group) for group in zero.fp32_groups_gradients]
+
+    def finish(**named: Any) -> None:
+        for totals, has_gradient in zip(zero.fp32_groups_gradients, zero.fp32_groups_has_gradients, strict=True):
+            for total, has in zip(totals, has_gradient, strict=True):
+                if not has:
+                    total.zero_()
+        if ranks > 1:
+            sum_over_all(**named)
+
     zero.accumulate_hp_grads_and_remove_lp = add
+    zero.clear_hp_grads = forget
+    engine.buffered_allreduce_fallback = finish
 
 
 def average_in_fp32(zero: Any, ranks: int) -> None:
