@@ -24,9 +24,9 @@ LossesAndGradient = Callable[[Tensor, Tensor, float | None, float], tuple[Tensor
 LEAST_ON_GPU = 4096
 """Tokens of a chunk on a GPU, whatever the vocabulary.
 
-A chunk reads the unembedding twice and adds to its whole gradient, 16 bytes for each element in bf16, however few its
-tokens. On an H200 16,384 tokens of width 768 and GPT-2's vocabulary take 9.5 ms in chunks of 2,048, 8.3 of 4,096 and
-7.9 of 8,192, and 0.9, 1.5 and 2.7 GB (docs/performance.md).
+A chunk reads the unembedding twice and adds to its whole gradient, 12 bytes for each element in bf16, however few its
+tokens. When it was 16, 16,384 tokens of width 768 and GPT-2's vocabulary took an H200 9.5 ms in chunks of 2,048, 8.3 of
+4,096 and 7.9 of 8,192, and 0.9, 1.5 and 2.7 GB (docs/performance.md).
 """
 
 
@@ -198,7 +198,7 @@ def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     On a GPU the matrix product itself adds to the total, in its accumulators: a product in bf16 would be rounded,
     written, and read again.
     """
-    if left.is_cuda and left.dtype != torch.float32:
+    if left.is_cuda and left.dtype == torch.bfloat16:
         if total is None:
             return torch.mm(left, right, out_dtype=torch.float32)
         return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)

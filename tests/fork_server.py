@@ -1,6 +1,6 @@
 """Start scripts in processes that need not import torch and DeepSpeed again: forks of one that has.
 
-    fork_server.py SOCKET OWNER      serve at SOCKET until the process OWNER is gone
+    fork_server.py SOCKET OWNER MODULE ...      import the modules; serve at SOCKET until the process OWNER is gone
 
 A training of a few steps takes nine seconds of processor time in a new interpreter, of which all but half a second are
 imports. Here one interpreter imports them; each request makes it fork a process that runs a script as `__main__`, with
@@ -49,17 +49,19 @@ ALIVE_INTERVAL = 2.0
 
 def main() -> None:
     """Import, then fork for each request; in a fork, run the script and leave through the end of this file."""
-    place, owner = sys.argv[1], int(sys.argv[2])
+    place, owner, *modules = sys.argv[1:]
     sys.modules["mlflow"] = None  # type: ignore[assignment]  # DeepSpeed imports it where it is, and it starts a thread
     # Some releases of numpy and pyarrow start threads when they are imported
     os.environ |= {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-    for module in IMPORTS:
+    for module in modules:
         importlib.import_module(module)
     del sys.modules["mlflow"]
     threads = psutil.Process().num_threads()
     assert threads == 1, f"{threads} threads after imports: a fork would have one of them and the locks of all"
+    torch = sys.modules.get("torch")
+    assert torch is None or not torch.cuda.is_initialized(), "an import has initialized CUDA, which no fork can use"
     gc.freeze()  # or each fork would copy, in order to collect, what it shares with this process
-    request = serve(place, owner)
+    request = serve(place, int(owner))
     if request is not None:
         become(request)
 
@@ -154,11 +156,15 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def start_server(place: Path, owner: int, environment: Mapping[str, str]) -> None:
-    """Start a server at a socket and wait until it answers; it lives as long as the process `owner`."""
+def start_server(place: Path, owner: int, environment: Mapping[str, str], modules: Sequence[str] = IMPORTS) -> None:
+    """Start a server at a socket and wait until it answers; it lives as long as the process `owner`.
+
+    Raises:
+        AssertionError: it has ended instead; the message is what it said.
+    """
     log = place.with_suffix(".log")
     with log.open("wb") as output:
-        command = [sys.executable, __file__, str(place), str(owner)]
+        command = [sys.executable, __file__, str(place), str(owner), *modules]
         server = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     while not place.exists():
         assert server.poll() is None, log.read_text(errors="replace")

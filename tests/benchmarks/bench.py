@@ -5,7 +5,8 @@
 A part is a command of this folder. Each runs by itself; what it printed goes to OUTPUT/NAME.json, and OUTPUT/README.md
 has all of them as tables. The same command again runs what is missing, so that parts may be spread over several calls:
 one that fails or that is cut off by --minutes is tried anew. Nothing is downloaded. --rehearse runs every part at the
-smallest size on whatever device there is, to see that it works.
+smallest size on whatever device there is, to see that it works. Parts are forks of a process that has imported torch
+and DeepSpeed once, or processes of their own where something keeps that one from being forked.
 Exit codes: 0 every part is there; 1 one failed or had no time left.
 """
 
@@ -15,11 +16,23 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
+
+from tests.fork_server import Forked, start_server
+
 ROOT = Path(__file__).resolve().parents[2]
+IMPORTS = (
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch._inductor.compile_fx",
+    "plumbline.launcher.runtime.train.loop",
+)
+"""What is imported once for all parts; nothing that imports torchao, which initializes CUDA."""
 
 
 class Part(NamedTuple):
@@ -71,7 +84,7 @@ GPU = {
     "train_400m": Part(f"{TRAIN_400M} --settings bf16:1", TINY),
     "train_1.4b": Part(f"{TRAIN_1400M} --batch 8 --alone --settings bf16:1", TINY),
     "train_1.4b_accumulated": Part(f"{ACCUMULATED_1400M} --settings bf16:1", TINY),
-    "train_1.4b_float8": Part(
+    "train_1.4b_float8": Part(  # beside train_1.4b_accumulated
         f"{ACCUMULATED_1400M} --settings bf16:1 precision.float8=tensorwise", f"{TINY} precision.float8_emulated=true"
     ),
     "train_1.4b_beside_plain": Part(f"{TRAIN_1400M} --batch 3 --settings bf16:1", TINY),  # both fit 80 GiB
@@ -99,22 +112,57 @@ GPU = {
 }
 
 
-def run(part: Part, rehearse: bool, seconds: float) -> dict[str, Any]:
-    """Run a part; returns its command, how long it took, and what it printed or why there is nothing."""
+def run(part: Part, rehearse: bool, seconds: float, server: Path | None) -> dict[str, Any]:
+    """Run a part; returns its command, how long it took, and what it printed or why there is nothing.
+
+    Args:
+        part: to run.
+        rehearse: at its smallest.
+        seconds: after which it is cut off.
+        server: socket of a fork server; None: the part gets an interpreter of its own.
+    """
     arguments = [*part.command.split(), *(part.smallest.split() if rehearse else ())]
-    given = [sys.executable, "-m", f"tests.benchmarks.{arguments[0].removesuffix('.py')}", *arguments[1:]]
-    begun = time.monotonic()
+    given = [str(ROOT / "tests" / "benchmarks" / arguments[0]), *arguments[1:]]
     found: dict[str, Any] = {"command": " ".join(["python", "tests/benchmarks/" + arguments[0], *arguments[1:]])}
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder) / "out", Path(folder) / "err"
+        process: Forked | subprocess.Popen[bytes]
+        try:
+            if server is not None:
+                process = Forked(server, given, ROOT, environment(), out, err)
+            else:
+                with out.open("wb") as stdout, err.open("wb") as stderr:
+                    command = [sys.executable, *given]
+                    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=stdout, stderr=stderr)
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with suppress(subprocess.TimeoutExpired):  # of a device that does not let go of it
+                process.wait(10)
+            return {**found, "error": f"cut off after {seconds:.0f} s"}
+        except (OSError, ValueError) as error:  # what answers for the fork is gone
+            return {**found, "error": f"the fork server has ended: {error}"}
+        found["seconds"] = round(time.monotonic() - begun, 1)
+        if code:
+            return {**found, "error": (err.read_text() or out.read_text())[-2000:]}
+        return {**found, "printed": last_json(out.read_text())}
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a part: ours, with what it takes to import this repository and to fork before CUDA."""
+    path = os.pathsep.join(filter(None, [str(ROOT / "launcher"), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+def fork_server(folder: Path) -> Path | None:
+    """Return the socket of a new fork server, or None where it does not start."""
     try:
-        path = os.pathsep.join(filter(None, [str(ROOT / "launcher"), os.environ.get("PYTHONPATH")]))
-        ours = {**os.environ, "PYTHONPATH": path}
-        done = subprocess.run(given, cwd=ROOT, env=ours, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return {**found, "error": f"cut off after {seconds:.0f} s"}
-    found["seconds"] = round(time.monotonic() - begun, 1)
-    if done.returncode:
-        return {**found, "error": (done.stderr or done.stdout)[-2000:]}
-    return {**found, "printed": last_json(done.stdout)}
+        start_server(folder / "fork", os.getpid(), environment(), IMPORTS)
+    except AssertionError as error:
+        print(f"every part imports by itself: {(str(error).strip().splitlines() or ['?'])[-1]}", file=sys.stderr)
+        return None
+    return folder / "fork"
 
 
 def last_json(text: str) -> Any:
@@ -163,17 +211,19 @@ def main() -> int:
     parts = {name: part for name, part in (GPU if arguments.gpu else CPU).items() if re.search(arguments.only, name)}
     arguments.output.mkdir(parents=True, exist_ok=True)
     tables, missing = [], 0
-    for name, part in parts.items():
-        file = arguments.output / f"{name}.json"
-        found = json.loads(file.read_text()) if file.exists() else {"error": "not begun"}
-        left = deadline - time.monotonic()
-        if "error" in found and left > 0:
-            found = run(part, arguments.rehearse, left)
-            file.write_text(json.dumps(found, indent=2) + "\n")
-        missing += "error" in found
-        print(f"{name}: {'failed' if 'error' in found else 'there'}", file=sys.stderr, flush=True)
-        if "command" in found:
-            tables.append(as_table(name, found))
+    with tempfile.TemporaryDirectory() as folder:
+        server = fork_server(Path(folder))
+        for name, part in parts.items():
+            file = arguments.output / f"{name}.json"
+            found = json.loads(file.read_text()) if file.exists() else {"error": "not begun"}
+            left = deadline - time.monotonic()
+            if "error" in found and left > 0:
+                found = run(part, arguments.rehearse, left, server)
+                file.write_text(json.dumps(found, indent=2) + "\n")
+            missing += "error" in found
+            print(f"{name}: {'failed' if 'error' in found else 'there'}", file=sys.stderr, flush=True)
+            if "command" in found:
+                tables.append(as_table(name, found))
     (arguments.output / "README.md").write_text("\n".join(tables))
     print("\n".join(tables))
     return 1 if missing else 0

@@ -4,8 +4,9 @@
 
 Each takes hidden states [tokens, width] and the unembedding matrix to a summed cross-entropy and to the gradients of
 both. They take turns, so that drift of the machine strikes all alike; medians are compared, `ratio` is theirs over
-ours. Memory is the peak on a GPU, above what the inputs take. Those that this torch or environment lacks, or that do
-not run on the device, are left out. It prints one JSON object.
+ours. Memory is the peak on a GPU, above what the inputs take. `error` is how far the unembedding's gradient is from the
+one of fp64, as a share of its norm. Those that this torch or environment lacks, or that do not run on the device, are
+left out. It prints one JSON object.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from plumbline.model.linear_cross_entropy import compiled_losses_and_gradient, l
 
 SIZES = {"tokens": 4096, "width": 768, "vocabulary": 50304, "rounds": 7}
 OTHER_CHUNKS = (2048, 8192)
+EXACT_TOKENS = 1024
 Head = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden states, weight and labels -> the summed loss, in nats."""
 
@@ -79,6 +81,17 @@ def time_once(head: Head, hidden: Tensor, weight: Tensor, labels: Tensor) -> tup
     return seconds, peak / 1e6, value
 
 
+def exact_gradient(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Return the gradient of the unembedding in fp64, a few tokens at a time."""
+    gradient = torch.zeros_like(weight, dtype=torch.float64)
+    with torch.no_grad():
+        for states, targets in zip(hidden.double().split(EXACT_TOKENS), labels.split(EXACT_TOKENS), strict=True):
+            slope = (states @ weight.double().T).softmax(-1)
+            slope.scatter_add_(1, targets[:, None], torch.full_like(slope[:, :1], -1.0))
+            gradient.addmm_(slope.T, states)
+    return gradient
+
+
 def main() -> None:
     """Measure one size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -95,11 +108,17 @@ def main() -> None:
     labels = torch.randint(arguments.vocabulary, (arguments.tokens,), device=device)
     known = heads(device)
     taken: dict[str, list[tuple[float, float, float]]] = {name: [] for name in known}
+    errors: dict[str, float] = {}
+    exact = exact_gradient(hidden, weight, labels)
     for round_number in range(arguments.rounds + 1):  # the first warms up
         for name, head in known.items():
             found = time_once(head, hidden, weight, labels)
             if round_number:
                 taken[name].append(found)
+            else:
+                assert weight.grad is not None
+                errors[name] = float((weight.grad.double() - exact).norm() / exact.norm())
+    del exact
     ours = statistics.median(seconds for seconds, _, _ in taken["ours"])
     results: list[dict[str, Any]] = []
     for name, turns in taken.items():
@@ -111,6 +130,7 @@ def main() -> None:
                 "ratio": round(seconds / ours, 3),
                 "peak_mb": round(max(turn[1] for turn in turns)) or None,
                 "loss": round(turns[0][2], 4),
+                "error": float(f"{errors[name]:.3g}"),
             }
         )
     print(json.dumps({"setting": {**vars(arguments), "device": str(device)}, "results": results}, indent=2))

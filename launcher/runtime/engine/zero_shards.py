@@ -65,12 +65,12 @@ def sum_without_copies(engine: Any, ranks: int) -> None:
     """Let DeepSpeed's BF16_Optimizer add each gradient to its fp32 sum as it is, when the backward pass has made it.
 
     By itself it makes a copy in fp32 first, in functions that take the host longer than small tensors take a GPU, and
-    it writes zeros over all sums after each step, to which the first micro-batch adds (docs/performance.md). Here the
-    first gradient of a step is its sum. The numbers stay the same to the last bit.
+    it writes zeros over all sums twice after each step, to which the first micro-batch adds (docs/performance.md). Here
+    the first gradient of a step is its sum. The numbers stay the same.
 
     Args:
         engine: DeepSpeed's.
-        ranks: how many there are. A single one would copy all sums into messages, and back.
+        ranks: how many there are. For one, its sum over ranks is left out, which would copy all into messages and back.
     """
     zero, sum_over_all = engine.optimizer, engine.buffered_allreduce_fallback
 
@@ -87,14 +87,15 @@ def sum_without_copies(engine: Any, ranks: int) -> None:
         parameter._hp_grad = total  # type: ignore[attr-defined]  # by which DeepSpeed's own functions find it
         parameter.grad = None
 
-    def forget() -> None:
+    def forget() -> None:  # the numbers stay, and are written over
         zero.fp32_groups_has_gradients = [[False] * len(group) for group in zero.fp32_groups_gradients]
 
     def finish(**named: Any) -> None:
         for totals, has_gradient in zip(zero.fp32_groups_gradients, zero.fp32_groups_has_gradients, strict=True):
-            for total, has in zip(totals, has_gradient, strict=True):
-                if not has:
-                    total.zero_()
+            for index, total in enumerate(totals):
+                if not has_gradient[index]:
+                    total.zero_()  # what an earlier step has left there
+                    has_gradient[index] = True  # or its norm is left out on this rank, though others have given to it
         if ranks > 1:
             sum_over_all(**named)
 

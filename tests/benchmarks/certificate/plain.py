@@ -2,8 +2,8 @@
 
 For fp32 everything is computed in fp64. For bf16 the weights are rounded for each forward pass (at stage 0, where the
 engine promises autocast over fp32 weights, that is what happens here), micro-batches are separate, because a gradient
-is rounded once for each, and their sum is fp64. They are computed where the engine computes its own, for another device
-rounds other sums to bf16. A tensor without a gradient has a gradient of zero.
+is rounded once for each, and their sum is fp64. In bf16 the passes run on the engine's device, because another one
+rounds other sums. A tensor without a gradient has a gradient of zero.
 """
 
 from collections.abc import Mapping, Sequence
