@@ -1,4 +1,4 @@
-"""Where matrices lie in the flat shards that ZeRO makes of them."""
+"""Where matrices lie in the flat shards that ZeRO makes of them, and how their gradients are summed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from plumbline.launcher.runtime.engine.zero_shards import locate_matrices, pieces_by_group, pieces_by_tensor
+from plumbline.launcher.runtime.engine.zero_shards import (
+    locate_matrices,
+    pieces_by_group,
+    pieces_by_tensor,
+    sum_without_copies,
+)
 from plumbline.launcher.runtime.optim.muon import ShardedMuon
 from plumbline.launcher.runtime.system.world import World
 
@@ -45,3 +50,24 @@ def test_a_shard_that_holds_something_else_is_refused() -> None:
         else:
             with pytest.raises(RuntimeError, match="in another way over its shards"):
                 locate_matrices(muon, SimpleNamespace(), 1, world)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_sums_begin_with_the_first_gradient_of_a_step(ranks: int) -> None:
+    sums, asked = [torch.tensor([7.0, 7.0]), torch.tensor([9.0])], []
+    zero = SimpleNamespace(fp32_groups_gradients=[sums], fp32_groups_has_gradients=[[False, False]])
+    engine = SimpleNamespace(optimizer=zero, buffered_allreduce_fallback=lambda **named: asked.append(named))
+    sum_without_copies(engine, ranks)
+    parameter = nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
+    for _ in range(2):
+        parameter.grad = torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
+        zero.accumulate_hp_grads_and_remove_lp(parameter, 0, 0)
+        assert parameter.grad is None
+    assert sums[0].tolist() == [2, 4]
+
+    engine.buffered_allreduce_fallback(elements_per_buffer=3)
+    assert sums[1].tolist() == [0]  # nothing has given to it on this rank; on others something may have
+    assert zero.fp32_groups_has_gradients == [[True, True]]
+    assert asked == [{"elements_per_buffer": 3}] * (ranks > 1)
+    zero.clear_hp_grads()
+    assert zero.fp32_groups_has_gradients == [[False, False]]
