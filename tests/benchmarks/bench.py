@@ -65,6 +65,7 @@ CPU = {
     "diagnostics": Part("diagnostics_cost.py", f"--rounds 2 {TINY_RUN}"),
     "lookahead": Part("lookahead_cost.py", "--width 64 --depth 1 --length 64 --anchors 2 --horizon 2 --rounds 2"),
     "checkpoint_stall": Part("checkpoint_stall.py", "--layers 1 --saves 2"),
+    "start_up": Part("start_up.py", f"--starts 1 {TINY_RUN}"),
     "loader": Part("loader_speed.py --tokens 8000000", "--tokens 300000 --batch 4 --rounds 2"),
 }
 TRAIN_124M = "throughput.py --compile --layers 12 --width 768 --length 1024 --batch 32 --vocabulary 50304 --steps 10"
@@ -109,6 +110,7 @@ GPU = {
         "--width 64 --depth 1 --length 64 --anchors 2 --horizon 2 --batch 1 --rounds 2",
     ),
     "checkpoint_stall": Part("checkpoint_stall.py", "--layers 1 --saves 2"),
+    "start_up": Part(f"start_up.py {STEP_124M}", f"--starts 1 {TINY_RUN}"),
 }
 
 

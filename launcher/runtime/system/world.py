@@ -10,7 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from plumbline.launcher.runtime.system import nodes
-from plumbline.launcher.runtime.system.starting import slurm_ranks
+from plumbline.launcher.runtime.system.log import TRAINING
+from plumbline.launcher.runtime.system.starting import has_gpus, slurm_ranks
+
+HIDDEN = ("", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES that show no GPU; the second is what Slurm says to a task without any."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +123,12 @@ def _device(rank: int, local_rank: int) -> torch.device:
     """Return the GPU of this process, or the CPU where no GPU is visible.
 
     Raises:
-        ValueError: the environment asks DeepSpeed for another kind of device, or no visible GPU is left for this rank.
+        ValueError: the environment asks DeepSpeed for another kind of device, no visible GPU is left for this rank, or
+            torch sees none of those that Slurm gave the job.
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not visible and os.environ.get("DS_ACCELERATOR") != "cpu":
+        _miss_gpus(rank)
     kind = "cuda" if visible else "cpu"
     asked = os.environ.get("DS_ACCELERATOR", kind)
     if asked != kind:
@@ -137,3 +144,22 @@ def _device(rank: int, local_rank: int) -> torch.device:
     if index >= visible:
         raise ValueError(f"LOCAL_RANK = {local_rank}: this node shows {visible} GPU(s); start one process for each")
     return torch.device("cuda", index)
+
+
+def _miss_gpus(rank: int) -> None:
+    """Refuse to train on the CPUs of a job that has GPUs, and say so where only the host has.
+
+    Raises:
+        ValueError: Slurm gave the job GPUs, and nobody has hidden them.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
+        return
+    promised = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    why = (
+        f"torch {torch.__version__} sees no GPU on {socket.gethostname()}: look at nvidia-smi there, and at "
+        'torch.version.cuda, which is None for a build without GPUs; CUDA_VISIBLE_DEVICES="" trains on its CPUs'
+    )
+    if promised not in ("", "0"):
+        raise ValueError(f"SLURM_GPUS_ON_NODE = {promised}, but {why}")
+    if has_gpus() and rank == 0:
+        TRAINING.warning(f"this host has GPUs, but {why} without this line")

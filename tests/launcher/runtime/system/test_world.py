@@ -9,6 +9,7 @@ import pytest
 import torch
 from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 
+from plumbline.launcher.runtime.system import world
 from plumbline.launcher.runtime.system.world import read_world
 
 TASK = {
@@ -42,8 +43,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 def test_deepspeed_takes_the_gpu_that_slurm_gave_the_task(host: Host, gpus: int, device: str) -> None:
     """With --gpus-per-task a task sees its own GPU alone; it stays the second task of its host."""
     host.shows(gpus, TASK)
-    world = read_world()
-    assert (world.rank, world.local_rank, world.size, str(world.device)) == (5, 1, 8, device)
+    found = read_world()
+    assert (found.rank, found.local_rank, found.size, str(found.device)) == (5, 1, 8, device)
     assert CUDA_Accelerator().device_name(os.environ["LOCAL_RANK"]) == device
 
 
@@ -62,8 +63,8 @@ def test_more_ranks_than_gpus_are_refused(host: Host) -> None:
 
 def test_on_a_cpu_the_local_rank_stays(host: Host) -> None:
     host.shows(0, TASK)
-    world = read_world()
-    assert (world.device.type, world.local_rank, os.environ["LOCAL_RANK"]) == ("cpu", 1, "1")
+    found = read_world()
+    assert (found.device.type, found.local_rank, os.environ["LOCAL_RANK"]) == ("cpu", 1, "1")
 
 
 @pytest.mark.parametrize(("gpus", "accelerator"), [(8, "cpu"), (0, "cuda"), (8, "xpu")])
@@ -79,6 +80,37 @@ def test_another_accelerator_than_the_hosts_is_refused(host: Host, gpus: int, ac
 def test_the_hosts_own_accelerator_may_be_named(host: Host, gpus: int, accelerator: str) -> None:
     host.shows(gpus, {**RANK, "DS_ACCELERATOR": accelerator})
     assert read_world().device.type == accelerator
+
+
+def test_a_job_with_gpus_does_not_train_on_cpus(host: Host) -> None:
+    """Its torch may be one for CPUs, or too new for the driver: all ranks agree then, and nothing else would tell."""
+    host.shows(0, {**TASK, "SLURM_GPUS_ON_NODE": "8"})
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    with pytest.raises(
+        ValueError, match=r"SLURM_GPUS_ON_NODE = 8, but torch \S+ sees no GPU on \S+: look at nvidia-smi"
+    ):
+        read_world()
+    for hidden in ("", "NoDevFiles"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = hidden
+        assert read_world().device.type == "cpu"
+
+
+@pytest.mark.parametrize("variables", [{"DS_ACCELERATOR": "cpu"}, {"SLURM_GPUS_ON_NODE": "0"}])
+def test_cpus_of_a_job_may_be_meant(host: Host, variables: dict[str, str]) -> None:
+    host.shows(0, {"SLURM_GPUS_ON_NODE": "8", **TASK, **variables})
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    assert read_world().device.type == "cpu"
+
+
+@pytest.mark.parametrize(("rank", "said"), [("0", 1), ("1", 0)])
+def test_a_host_whose_gpus_torch_does_not_see_is_worth_a_warning(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: str, said: int
+) -> None:
+    host.shows(0, {**RANK, "RANK": rank})
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    monkeypatch.setattr(world, "has_gpus", lambda: True)
+    assert read_world().device.type == "cpu"
+    assert ["this host has GPUs, but torch" in record.message for record in caplog.records] == [True] * said
 
 
 @pytest.mark.parametrize(
