@@ -18,11 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # for `tests`, however this file is started
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
 from tests.benchmarks.step_cost import VOCABULARY, write_random_text
 
+ROOT = Path(__file__).resolve().parents[2]
 FIXED = (
     f"model.vocab_size={VOCABULARY}",
     "run.name=start",

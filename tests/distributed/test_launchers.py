@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plumbline.launcher.runtime.system.exit_codes import UNREACHED
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.startup import SHARED_MEMORY, extensions_folder
 from plumbline.launcher.runtime.system.world import read_world
@@ -156,6 +157,25 @@ def test_a_taken_port_is_one_error(run_pretrain: Pretrain, tiny_config: Path) ->
     assert outcome.code == 2
     assert "Traceback" not in outcome.stderr
     assert f"error: 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there" in outcome.stderr
+
+
+def test_a_run_that_has_trained_may_try_again_where_gpus_or_ranks_are_missing(
+    run_pretrain: Pretrain, tiny_config: Path
+) -> None:
+    """Another attempt may get other nodes; before there is a checkpoint, whoever started it looks on."""
+    no_gpu = {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0", "DS_ACCELERATOR": ""}
+    outcome = run_pretrain(tiny_config, "again", SHORT, ranks=1, env=no_gpu)
+    assert outcome.code == 2, outcome.stderr
+    assert "error: SLURM_GPUS_ON_NODE = 8, but torch" in outcome.stderr
+    assert run_pretrain(tiny_config, "again", SHORT, ranks=1).code == 0
+
+    longer = [*SHORT, "train.steps=4"]
+    outcome = run_pretrain(tiny_config, "again", longer, ranks=1, env=no_gpu)
+    assert outcome.code == UNREACHED, outcome.stderr
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        env = dict(zip(VARIABLES, ("0", "0", "2", "127.0.0.1", str(taken.getsockname()[1])), strict=True))
+        outcome = run_pretrain(tiny_config, "again", longer, launcher="python", env=env)
+    assert outcome.code == UNREACHED, outcome.stderr
 
 
 def test_a_missing_compiler_is_one_error(run_pretrain: Pretrain, tiny_config: Path) -> None:

@@ -7,7 +7,6 @@ agree on what was written in a thread of their own, over a process group that no
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 from threading import Thread
 
@@ -20,6 +19,7 @@ from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
+from plumbline.launcher.runtime.system.startup import gloo_group
 from plumbline.launcher.runtime.system.world import World
 
 LOOK = 1.0
@@ -59,7 +59,7 @@ class CheckpointWriter:
         self._moved, self._pace = moved, Pace()
         self._settings, self._root, self._world, self._local = config.checkpoint, root, world, local
         self._minutes = config.deepspeed.timeout_minutes
-        self._group = self._new_group()
+        self._group = gloo_group(self._minutes)
         self._is_broken = False
         """Whether the group has failed on this rank; it serves for nothing more then."""
         self._thread: Thread | None = None
@@ -90,13 +90,8 @@ class CheckpointWriter:
         told = gather_objects((self._last, self._is_broken), self._world)
         if any(is_broken for _, is_broken in told):
             dist.destroy_process_group(self._group)
-            self._group, self._is_broken = self._new_group(), False
+            self._group, self._is_broken = gloo_group(self._minutes), False
         return next((saved for saved, _ in told if saved.error is not None), self._last)
-
-    def _new_group(self) -> dist.ProcessGroup:
-        """Return a process group of all ranks for the thread. Collective."""
-        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(minutes=self._minutes))
-        return group
 
     @property
     def is_writing(self) -> bool:

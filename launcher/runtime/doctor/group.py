@@ -10,11 +10,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed has them without telling mypy
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
+from plumbline.launcher.runtime.system.startup import listen_where_others_reach
 
 
 def measure(place: Place) -> Facts:
     """Join, meet once, and say how long it took."""
     world, began = place.world, time.monotonic()
+    listen_where_others_reach()
     backend, gpu = "gloo", None
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)

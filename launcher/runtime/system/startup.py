@@ -11,10 +11,11 @@ import socket
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -22,17 +23,23 @@ from plumbline.launcher.runtime.system.memory import keep_freed_memory
 from plumbline.launcher.runtime.system.threads import host_threads
 from plumbline.launcher.runtime.system.world import World
 
+LOOPBACK = "127."
 MANY_FILES = 65536
 SHARED_MEMORY = "/dev/shm"
 UNFUSED = "Mismatch dtype between input and weight"
 """What torch warns of where autocast (bf16 at ZeRO-0) leaves the weights of a norm in fp32, as it is meant to be."""
 
 
+class UnmetError(ValueError):
+    """Say that ranks cannot form a group: as they are configured, or because a node or the network is broken."""
+
+
 def start(world: World, timeout_minutes: float) -> None:
     """Join the process group (NCCL on GPUs, gloo on CPUs).
 
     Raises:
-        ValueError: there is no C++ compiler for DeepSpeed's start-up operator, or the ranks cannot meet.
+        ValueError: there is no C++ compiler for DeepSpeed's start-up operator.
+        UnmetError: the ranks cannot meet.
     """
     with quiet_stdout():
         os.environ["DS_ACCELERATOR"] = world.device.type  # not what else DeepSpeed may find on this host
@@ -62,6 +69,7 @@ def start(world: World, timeout_minutes: float) -> None:
         warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")  # which is the one set above
         warnings.filterwarnings("ignore", message=UNFUSED)
         ask_torch_for_free_memory()
+        listen_where_others_reach()
         backend = "nccl" if world.device.type == "cuda" else "gloo"
         timeout = timedelta(minutes=timeout_minutes)
         if world.size == 1:  # nobody to meet, so no port, which another process may take before we do
@@ -74,16 +82,50 @@ def start(world: World, timeout_minutes: float) -> None:
             groups._WORLD_GROUP = dist.new_group(timeout=timeout)
             release_shared_memory(world)
         except dist.DistBackendError as error:
-            raise ValueError(
+            raise UnmetError(
                 f"the ranks cannot form a group over {backend}: {_first_line(error)}; NCCL_DEBUG=INFO says more, and "
                 "launcher/doctor.py names what is broken"
             ) from error
         except dist.DistError as error:
             address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise ValueError(
+            raise UnmetError(
                 f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
                 f"the launcher another --master_port. {_first_line(error)}"
             ) from error
+
+
+def gloo_group(timeout_minutes: float) -> dist.ProcessGroup:
+    """Return a new group of all ranks over gloo, which threads may use beside training's. Collective.
+
+    Raises:
+        UnmetError: they cannot form it.
+    """
+    try:
+        group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
+    except RuntimeError as error:
+        raise UnmetError(
+            f"the ranks cannot form a group over gloo, beside training's: {_first_line(error)}; gloo listens where the "
+            "host's own name leads: set GLOO_SOCKET_IFNAME to the interface by which nodes reach each other "
+            "(`ip -brief address` lists them)"
+        ) from error
+    return group
+
+
+def listen_where_others_reach() -> None:
+    """Let gloo take the interface towards MASTER_ADDR where the host's own name leads to itself alone.
+
+    gloo tells other ranks the address that the own name stands for, which by Debian's /etc/hosts is 127.0.1.1: they
+    would look for this host on their own.
+    """
+    with suppress(OSError):  # names that lead nowhere, no IPv4: then gloo decides as ever
+        if "GLOO_SOCKET_IFNAME" in os.environ or not socket.gethostbyname(socket.gethostname()).startswith(LOOPBACK):
+            return
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))  # which sends nothing
+            address = probe.getsockname()[0]
+        for name, known in psutil.net_if_addrs().items():
+            if not address.startswith(LOOPBACK) and address in [each.address for each in known]:
+                os.environ["GLOO_SOCKET_IFNAME"] = name
 
 
 def release_shared_memory(world: World) -> None:

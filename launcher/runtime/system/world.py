@@ -13,6 +13,11 @@ from plumbline.launcher.runtime.system import nodes
 from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.starting import has_gpus, slurm_ranks
 
+
+class MissingGPUError(ValueError):
+    """Say that a process does not see a GPU that it should have: as it was started, or because a node has lost it."""
+
+
 HIDDEN = ("", "NoDevFiles")
 """Values of CUDA_VISIBLE_DEVICES that show no GPU; the second is what Slurm says to a task without any."""
 
@@ -123,8 +128,8 @@ def _device(rank: int, local_rank: int) -> torch.device:
     """Return the GPU of this process, or the CPU where no GPU is visible.
 
     Raises:
-        ValueError: the environment asks DeepSpeed for another kind of device, no visible GPU is left for this rank, or
-            torch sees none of those that Slurm gave the job.
+        ValueError: the environment asks DeepSpeed for another kind of device.
+        MissingGPUError: no visible GPU is left for this rank, or torch sees none of those that Slurm gave the job.
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not visible and os.environ.get("DS_ACCELERATOR") != "cpu":
@@ -142,7 +147,9 @@ def _device(rank: int, local_rank: int) -> torch.device:
     is_task = "SLURM_STEP_ID" in os.environ and os.environ.get("SLURM_PROCID") == str(rank)
     index = 0 if visible == 1 and is_task else local_rank
     if index >= visible:
-        raise ValueError(f"LOCAL_RANK = {local_rank}: this node shows {visible} GPU(s); start one process for each")
+        raise MissingGPUError(
+            f"LOCAL_RANK = {local_rank}: this node shows {visible} GPU(s); start one process for each"
+        )
     return torch.device("cuda", index)
 
 
@@ -150,7 +157,7 @@ def _miss_gpus(rank: int) -> None:
     """Refuse to train on the CPUs of a job that has GPUs, and say so where only the host has.
 
     Raises:
-        ValueError: Slurm gave the job GPUs, and nobody has hidden them.
+        MissingGPUError: Slurm gave the job GPUs, and nobody has hidden them.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return
@@ -160,6 +167,6 @@ def _miss_gpus(rank: int) -> None:
         'torch.version.cuda, which is None for a build without GPUs; CUDA_VISIBLE_DEVICES="" trains on its CPUs'
     )
     if promised not in ("", "0"):
-        raise ValueError(f"SLURM_GPUS_ON_NODE = {promised}, but {why}")
+        raise MissingGPUError(f"SLURM_GPUS_ON_NODE = {promised}, but {why}")
     if has_gpus() and rank == 0:
         TRAINING.warning(f"this host has GPUs, but {why} without this line")

@@ -1,11 +1,22 @@
 """What a process asks of its system before ranks meet."""
 
+import os
 import resource
+import socket
 from types import SimpleNamespace
 
+import psutil
 import pytest
+import torch.distributed as dist
 
-from plumbline.launcher.runtime.system.startup import MANY_FILES, allow_many_files, ask_torch_for_free_memory
+from plumbline.launcher.runtime.system.startup import (
+    MANY_FILES,
+    UnmetError,
+    allow_many_files,
+    ask_torch_for_free_memory,
+    gloo_group,
+    listen_where_others_reach,
+)
 
 
 @pytest.mark.parametrize(
@@ -42,3 +53,52 @@ def test_gpus_may_be_visible_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
         gpu.available_memory(0)
     ask_torch_for_free_memory()
     assert gpu.available_memory(0) == 50
+
+
+@pytest.mark.parametrize(
+    ("own", "towards", "given", "taken"),
+    [
+        ("127.0.1.1", "10.0.0.7", None, "ib0"),  # as Debian's /etc/hosts has it
+        ("10.0.0.7", "10.0.0.7", None, None),  # gloo finds that by itself
+        ("127.0.1.1", "127.0.0.1", None, None),  # all ranks are on this host
+        ("127.0.1.1", "10.0.0.7", "eth9", "eth9"),
+        ("127.0.1.1", "10.0.0.8", None, None),  # no interface is known by it
+    ],
+)
+def test_gloo_listens_where_other_hosts_reach_it(
+    own: str, towards: str, given: str | None, taken: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Probe(socket.socket):
+        def connect(self, _address: object) -> None: ...
+
+        def getsockname(self) -> tuple[str, int]:
+            return towards, 40000
+
+    interfaces = {"lo": [SimpleNamespace(address="127.0.0.1")], "ib0": [SimpleNamespace(address="10.0.0.7")]}
+    monkeypatch.setattr(socket, "gethostbyname", lambda _name: own)
+    monkeypatch.setattr(socket, "socket", Probe)
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
+    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"})
+    if given is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = given
+    listen_where_others_reach()
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == taken
+
+
+def test_a_name_that_leads_nowhere_is_left_to_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(_name: str) -> str:
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "gethostbyname", nowhere)
+    monkeypatch.setattr(os, "environ", {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"})
+    listen_where_others_reach()
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
+
+
+def test_ranks_that_cannot_meet_over_gloo_are_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        raise RuntimeError("Gloo connectFullMesh failed with [pair.cc:144] no error\nException raised from ...")
+
+    monkeypatch.setattr(dist, "new_group", fail)
+    with pytest.raises(UnmetError, match=r"over gloo, beside training's: Gloo connectFull.*set GLOO_SOCKET_IFNAME to"):
+        gloo_group(30)
