@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from torch._C import _distributed_c10d
 
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, HUNG
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import watchdog
-from plumbline.launcher.runtime.train.watchdog import Watchdog, stacks, suspects
+from plumbline.launcher.runtime.train.watchdog import COLLECTIVE, FOR_THE_DEVICE, Watchdog, stacks, suspects
 
 if TYPE_CHECKING:
     from tests.conftest import Start
@@ -40,10 +42,51 @@ def test_who_wrote_nothing_or_stands_elsewhere_holds_the_others_up() -> None:
     assert suspects({rank: wrote(rank, "data/loader.py") for rank in range(3)}, HOSTS) == [], "nobody waits for anybody"
 
 
+def test_on_a_gpu_ranks_wait_for_their_devices() -> None:
+    waiting = wrote(0, "launcher/pretrain.py", "torch/autograd/graph.py")
+    reading = wrote(1, "launcher/pretrain.py", "torch/cuda/streams.py")
+    texts = {0: waiting, 1: reading, 2: wrote(2, "launcher/pretrain.py", "data/loader.py")}
+    on_gpu = (*COLLECTIVE, *FOR_THE_DEVICE)
+    assert suspects(texts, HOSTS, on_gpu) == [
+        'rank 2 on n2 is not in a collective but in File "/x/data/loader.py", line 7, in f'
+    ]
+    assert suspects(texts, HOSTS) == []
+
+
 def test_stacks_begin_with_the_main_thread_and_know_the_calls() -> None:
     text = stacks()
     assert text.startswith("MainThread\n")
     assert "test_stacks_begin_with_the_main_thread_and_know_the_calls" in text.split("\n\n")[0]
+
+
+def test_stacks_have_threads_that_python_has_not_started() -> None:
+    """As those are in which autograd calls hooks on a GPU."""
+    started, done = ctypes.c_ulong(), threading.Event()
+    inside = threading.Event()
+
+    def called_from_c(_argument: object) -> None:
+        inside.set()
+        assert done.wait(60)
+
+    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(called_from_c)
+    ctypes.CDLL(None).pthread_create(ctypes.byref(started), None, run, None)
+    assert inside.wait(60)
+    text = stacks()
+    done.set()
+    ctypes.CDLL(None).pthread_join(started, None)
+    assert "not of Python\n" in text
+    assert "called_from_c" in text
+
+
+def test_where_torch_knows_nccl_its_last_collectives_are_written(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "GRACE", 0.0)
+    monkeypatch.setattr(_distributed_c10d, "_dump_nccl_trace", lambda: b"collectives", raising=False)
+    ended = threading.Event()
+    Watchdog(tmp_path / "stacks", world, minutes=0.5 / 60, end=lambda _code: ended.set())
+    assert ended.wait(60)
+    assert (tmp_path / "stacks" / "nccl_trace_rank_0").read_bytes() == b"collectives"
 
 
 def test_it_ends_the_process_when_nothing_moves_and_not_before(

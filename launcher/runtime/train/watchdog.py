@@ -2,8 +2,8 @@
 
 A collective waits for the last rank. When one is frozen, stuck in its own work or gone without a word, the others wait
 in the same call until its timeout, and nothing says for whom. So each rank watches itself: when it has not moved for
-`train.hang_minutes`, it writes the stacks of its threads to a file of its own. Whoever wrote nothing, or stands
-anywhere but in a collective while others do, is what they wait for.
+`train.hang_minutes`, it writes the stacks of its threads to a file of its own, and on a GPU its last collectives to
+another. Whoever wrote nothing, or stands anywhere but in a collective while others do, is what they wait for.
 """
 
 import math
@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from torch._C import _distributed_c10d
+
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.exit_codes import HUNG
@@ -27,6 +29,11 @@ GRACE = 5.0  # seconds that ranks have to write, which do not notice at the same
 PATIENCE = 30.0  # seconds that writing may take beyond that: the disk may be what hangs
 COLLECTIVE = ("torch/distributed/", "deepspeed/comm/", "runtime/system/collectives.py")
 """Parts of file names by which a rank that waits for others is known."""
+FOR_THE_DEVICE = ("torch/cuda/", "torch/autograd/graph.py")
+"""The same of a rank that waits for its GPU, and so, for all that it knows, for others: in a backward pass a thread of
+autograd's does."""
+TRACE = "nccl_trace_rank_"
+"""What names of files with the last collectives begin with: what torchfrtrace looks for."""
 
 
 class Watchdog:
@@ -106,6 +113,9 @@ class Watchdog:
         mine.write_text(
             f"rank {self._world.rank} on {socket.gethostname()}, {self._doing}\n\n{stacks()}", encoding="utf-8"
         )
+        trace = last_collectives()
+        if trace is not None:
+            (self._folder / f"{TRACE}{self._world.rank}").write_bytes(trace)
         time.sleep(GRACE)
         written = {rank: _file(self._folder, rank) for rank in range(self._world.size)}
         # What is older is of an earlier attempt, one that did not come as far as `met` either
@@ -116,7 +126,8 @@ class Watchdog:
             if file.exists() and file.stat().st_mtime > oldest
         }
         if self._world.rank == min(texts):
-            why = "; ".join(suspects(texts, self._hosts)) or "no rank stands apart from the others"
+            waits = (*COLLECTIVE, *(FOR_THE_DEVICE if self._world.device.type == "cuda" else ()))
+            why = "; ".join(suspects(texts, self._hosts, waits)) or "no rank stands apart from the others"
             LOG.error(
                 f"nothing moved for {self._minutes:g} minutes while {self._doing} (train.hang_minutes): {why}; "
                 f"stacks in {self._folder}"
@@ -129,22 +140,30 @@ def watch(config: Config, world: World) -> Watchdog:
 
 
 def stacks() -> str:
-    """Return what each thread of this process is doing, the main thread first, innermost calls last."""
-    frames = sys._current_frames()
-    threads = sorted(threading.enumerate(), key=lambda thread: thread is not threading.main_thread())
+    """Return what each thread of this process is doing, the main thread first, innermost calls last.
+
+    Those that C++ has started are among them, without a name: in one of these a backward pass on a GPU calls hooks.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != threading.main_thread().ident)
     return "\n".join(
-        f"{thread.name}\n{''.join(traceback.format_stack(frames[thread.ident]))}"
-        for thread in threads
-        if thread.ident in frames
+        f"{names.get(ident, 'not of Python')}\n{''.join(traceback.format_stack(frame))}" for ident, frame in frames
     )
 
 
-def suspects(texts: Mapping[int, str], hosts: Sequence[str]) -> list[str]:
+def last_collectives() -> bytes | None:
+    """Return what torch's flight recorder has of NCCL, as torchfrtrace reads it; None: torch was built without NCCL."""
+    dump = getattr(_distributed_c10d, "_dump_nccl_trace", None)
+    return None if dump is None else dump()
+
+
+def suspects(texts: Mapping[int, str], hosts: Sequence[str], waits: Sequence[str] = COLLECTIVE) -> list[str]:
     """Say for which ranks the others wait: those that wrote nothing, and those that stand outside of a collective.
 
     Args:
         texts: rank -> what it wrote.
         hosts: of all ranks; empty where they have not met.
+        waits: parts of file names by which a rank that waits is known.
     """
     named = [f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in enumerate(hosts)]
     silent = [
@@ -155,7 +174,7 @@ def suspects(texts: Mapping[int, str], hosts: Sequence[str]) -> list[str]:
     outside = [
         f"{named[rank]} is not in a collective but in {_innermost(text)}"
         for rank, text in sorted(texts.items())
-        if not any(part in _main_stack(text) for part in COLLECTIVE)
+        if not any(part in _main_stack(text) for part in waits)
     ]
     return silent + (outside if len(outside) < len(texts) else [])
 
