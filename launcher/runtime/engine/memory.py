@@ -7,9 +7,9 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.activations import activation_bytes
 from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients
 from plumbline.launcher.runtime.engine.build import compiles
-from plumbline.launcher.runtime.system.collectives import from_main
+from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
 from plumbline.launcher.runtime.system.log import TRAINING
-from plumbline.launcher.runtime.system.memory import device_bytes
+from plumbline.launcher.runtime.system.memory import free_bytes
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.recomputation import Recomputed
 
@@ -93,14 +93,16 @@ def choose_recomputed(config: Config, parameters: int, world: World) -> Recomput
         return asked
     if world.device.type != "cuda":
         return "none"
-    room = device_bytes(world)
+    room = free_bytes(world)
+    if world.size > 1:
+        room = min(gather_objects(room, world))
     estimate, stage = Estimate(config, parameters, world.size), config.deepspeed.zero_stage
     chosen = from_main(lambda: estimate.recomputed(stage, room, compiles(config, world.device)), world)
     if world.is_main:
         total = estimate.memory(stage, chosen).total
         TRAINING.info(
-            f"memory   activation checkpointing {chosen}: an estimate of {total / GIB:.1f} GiB, where a device has "
-            f"{room / GIB:.1f}"
+            f"memory   activation checkpointing {chosen}: an estimate of {total / GIB:.1f} GiB, where {room / GIB:.1f} "
+            "are free on each device"
         )
     return chosen
 

@@ -21,6 +21,15 @@ def device_bytes(world: World) -> float:
     return psutil.virtual_memory().total / ranks_on_this_host(os.environ)
 
 
+def free_bytes(world: World) -> float:
+    """Return the memory of this rank's GPU that is free, or that tensors may have, in bytes.
+
+    The rest is other processes', and CUDA's and NCCL's own: two groups of all ranks are there before the model is.
+    """
+    free, _ = torch.cuda.mem_get_info(world.device)
+    return float(free + torch.cuda.memory_reserved(world.device))
+
+
 def keep_freed_memory() -> None:
     """Keep what is freed; only under glibc, whose own rule is to give every tensor above 32 MiB back to the kernel.
 

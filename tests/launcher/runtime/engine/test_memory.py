@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.engine.memory import LEAST_FIRST, USABLE, Estimate
+from plumbline.launcher.runtime.engine.memory import LEAST_FIRST, USABLE, Estimate, choose_recomputed
+from plumbline.launcher.runtime.system.world import World
 
 AUTO = [
     "train.activation_checkpointing=auto",
@@ -31,6 +33,19 @@ def test_auto_is_the_least_that_fits(tiny_config: Path) -> None:
     enough = found.memory(1, "selective").total / USABLE
     assert found.recomputed(1, enough, compiled=False) == "selective"
     assert found.recomputed(1, enough, compiled=True) in (4, 2, "full")
+
+
+def test_auto_counts_what_is_free_on_a_gpu(
+    tiny_config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not the whole of it, of which NCCL has had a part by then; no GPU is here, so its answers are made up."""
+    world, config = World(0, 0, 1, torch.device("cuda", 0)), load_config(tiny_config, AUTO)
+    needed = estimate(tiny_config).memory(1, "none").total / USABLE
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 1000)
+    for free, chosen in ((needed, "none"), (needed - 2000, 4)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device, free=free: (free, 100 * needed))
+        assert choose_recomputed(config, 10_000, world) == chosen
+        assert f"activation checkpointing {chosen}: an estimate of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("written", "read"), [("true", "full"), ("false", "none")])
