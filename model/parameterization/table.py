@@ -120,7 +120,7 @@ class ModelTensor:
 
 
 class NoInitialValues(TorchFunctionMode):
-    """Skip the initial values that modules of torch draw for themselves: a skeleton has none.
+    """Skip the initial values that modules of torch draw for themselves, which take as long as ours that replace them.
 
     On the meta device torch would import its whole compiler for them, which takes longer than all else that is planned.
     """

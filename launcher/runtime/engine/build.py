@@ -20,6 +20,7 @@ from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.rows import ParameterRow
+from plumbline.model.parameterization.table import NoInitialValues
 from plumbline.model.quantization import float8
 from plumbline.model.quantization.precision import apply_precision
 
@@ -36,9 +37,9 @@ def build_model(config: Config, construction: AbstractContextManager[object] | N
 
     Args:
         config: the run.
-        construction: is entered while modules are made: torch.device("meta"), or what shards parameters as they appear.
+        construction: is entered while modules are made: a device, or what shards parameters as they appear.
     """
-    with construction or nullcontext():
+    with construction or nullcontext(), NoInitialValues():
         forward = multipliers(config.model, config.parameterization)
         objective = config.objective.make(config.model, forward, config.run.seed)
         model = TrainedLM(config.model, forward, objective)
@@ -90,7 +91,7 @@ def build_for_training(
     construction: AbstractContextManager[object] | None = None,
     gather: Gather = whole,
 ) -> TrainedLM:
-    """Return the model of a run as it starts, ready to be trained on `device`, but not yet moved there.
+    """Return the model of a run as it starts, ready to be trained on `device`; its buffers are not moved there yet.
 
     Args:
         config: the run.

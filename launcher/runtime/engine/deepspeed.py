@@ -122,7 +122,8 @@ class DeepSpeedEngine(Engine):
             for block in blocks_of(model) if compiles(config, world.device) else []:
                 set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
         else:
-            model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
+            # Parameters where they stay, so that the host holds no more than the tensor that is drawn
+            model = build_for_training(config, plan.rows, world.device, weights, world.device).to(world.device)
         if compiles(config, world.device):
             zero_shards.restore_linear()
         recompute(blocks_of(model), recomputed)
