@@ -195,10 +195,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """Return left [V, n] times right [n, D], added to the total [V, D] if there is one, in place; fp32.
 
-    On a GPU the matrix product itself adds to the total, in its accumulators: a product in bf16 would be rounded,
-    written, and read again.
+    On a GPU of NVIDIA's the matrix product itself adds to the total, in its accumulators: a product in bf16 would be
+    rounded, written, and read again.
     """
-    if left.is_cuda and left.dtype == torch.bfloat16:
+    if torch.version.cuda is not None and left.is_cuda and left.dtype == torch.bfloat16:
         if total is None:
             return torch.mm(left, right, out_dtype=torch.float32)
         return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)

@@ -92,6 +92,10 @@ def start(world: World, timeout_minutes: float) -> None:
                 f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
                 f"the launcher another --master_port. {_first_line(error)}"
             ) from error
+        except RuntimeError as error:
+            if "gloo" not in str(error).lower():
+                raise
+            raise UnmetError(_without_gloo(error)) from error
 
 
 def gloo_group(timeout_minutes: float) -> dist.ProcessGroup:
@@ -103,12 +107,16 @@ def gloo_group(timeout_minutes: float) -> dist.ProcessGroup:
     try:
         group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
     except RuntimeError as error:
-        raise UnmetError(
-            f"the ranks cannot form a group over gloo, beside training's: {_first_line(error)}; gloo listens where the "
-            "host's own name leads: set GLOO_SOCKET_IFNAME to the interface by which nodes reach each other "
-            "(`ip -brief address` lists them)"
-        ) from error
+        raise UnmetError(_without_gloo(error)) from error
     return group
+
+
+def _without_gloo(error: Exception) -> str:
+    """Say that ranks cannot form a group over gloo, whose errors torch gives no kind of their own, and what helps."""
+    return (
+        f"the ranks cannot form a group over gloo: {_first_line(error)}; gloo listens where the host's own name leads: "
+        "set GLOO_SOCKET_IFNAME to the interface by which nodes reach each other (`ip -brief address` lists them)"
+    )
 
 
 def listen_where_others_reach() -> None:

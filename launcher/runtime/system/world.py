@@ -168,5 +168,5 @@ def _miss_gpus(rank: int) -> None:
     )
     if promised not in ("", "0"):
         raise MissingGPUError(f"SLURM_GPUS_ON_NODE = {promised}, but {why}")
-    if has_gpus() and rank == 0:
+    if has_gpus() and rank == 0 and "SLURM_JOB_ID" not in os.environ:  # a job may have asked for CPUs alone
         TRAINING.warning(f"this host has GPUs, but {why} without this line")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 import torch.distributed as dist
 
 from plumbline.launcher.runtime.system.startup import (
@@ -16,7 +17,9 @@ from plumbline.launcher.runtime.system.startup import (
     ask_torch_for_free_memory,
     gloo_group,
     listen_where_others_reach,
+    start,
 )
+from plumbline.launcher.runtime.system.world import World
 
 
 @pytest.mark.parametrize(
@@ -100,5 +103,21 @@ def test_ranks_that_cannot_meet_over_gloo_are_told_what_to_set(monkeypatch: pyte
         raise RuntimeError("Gloo connectFullMesh failed with [pair.cc:144] no error\nException raised from ...")
 
     monkeypatch.setattr(dist, "new_group", fail)
-    with pytest.raises(UnmetError, match=r"over gloo, beside training's: Gloo connectFull.*set GLOO_SOCKET_IFNAME to"):
+    with pytest.raises(UnmetError, match=r"over gloo: Gloo connectFull.*set GLOO_SOCKET_IFNAME to"):
         gloo_group(30)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"), [("Gloo connectFullMesh failed with [pair.cc:144]", UnmetError), ("a bug", RuntimeError)]
+)
+def test_training_over_gloo_says_so_as_well(said: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    import deepspeed
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(os, "environ", {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
+    monkeypatch.setattr(deepspeed, "init_distributed", fail)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    with pytest.raises(error, match=said[:4]):
+        start(World(0, 0, 2, torch.device("cpu")), timeout_minutes=1)

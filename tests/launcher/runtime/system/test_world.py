@@ -102,11 +102,13 @@ def test_cpus_of_a_job_may_be_meant(host: Host, variables: dict[str, str]) -> No
     assert read_world().device.type == "cpu"
 
 
-@pytest.mark.parametrize(("rank", "said"), [("0", 1), ("1", 0)])
+@pytest.mark.parametrize(
+    ("variables", "said"), [({"RANK": "0"}, 1), ({"RANK": "1"}, 0), ({"RANK": "0", "SLURM_JOB_ID": "7"}, 0)]
+)
 def test_a_host_whose_gpus_torch_does_not_see_is_worth_a_warning(
-    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: str, said: int
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variables: dict[str, str], said: int
 ) -> None:
-    host.shows(0, {**RANK, "RANK": rank})
+    host.shows(0, {**RANK, **variables})
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     monkeypatch.setattr(world, "has_gpus", lambda: True)
     assert read_world().device.type == "cpu"
