@@ -138,7 +138,7 @@ class DeepSpeedEngine(Engine):
         if self.stage == 3 and world.size == 1 and world.device.type == "cuda" and compiles(config, world.device):
             zero_shards.refuse_uneven(model)
         if self.stage == 1 and self.requested["bf16"]["enabled"] and not config.deepspeed.offload_optimizer:
-            zero_shards.sum_without_copies(self._engine, world.size)
+            zero_shards.sum_where_gradients_lie(self._engine, world.size)
         if (self.stage, config.deepspeed.precision, config.deepspeed.communication_dtype) == (2, "bf16", "fp32"):
             zero_shards.average_in_fp32(self._engine.optimizer, world.size)
         # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back

@@ -53,12 +53,13 @@ class Estimate:
     parameters: int
     ranks: int
     on_gpu: bool = True
-    """Count what kernels on GPUs keep, not those on CPUs."""
+    """Count what kernels and messages on GPUs keep, not those on CPUs."""
     _counted: dict[tuple[bool, Recomputed], int] = field(default_factory=dict)
 
     def memory(self, stage: int, recomputed: Recomputed) -> DeviceMemory:
         """Return the memory under a ZeRO stage and a way of recomputing."""
-        return model_states(self.config, self.parameters, stage, self.ranks, self._activations(stage, recomputed))
+        activations = self._activations(stage, recomputed)
+        return model_states(self.config, self.parameters, stage, self.ranks, activations, self.on_gpu)
 
     def _activations(self, stage: int, recomputed: Recomputed) -> int:
         key = stage == 0 and self.config.deepspeed.precision == "bf16", recomputed
@@ -107,7 +108,9 @@ def choose_recomputed(config: Config, parameters: int, world: World) -> Recomput
     return chosen
 
 
-def model_states(config: Config, parameters: int, stage: int, ranks: int, activations: float) -> DeviceMemory:
+def model_states(
+    config: Config, parameters: int, stage: int, ranks: int, activations: float, on_gpu: bool = True
+) -> DeviceMemory:
     """Return the memory of one of `ranks` devices under ZeRO `stage` (arXiv 1910.02054, section 3) by DeepSpeed.
 
     Under bf16 the weights are bf16 and the optimizer holds fp32 master weights and two moments; gradients are
@@ -131,7 +134,11 @@ def model_states(config: Config, parameters: int, stage: int, ranks: int, activa
             gradients *= 2  # of the step so far, and of this micro-batch
     if stage >= 3:
         weights /= ranks
-    if stage == 0 or (stage == 1 and mixed):  # all gradients are summed in one piece, once activations are gone
+    if stage == 1 and mixed and not offloads:  # gradients are summed where they lie; rounded ones are copied
+        rounded = config.deepspeed.communication_dtype == "bf16"
+        copies = 2.0 * rounded + (0.0 if on_gpu else 2.0 if rounded else 4.0)  # gloo copies every message
+        buffers, update = 0.0, copies * parameters if ranks > 1 else 0.0
+    elif stage == 0 or (stage == 1 and mixed):  # all gradients are summed in one piece, once activations are gone
         buffers, update = 0.0, 4.0 * min(parameters, FLATTENED) if ranks > 1 else 0.0
     elif stage == 1:  # gradients go through a bucket, but for those of a rank alone, and lie in one piece in the end
         buffers, update = 4.0 * sizes.reduce if sends_gradients(config, ranks) else 0.0, 4.0 * share

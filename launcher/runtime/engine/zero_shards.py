@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from plumbline.launcher.runtime.config.errors import ConfigError
@@ -61,18 +62,20 @@ def restore_linear() -> None:
     nn.functional.linear = torchs_own
 
 
-def sum_without_copies(engine: Any, ranks: int) -> None:
-    """Let DeepSpeed's BF16_Optimizer add each gradient to its fp32 sum as it is, when the backward pass has made it.
+def sum_where_gradients_lie(engine: Any, ranks: int) -> None:
+    """Sum the gradients of DeepSpeed's BF16_Optimizer where it keeps them, over micro-batches and over ranks.
 
-    By itself it makes a copy in fp32 first, in functions that take the host longer than small tensors take a GPU, and
-    it writes zeros over all sums twice after each step, to which the first micro-batch adds (docs/performance.md). Here
-    the first gradient of a step is its sum. The numbers stay the same.
+    By itself it makes a copy of each gradient in fp32 before it adds it, in functions that take the host longer than
+    small tensors take a GPU, and writes zeros over all sums twice after each step, to which the first micro-batch adds.
+    Then it copies all sums into messages of whole buffers, has every rank receive all of them, and copies them back,
+    though a rank updates a share of the weights (docs/performance.md). Here a gradient is added as it is, the first one
+    of a step is the sum, and each rank receives its own share alone.
 
     Args:
         engine: DeepSpeed's.
-        ranks: how many there are. For one, its sum over ranks is left out, which would copy all into messages and back.
+        ranks: how many there are.
     """
-    zero, sum_over_all = engine.optimizer, engine.buffered_allreduce_fallback
+    zero = engine.optimizer
 
     def add(parameter: nn.Parameter, group: int, index: int) -> None:
         if parameter.grad is None:  # as DeepSpeed has it
@@ -90,18 +93,40 @@ def sum_without_copies(engine: Any, ranks: int) -> None:
     def forget() -> None:  # the numbers stay, and are written over
         zero.fp32_groups_has_gradients = [[False] * len(group) for group in zero.fp32_groups_gradients]
 
-    def finish(**named: Any) -> None:
+    def finish(**_unused: Any) -> None:
         for totals, has_gradient in zip(zero.fp32_groups_gradients, zero.fp32_groups_has_gradients, strict=True):
             for index, total in enumerate(totals):
                 if not has_gradient[index]:
                     total.zero_()  # what an earlier step has left there
-                    has_gradient[index] = True  # or its norm is left out on this rank, though others have given to it
+                    has_gradient[index] = True  # or its norm is left out
         if ranks > 1:
-            sum_over_all(**named)
+            _average_shares(zero, ranks, engine.communication_data_type)
+
+    def of_shares(for_clipping: bool = False) -> Any:
+        shares = zero.fp32_groups_gradient_flat_partition
+        return shares if for_clipping else ([_norm_of_all(shares)], {})
 
     zero.accumulate_hp_grads_and_remove_lp = add
     zero.clear_hp_grads = forget
     engine.buffered_allreduce_fallback = finish
+    if ranks > 1:
+        zero.get_grads_for_norm = of_shares  # the norm of which is then that of the whole gradient
+
+
+def _average_shares(zero: Any, ranks: int, dtype: torch.dtype) -> None:
+    """Make of each rank's share of the gradient the mean over ranks, which is sent in a dtype. Collective."""
+    wholes, shares = zero.fp32_groups_gradients_flat, zero.fp32_groups_gradient_flat_partition
+    for whole, share, group in zip(wholes, shares, zero.real_dp_process_group, strict=True):
+        message = whole.to(dtype)  # itself, unless it is rounded
+        part = message.narrow(0, share.storage_offset() - whole.storage_offset(), share.numel())
+        dist.reduce_scatter_tensor(part, message, group=group)
+        share.copy_(part).mul_(1 / ranks)
+
+
+def _norm_of_all(shares: list[Tensor]) -> Tensor:
+    """Return the norm of a gradient of which each rank has shares; squares are added up in fp64. Collective."""
+    squares = torch.stack(torch._foreach_norm(shares, 2, torch.float64)).square().sum()
+    return sum_over_ranks(squares).sqrt().float()
 
 
 def average_in_fp32(zero: Any, ranks: int) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from deepspeed.runtime import bf16_optimizer
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 
@@ -132,7 +133,7 @@ def _(engine: Any, _swap: Swap) -> None:
     engine.model.get_parameter("blocks.1.down.weight").register_hook(torch.zeros_like)
 
 
-@mutant("a bucket is not summed over ranks", lambda case: case.stage == 0 or bf16_optimizer_of(case))
+@mutant("a bucket is not summed over ranks", lambda case: case.stage == 0)
 def _(engine: Any, swap: Swap) -> None:
     ds, count = engine._engine, iter(range(10**6))
     reduce = ds.allreduce_bucket
@@ -141,6 +142,18 @@ def _(engine: Any, swap: Swap) -> None:
         return reduce(bucket, *arguments, **named) if next(count) else ds.flatten(bucket)
 
     swap(ds, "allreduce_bucket", dropped)
+
+
+@mutant("BF16_Optimizer does not sum the shares of a group over ranks", bf16_optimizer_of)
+def _(_engine: Any, swap: Swap) -> None:
+    count = iter(range(10**6))
+    scatter = dist.reduce_scatter_tensor
+    swap(dist, "reduce_scatter_tensor", lambda *given, **named: scatter(*given, **named) if next(count) else None)
+
+
+@mutant("BF16_Optimizer takes the norm of one rank's shares for that of all", bf16_optimizer_of)
+def _(_engine: Any, swap: Swap) -> None:
+    swap(zero_shards, "_norm_of_all", lambda shares: torch.cat(list(shares)).norm())
 
 
 @mutant("a bucket of stages 1 and 2 is not summed over ranks", flat)
