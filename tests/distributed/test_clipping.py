@@ -87,7 +87,7 @@ def test_stages_clip_alike(runs: Callable[[str], Run], name: str) -> None:
         torch.testing.assert_close(other.weights(10)[tensor], weight, rtol=1e-4, atol=5e-5, msg=tensor)
 
 
-def test_bf16_with_whole_gradients_clips_likewise(runs: Callable[[str], Run]) -> None:
+def test_bf16_at_stage_1_clips_likewise(runs: Callable[[str], Run]) -> None:
     exact, rounded = runs("fp32_1"), runs("bf16_1")
     assert rounded.column("loss") == pytest.approx(exact.column("loss"), rel=0.005)
     assert rounded.column("grad_norm") == pytest.approx(exact.column("grad_norm"), rel=0.15)

@@ -138,7 +138,7 @@ def model_states(
         rounded = config.deepspeed.communication_dtype == "bf16"
         copies = 2.0 * rounded + (0.0 if on_gpu else 2.0 if rounded else 4.0)  # gloo copies every message
         buffers, update = 0.0, copies * parameters if ranks > 1 else 0.0
-    elif stage == 0 or (stage == 1 and mixed):  # all gradients are summed in one piece, once activations are gone
+    elif stage == 0 or (stage == 1 and mixed):  # in one piece, once activations are gone; offloaded, about as much
         buffers, update = 0.0, 4.0 * min(parameters, FLATTENED) if ranks > 1 else 0.0
     elif stage == 1:  # gradients go through a bucket, but for those of a rank alone, and lie in one piece in the end
         buffers, update = 4.0 * sizes.reduce if sends_gradients(config, ranks) else 0.0, 4.0 * share

@@ -95,10 +95,9 @@ def sum_where_gradients_lie(engine: Any, ranks: int) -> None:
 
     def finish(**_unused: Any) -> None:
         for totals, has_gradient in zip(zero.fp32_groups_gradients, zero.fp32_groups_has_gradients, strict=True):
-            for index, total in enumerate(totals):
-                if not has_gradient[index]:
+            for total, has in zip(totals, has_gradient, strict=True):
+                if not has:
                     total.zero_()  # what an earlier step has left there
-                    has_gradient[index] = True  # or its norm is left out
         if ranks > 1:
             _average_shares(zero, ranks, engine.communication_data_type)
 
@@ -120,7 +119,8 @@ def _average_shares(zero: Any, ranks: int, dtype: torch.dtype) -> None:
         message = whole.to(dtype)  # itself, unless it is rounded
         part = message.narrow(0, share.storage_offset() - whole.storage_offset(), share.numel())
         dist.reduce_scatter_tensor(part, message, group=group)
-        share.copy_(part).mul_(1 / ranks)
+        share.copy_(part).div_(ranks)
+        del message, part  # or rounded copies of two groups are there at once
 
 
 def _norm_of_all(shares: list[Tensor]) -> Tensor:

@@ -151,11 +151,6 @@ def _(_engine: Any, swap: Swap) -> None:
     swap(dist, "reduce_scatter_tensor", lambda *given, **named: scatter(*given, **named) if next(count) else None)
 
 
-@mutant("BF16_Optimizer takes the norm of one rank's shares for that of all", bf16_optimizer_of)
-def _(_engine: Any, swap: Swap) -> None:
-    swap(zero_shards, "_norm_of_all", lambda shares: torch.cat(list(shares)).norm())
-
-
 @mutant("a bucket of stages 1 and 2 is not summed over ranks", flat)
 def _(engine: Any, swap: Swap) -> None:
     zero, count = engine._engine.optimizer, iter(range(10**6))
