@@ -78,39 +78,40 @@ TRAIN_7B = (
 # 2 micro-batches a step, as a rank has on 8 GPUs
 STEP_124M = "--config configs/gpt2-124m.yaml model.vocab_size=50304 data.global_batch_size=60"
 OTHERS_124M = TRAIN_124M.replace("throughput", "other_trainers") + " --setting bf16:1"
+# What is asked for most comes first: a call may end before the last
 GPU = {
     "train_124m": Part(f"{TRAIN_124M} --settings bf16:1", TINY),
     "train_124m_64": Part(f"{TRAIN_124M} --batch 64 --alone --settings bf16:1", TINY),
-    "train_124m_stages": Part(f"{TRAIN_124M} --alone --settings bf16:0,bf16:2,bf16:3", TINY),
-    "train_400m": Part(f"{TRAIN_400M} --settings bf16:1", TINY),
     "train_1.4b": Part(f"{TRAIN_1400M} --batch 8 --alone --settings bf16:1", TINY),
     "train_1.4b_accumulated": Part(f"{ACCUMULATED_1400M} --settings bf16:1", TINY),
     "train_1.4b_float8": Part(  # beside train_1.4b_accumulated
         f"{ACCUMULATED_1400M} --settings bf16:1 precision.float8=tensorwise", f"{TINY} precision.float8_emulated=true"
     ),
-    "train_1.4b_beside_plain": Part(f"{TRAIN_1400M} --batch 3 --settings bf16:1", TINY),  # both fit 80 GiB
-    "train_7b": Part(
-        f"{TRAIN_7B} --rounds 3 --settings bf16:1 train.activation_checkpointing=auto", f"{TINY} --settings bf16:1"
-    ),
     "hugging_face_trainer": Part(f"{OTHERS_124M} --trainer hugging_face", f"{TINY} --rounds 1"),
-    "litgpt": Part(f"{OTHERS_124M} --trainer litgpt", f"{TINY} --rounds 1"),
-    "loss_head": Part("loss_head.py --tokens 16384 --dtype bf16", "--tokens 64 --rounds 2"),
-    "loss_head_151936": Part(
-        "loss_head.py --tokens 16384 --dtype bf16 --width 2048 --vocabulary 151936",
-        "--tokens 64 --width 64 --vocabulary 512 --rounds 2",
-    ),
-    "attention_masks": Part("attention_masks.py --dtype bf16", TINY_MASKS),
-    "attention_masks_shared": Part("attention_masks.py --dtype bf16 --length 8192 --batch 1 --shared 4", TINY_MASKS),
-    "optimizers": Part(f"optimizer_cost.py {STEP_124M}", f"--rounds 2 {TINY_RUN}"),
-    "generation": Part("generation_speed.py --layers 12 --width 768 --dtype bf16", TINY_GENERATION),
-    "determinism": Part(f"determinism_cost.py {STEP_124M}", f"--rounds 2 {TINY_RUN}"),
+    "train_1.4b_beside_plain": Part(f"{TRAIN_1400M} --batch 3 --settings bf16:1", TINY),  # both fit 80 GiB
     "diagnostics": Part(f"diagnostics_cost.py {STEP_124M}", f"--rounds 2 {TINY_RUN}"),
+    "start_up": Part(f"start_up.py {STEP_124M}", f"--starts 1 {TINY_RUN}"),
     "lookahead": Part(
         "lookahead_cost.py --width 768 --depth 12 --batch 8",
         "--width 64 --depth 1 --length 64 --anchors 2 --horizon 2 --batch 1 --rounds 2",
     ),
+    "attention_masks": Part("attention_masks.py --dtype bf16", TINY_MASKS),
+    "determinism": Part(f"determinism_cost.py {STEP_124M}", f"--rounds 2 {TINY_RUN}"),
+    "loss_head": Part("loss_head.py --tokens 16384 --dtype bf16", "--tokens 64 --rounds 2"),
+    "litgpt": Part(f"{OTHERS_124M} --trainer litgpt", f"{TINY} --rounds 1"),
+    "optimizers": Part(f"optimizer_cost.py {STEP_124M}", f"--rounds 2 {TINY_RUN}"),
+    "generation": Part("generation_speed.py --layers 12 --width 768 --dtype bf16", TINY_GENERATION),
     "checkpoint_stall": Part("checkpoint_stall.py", "--layers 1 --saves 2"),
-    "start_up": Part(f"start_up.py {STEP_124M}", f"--starts 1 {TINY_RUN}"),
+    "train_124m_stages": Part(f"{TRAIN_124M} --alone --settings bf16:0,bf16:2,bf16:3", TINY),
+    "train_400m": Part(f"{TRAIN_400M} --settings bf16:1", TINY),
+    "train_7b": Part(
+        f"{TRAIN_7B} --rounds 3 --settings bf16:1 train.activation_checkpointing=auto", f"{TINY} --settings bf16:1"
+    ),
+    "loss_head_151936": Part(
+        "loss_head.py --tokens 16384 --dtype bf16 --width 2048 --vocabulary 151936",
+        "--tokens 64 --width 64 --vocabulary 512 --rounds 2",
+    ),
+    "attention_masks_shared": Part("attention_masks.py --dtype bf16 --length 8192 --batch 1 --shared 4", TINY_MASKS),
 }
 
 
