@@ -118,7 +118,6 @@ from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.nodes import own_job
 from plumbline.launcher.runtime.system.rank_log import rank_log
-from plumbline.launcher.runtime.system.startup import UnmetError
 from plumbline.launcher.runtime.system.world import MissingGPUError, World, emulates_bf16, read_world
 from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
@@ -188,8 +187,8 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, wat
         return fail(error, status.end(UNSAVED, str(error)), of_all=True)
     except UnreadError as error:
         return fail(error, status.end(UNREACHED, str(error)))
-    except (ConfigError, CheckpointError, DamagedFileError, UnmetError, OSError) as error:
-        code = UNREACHED if isinstance(error, (RemoteError, UnmetError)) and status.step else UNUSABLE
+    except (ConfigError, CheckpointError, DamagedFileError, startup.UnmetError, OSError) as error:
+        code = UNREACHED if isinstance(error, (RemoteError, startup.UnmetError)) and status.step else UNUSABLE
         return fail(error, status.end(code, str(error)))
     except WrongNodeError as error:
         if world.is_main and own_job() is not None:
@@ -265,7 +264,7 @@ def refuse(error: Exception, arguments: argparse.Namespace) -> int:
     code = UNUSABLE
     with suppress(ValueError, OSError):  # WORLD_SIZE may be what is wrong
         folder = read_run(arguments.config, arguments.overrides).folder
-        passing = RemoteError, UnmetError, MissingGPUError  # another attempt may get other nodes
+        passing = RemoteError, startup.UnmetError, MissingGPUError  # another attempt may get other nodes
         if isinstance(error, passing) and newest_checkpoint(folder) is not None:
             code = UNREACHED
         if os.environ.get("RANK", "0") == "0" and not (arguments.dry_run or arguments.print_config):
