@@ -12,8 +12,9 @@ The same command again resumes from the newest whole checkpoint, or says that th
 Exit codes: 0 complete; 2 unusable configuration, data or run folder; 3 training broke down (gradient, loss or weights
 not finite); 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C, a launcher that died, a time limit of Slurm that is near),
 checkpoint written if a step was made: start the same command again; 86 nothing moved for train.hang_minutes; 87 a node
-computed wrong numbers; 88 a checkpoint could not be written; 89 a run that had trained could not read data at a URL or
-a checkpoint: after each of these the same command goes on from the checkpoint before.
+computed wrong numbers or has a broken GPU; 88 a checkpoint could not be written; 89 a run that had trained did not
+reach data, a checkpoint, a disk, ranks or nodes that can carry it: after each of these the same command goes on from
+the checkpoint before.
 """
 
 import argparse
@@ -26,15 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.exit_codes import (
-    BROKEN,
-    COMPLETE,
-    CORRUPT,
-    REQUEUE,
-    UNREACHED,
-    UNSAVED,
-    UNUSABLE,
-)
+from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.starting import announce, slurm_ranks
@@ -94,12 +87,8 @@ if __name__ == "__main__":
     begin()
 
 
-from plumbline.data.damage import DamagedFileError
-from plumbline.data.remote.fetch import RemoteError
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
-from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnreadError, UnsavedError
-from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import as_yaml, load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -113,14 +102,12 @@ from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError
 from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_refusal
 from plumbline.launcher.runtime.system import determinism, startup
-from plumbline.launcher.runtime.system.attempts import accuse
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
-from plumbline.launcher.runtime.system.nodes import own_job
 from plumbline.launcher.runtime.system.rank_log import rank_log
-from plumbline.launcher.runtime.system.world import MissingGPUError, World, emulates_bf16, read_world
+from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.trackers import check_trackers
-from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
+from plumbline.launcher.runtime.train.endings import OF_ALL_RANKS, blame, code_of, is_of_device, to_tell
 from plumbline.launcher.runtime.train.guards.transfer import read_base
 from plumbline.launcher.runtime.train.rehearsal import rehearse
 from plumbline.launcher.runtime.train.train import train
@@ -168,6 +155,10 @@ def main() -> int:
         watch_time_limit(STOP, world.is_main)
     except (ValueError, OSError) as error:
         return refuse(error, arguments)
+    except RuntimeError as error:
+        if not is_of_device(error):
+            raise
+        return refuse(error, arguments)
     stamp_lines()
     folder = config.run.folder
     try:
@@ -175,7 +166,7 @@ def main() -> int:
             STOP.tell, STOP.save_seconds = status.end, status.save_seconds
             return attempt(config, inputs, world, status, watchdog)
     except (RunLockedError, OSError) as error:
-        return fail(error, UNUSABLE)
+        return fail(error, code_of(error, folder), isinstance(error, OF_ALL_RANKS))
 
 
 def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, watchdog: Watchdog | None) -> int:
@@ -183,19 +174,13 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, wat
     folder = config.run.folder
     try:
         complete = train(config, inputs, world, STOP, status, watchdog)
-    except UnsavedError as error:
-        return fail(error, status.end(UNSAVED, str(error)), of_all=True)
-    except UnreadError as error:
-        return fail(error, status.end(UNREACHED, str(error)))
-    except (ConfigError, CheckpointError, DamagedFileError, startup.UnmetError, OSError) as error:
-        code = UNREACHED if isinstance(error, (RemoteError, startup.UnmetError)) and status.step else UNUSABLE
-        return fail(error, status.end(code, str(error)))
-    except WrongNodeError as error:
-        if world.is_main and own_job() is not None:
-            accuse(folder / "slurm", error.nodes)
-        return fail(error, status.end(CORRUPT, str(error)), of_all=True)
-    except TrainingError as error:
-        return fail(error, status.end(BROKEN, str(error)), of_all=True)
+    except (ValueError, OSError, RuntimeError) as error:
+        code = code_of(error, folder, status.step)
+        if code == CRASHED:
+            raise
+        blame(error, folder)
+        told = to_tell(error)
+        return fail(told, status.end(code, str(told)), isinstance(error, OF_ALL_RANKS))
     startup.stop()
     TRAINING.info(f"{folder} is complete" if complete else f"stopped {STOP.reason}; the same command resumes {folder}")
     return status.end(COMPLETE, "complete") if complete else status.end(REQUEUE, f"stopped {STOP.reason}")
@@ -264,16 +249,22 @@ def refuse(error: Exception, arguments: argparse.Namespace) -> int:
     code = UNUSABLE
     with suppress(ValueError, OSError):  # WORLD_SIZE may be what is wrong
         folder = read_run(arguments.config, arguments.overrides).folder
-        passing = RemoteError, startup.UnmetError, MissingGPUError  # another attempt may get other nodes
-        if isinstance(error, passing) and newest_checkpoint(folder) is not None:
-            code = UNREACHED
-        if os.environ.get("RANK", "0") == "0" and not (arguments.dry_run or arguments.print_config):
-            note_refusal(folder, int(os.environ.get("WORLD_SIZE", "1")), newest_checkpoint, code, error)
-    return fail(error, code)
+        found = code_of(error, folder)
+        code = UNUSABLE if found == CRASHED else found  # a ValueError is no bug before training
+        if not (arguments.dry_run or arguments.print_config):
+            blame(error, folder)
+            if os.environ.get("RANK", "0") == "0":
+                ranks = int(os.environ.get("WORLD_SIZE", "1"))
+                note_refusal(folder, ranks, newest_checkpoint, code, to_tell(error))
+    return fail(to_tell(error), code, isinstance(error, OF_ALL_RANKS))
 
 
 if __name__ == "__main__":
-    exit_code = main()
+    try:
+        exit_code = main()
+    except Exception as bug:  # the threads of NCCL and gloo may hang in what Python would do next, as below
+        sys.excepthook(type(bug), bug, bug.__traceback__)
+        exit_code = CRASHED
     with suppress(OSError):  # a terminal that is gone is no failure of the run
         sys.stdout.flush()
         sys.stderr.flush()

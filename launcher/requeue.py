@@ -9,16 +9,26 @@ it is not; 2 that could not be decided or done. Inside a job, start it with SIGT
 """
 
 import argparse
+import errno
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from plumbline.launcher.runtime.config.written import read_run
-from plumbline.launcher.runtime.run.status_file import note_end_of_job
+from plumbline.launcher.runtime.run.status_file import note_end_of_job, told_by_rank_0
 from plumbline.launcher.runtime.sweep.advance import newest_step, one_of_several, read_share
 from plumbline.launcher.runtime.system import cli, nodes
 from plumbline.launcher.runtime.system.attempts import FINAL, TALLY, Attempt, Progress, accused, decide, read_limit
-from plumbline.launcher.runtime.system.exit_codes import CORRUPT, REQUEUE
+from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNUSABLE
 
 NOT_REQUEUED = 1  # exit code
+PAUSES = (10.0,) * 6
+"""Seconds between looks at a file system that is away."""
+AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
+"""What a shared one says while its server or this node's client starts again."""
+Result = TypeVar("Result")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -50,11 +60,13 @@ def main() -> int:
     """Print what is saved, or decide about the attempt that ended."""
     arguments = parse_arguments()
     limit = read_limit()  # before the first attempt, too: a mistake in it is told while somebody looks
-    run, tally, saved = look(arguments)
+    run, tally, saved = once_the_disk_is_back(partial(look, arguments))
     if arguments.code is None:
         print(",".join(map(str, saved)))
         return 0
     code = arguments.code
+    if run is not None and told_by_rank_0(run) == UNUSABLE:
+        code = UNUSABLE
     job_id = nodes.own_job()
     if job_id is None:
         raise ValueError("--code: this is no Slurm job, so there is nothing to put back into the queue")
@@ -63,19 +75,35 @@ def main() -> int:
         note_end(run, code)
         say(f"exit code {code}, ended by Slurm or by a person: the job is {job.state} and left as it is")
         return NOT_REQUEUED
-    decision = decide(Attempt(code, arguments.before, saved), tally, limit)
+    decision = once_the_disk_is_back(partial(decide, Attempt(code, arguments.before, saved), tally, limit))
     if not decision.requeue:
         note_end(run, code)
         say(f"{decision.reason}: not requeued")
         return NOT_REQUEUED
     # After a requested stop no node is to blame, and time may be running out; a job at its limit starts no step
     lost = nodes.lost_nodes(job) if code != REQUEUE and job.state == "RUNNING" else []
-    wrong = [node for node in accused(tally.parent) if node in job.nodes] if code == CORRUPT else []
-    spared = [*lost, *wrong] if nodes.can_spare(job, [*lost, *wrong]) else []
-    say(f"{decision.reason}: back into the queue{without(lost, wrong, spared)}")
+    faults = said_of(job, tally.parent) | dict.fromkeys(lost, "does not answer")
+    spared = nodes.sparable(job, faults)
+    say(f"{decision.reason}: back into the queue{without(faults, spared)}")
     note_end(run, code)
     nodes.requeue(job, spared)
     return 0
+
+
+def once_the_disk_is_back(action: Callable[[], Result]) -> Result:
+    """Return what `action` returns; call it again for a minute while the file system does not answer.
+
+    Raises:
+        OSError: it has not answered for so long, or has, and does not let us.
+    """
+    for pause in PAUSES:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in AWAY:
+                raise
+            time.sleep(pause)
+    return action()
 
 
 def look(arguments: argparse.Namespace) -> tuple[Path | None, Path, Progress]:
@@ -98,13 +126,19 @@ def say(decision: str) -> None:
     print(f"requeue.py: {decision}", flush=True)
 
 
-def without(lost: list[str], wrong: list[str], spared: list[str]) -> str:
-    """Say which nodes do not answer or compute wrong numbers, and whether the next attempt does without them."""
-    if spared:
-        return f", without {', '.join(spared)}"
-    faults = {"does not answer": lost, "computes wrong numbers": wrong}
-    said = [f"{', '.join(names)} {fault}" for fault, names in faults.items() if names]
-    return f"; {' and '.join(said)}, but without it there are too few nodes" if said else ""
+def said_of(job: nodes.Job, folder: Path) -> dict[str, str]:
+    """Return what ranks say against nodes of a job; nothing where they say it of most: then it is not the nodes."""
+    found = {node: fault for node, fault in accused(folder).items() if node in job.nodes}
+    return found if len(found) <= max(1, len(job.nodes) // 2) else {}
+
+
+def without(faults: Mapping[str, str], spared: Sequence[str]) -> str:
+    """Say what is wrong with which nodes, and which of them the next attempt does without."""
+    left = [node for node in faults if node not in spared]
+    said, kept = (" and ".join(f"{node} {faults[node]}" for node in some) for some in (spared, left))
+    return (f", without {', '.join(spared)} ({said})" if spared else "") + (
+        f"; {kept}, but without it there are too few nodes" if left else ""
+    )
 
 
 if __name__ == "__main__":

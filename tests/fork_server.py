@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-# What the verbs import, sooner or later; DeepSpeed looks at Muon, and so at torch's compiler, whenever it starts
+# What the verbs import, sooner or later
 IMPORTS = (
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "matplotlib.pyplot",
@@ -59,11 +59,20 @@ def main() -> None:
     threads = psutil.Process().num_threads()
     assert threads == 1, f"{threads} threads after imports: a fork would have one of them and the locks of all"
     torch = sys.modules.get("torch")
-    assert torch is None or not torch.cuda.is_initialized(), "an import has initialized CUDA, which no fork can use"
+    usable = torch is None or not (torch.cuda.is_initialized() or fork_is_bad(torch))
+    assert usable, "an import has initialized CUDA, which no fork can use"
     gc.freeze()  # or each fork would copy, in order to collect, what it shares with this process
     request = serve(place, int(owner))
     if request is not None:
         become(request)
+
+
+def fork_is_bad(torch: Any) -> bool:
+    """Return whether a fork of this process cannot use a GPU: to count them may initialize CUDA unknown to torch."""
+    child = os.fork()
+    if child == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
 
 
 def serve(place: str, owner: int) -> dict[str, Any] | None:

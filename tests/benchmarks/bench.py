@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
 from tests.fork_server import Forked, start_server
@@ -140,6 +142,9 @@ def run(part: Part, rehearse: bool, seconds: float, server: Path | None) -> dict
                     process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=stdout, stderr=stderr)
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
+            with suppress(psutil.NoSuchProcess):
+                for child in psutil.Process(process.pid).children(recursive=True):  # they would keep their GPU memory
+                    child.kill()
             process.kill()
             with suppress(subprocess.TimeoutExpired):  # of a device that does not let go of it
                 process.wait(10)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plumbline.launcher.runtime.system.attempts import LACKING, accused
 from plumbline.launcher.runtime.system.exit_codes import UNREACHED
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.startup import SHARED_MEMORY, extensions_folder
@@ -160,7 +161,7 @@ def test_a_taken_port_is_one_error(run_pretrain: Pretrain, tiny_config: Path) ->
 
 
 def test_a_run_that_has_trained_may_try_again_where_gpus_or_ranks_are_missing(
-    run_pretrain: Pretrain, tiny_config: Path
+    run_pretrain: Pretrain, tiny_config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another attempt may get other nodes; before there is a checkpoint, whoever started it looks on."""
     no_gpu = {"SLURM_GPUS_ON_NODE": "8", "CUDA_VISIBLE_DEVICES": "0", "DS_ACCELERATOR": ""}
@@ -170,8 +171,12 @@ def test_a_run_that_has_trained_may_try_again_where_gpus_or_ranks_are_missing(
     assert run_pretrain(tiny_config, "again", SHORT, ranks=1).code == 0
 
     longer = [*SHORT, "train.steps=4"]
-    outcome = run_pretrain(tiny_config, "again", longer, ranks=1, env=no_gpu)
+    in_job = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n3"}
+    outcome = run_pretrain(tiny_config, "again", longer, ranks=1, env={**no_gpu, **in_job})
     assert outcome.code == UNREACHED, outcome.stderr
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert accused(outcome.run.folder / "slurm") == {"n3": LACKING}, "the job goes on without it"
+    monkeypatch.delenv("SLURM_JOB_ID")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         env = dict(zip(VARIABLES, ("0", "0", "2", "127.0.0.1", str(taken.getsockname()[1])), strict=True))
         outcome = run_pretrain(tiny_config, "again", longer, launcher="python", env=env)

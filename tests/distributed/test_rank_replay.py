@@ -15,7 +15,7 @@ import pytest
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.plain import PlainEngine
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system.attempts import accused
+from plumbline.launcher.runtime.system.attempts import WRONG, accused
 from plumbline.launcher.runtime.system.exit_codes import CORRUPT
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train.guards.guard import WrongNodeError
@@ -72,14 +72,15 @@ def test_every_bit_that_turns_is_caught_before_the_update_and_its_rank_named(
         assert case["updates"] == case["compared"] // ranks + len(case["trials"]), "the guard comes before the update"
 
 
-def test_the_run_ends_and_accuses_the_node(outcome: Outcome) -> None:
+def test_the_run_ends_and_accuses_the_node(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome.code == CORRUPT, outcome.stderr
     assert (
         "error: step 8: rank 1 on n1 got other bits than two ranks agree on, for a micro-batch of rank 1: model."
         in (outcome.stderr)
     )
     assert "The update was not made; the last checkpoint is from before" in outcome.stderr
-    assert accused(outcome.run.folder / "slurm") == ["n1"]
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # as flip.py does for its ranks
+    assert accused(outcome.run.folder / "slurm") == {"n1": WRONG}
     assert outcome.run.checkpoints[-1] == "step_00000006"
     assert json.loads((outcome.run.folder / "status.json").read_text())["attempt"]["exit_code"] == CORRUPT
 

@@ -1,4 +1,4 @@
-"""Real ranks one of which has trouble with files: it is late with them, or cannot read them for a while."""
+"""Real ranks one of which has trouble: late with files, or unable to read them for a while, or with a broken device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from plumbline.launcher.runtime.run.status_file import read_attempts
-from plumbline.launcher.runtime.system.exit_codes import UNREACHED
+from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, accused
+from plumbline.launcher.runtime.system.exit_codes import CORRUPT, UNREACHED, UNUSABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +23,11 @@ SHORT = ["train.eval_interval=null", "checkpoint.interval=4", "checkpoint.keep_l
 def attempt(start: Start, tiny_config: Path, tmp_path: Path) -> Callable[..., Outcome]:
     """Train on two ranks: (steps, trouble, overrides) -> Outcome."""
 
-    def run(steps: int, trouble: str | None, *overrides: str) -> Outcome:
+    def run(steps: int, trouble: str | None, *overrides: str, **env: str) -> Outcome:
         fixed: list[Any] = ["--config", tiny_config, f"run.root={tmp_path}", "run.name=run", *SHORT]
         program = "launcher/pretrain.py" if trouble is None else "tests/distributed/trouble.py"
         arguments = [*fixed, f"train.steps={steps}", *overrides]
-        return start(program, arguments, tmp_path / "run", ranks=2, env={"TROUBLE": trouble or ""}).wait()
+        return start(program, arguments, tmp_path / "run", ranks=2, env={"TROUBLE": trouble or "", **env}).wait()
 
     return run
 
@@ -57,3 +58,23 @@ def test_what_one_rank_cannot_read_ends_an_attempt_of_all_and_is_not_passed_over
     again = attempt(12, None)
     assert again.code == 0, again.stderr
     assert "resuming after step 8 from " in again.stdout
+
+
+def test_a_run_that_has_worked_is_tried_again_when_the_disk_was_away(attempt: Callable[..., Outcome]) -> None:
+    outcome = attempt(8, "away")
+    assert outcome.code == UNUSABLE, "who starts it looks on"
+    assert attempt(8, None).code == 0
+    outcome = attempt(12, "away")
+    assert outcome.code == UNREACHED, outcome.stderr
+    assert "error: [Errno 116] Stale file handle" in outcome.stderr
+
+
+def test_a_gpu_that_reports_itself_broken_is_one_error_and_its_node_is_left_out(
+    attempt: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = attempt(8, "broken", SLURM_JOB_ID="7", SLURMD_NODENAME="n5")
+    assert outcome.codes[1] == CORRUPT, outcome.stderr
+    assert outcome.codes[0] == 1, "it lost the other in a collective"
+    assert "the GPU of this rank on n5 cannot be used (CUDA error: uncorrectable ECC error" in outcome.stderr
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert accused(outcome.run.folder / "slurm") == {"n5": BROKEN_GPU}

@@ -8,12 +8,15 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from torch._C import _distributed_c10d
 
+from plumbline.launcher.runtime.system.attempts import FROZEN, accused
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, HUNG
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.train import watchdog
@@ -83,10 +86,44 @@ def test_where_torch_knows_nccl_its_last_collectives_are_written(
 ) -> None:
     monkeypatch.setattr(watchdog, "GRACE", 0.0)
     monkeypatch.setattr(_distributed_c10d, "_dump_nccl_trace", lambda: b"collectives", raising=False)
+    on_gpu = replace(world, device=torch.device("cuda", 0))
+    watch_until_it_ends(tmp_path / "gpu", on_gpu)
+    assert (tmp_path / "gpu" / "nccl_trace_rank_0").read_bytes() == b"collectives"
+    watch_until_it_ends(tmp_path / "cpu", world)
+    assert [file.name for file in (tmp_path / "cpu").iterdir()] == ["rank_00000.txt"], "gloo keeps none"
+
+
+def test_a_device_that_tells_nothing_any_more_does_not_hide_who_is_waited_for(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> bytes:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    monkeypatch.setattr(watchdog, "GRACE", 0.0)
+    monkeypatch.setattr(_distributed_c10d, "_dump_nccl_trace", broken, raising=False)
+    watch_until_it_ends(tmp_path / "stacks", replace(world, device=torch.device("cuda", 0)))
+    told = capsys.readouterr().err
+    assert "nothing moved for" in told
+    assert "the last collectives of rank 0 are not known: CUDA error" in told
+
+
+def test_the_next_attempt_of_a_job_does_without_the_node_of_a_frozen_rank(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "GRACE", 0.0)
+    monkeypatch.setattr(watchdog, "gather_objects", lambda _mine, _world: ["n1", "n2", "n2"])
+    for job in (None, "7"):
+        if job is not None:
+            monkeypatch.setenv("SLURM_JOB_ID", job)
+        watch_until_it_ends(tmp_path / "stacks", replace(world, size=3))
+        assert accused(tmp_path / "slurm") == ({} if job is None else {"n2": FROZEN})
+
+
+def watch_until_it_ends(folder: Path, world: World) -> None:
+    """Watch a rank that does not move, once it has met the others, until its watchdog ends it."""
     ended = threading.Event()
-    Watchdog(tmp_path / "stacks", world, minutes=0.5 / 60, end=lambda _code: ended.set())
+    Watchdog(folder, world, minutes=0.5 / 60, end=lambda _code: ended.set()).met()
     assert ended.wait(60)
-    assert (tmp_path / "stacks" / "nccl_trace_rank_0").read_bytes() == b"collectives"
 
 
 def test_it_ends_the_process_when_nothing_moves_and_not_before(

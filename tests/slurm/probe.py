@@ -31,7 +31,7 @@ settings = dict(word.split("=", 1) for word in sys.argv[3:])
 with open(f"{folder}/job-{job}-attempt-{attempt}-rank-{rank}.json", "w") as file:
     json.dump({"environment": dict(os.environ), "arguments": sys.argv[1:]}, file)
 ending = settings["probe.endings"].split("/")[int(attempt)]
-while "hang" in ending:
+while "hang" in ending or ("alone" in ending and rank):
     time.sleep(0.05)
 if "stop" in ending:
     while not stop:
@@ -64,8 +64,9 @@ class Probe:
         Args:
             options: of sbatch.
             endings: how the attempts end, one after the other, with "/" between: an exit code; "stop": by 85, when
-                asked to; "hang": never; "killed": by SIGKILL of one rank; with "later" in front: once the file "now" is
-                there; with "saved": after a checkpoint; with "said": after a line on standard output.
+                asked to; "hang": never; "alone": on rank 0 alone; "killed": by SIGKILL of one rank; with "later" in
+                front: once the file "now" is there; with "saved": after a checkpoint; with "said": after a line on
+                standard output.
             extra: further arguments of pretrain.py.
             variables: of the environment.
         """

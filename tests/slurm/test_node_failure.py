@@ -59,7 +59,7 @@ def test_jobs_go_on_without_a_dead_node_or_wait_for_it(three_nodes: Cluster, con
     assert "restart 1: 2 ranks on n[1,3]" in log
     assert "resuming after step" in log
     assert json.loads((run / "result.json").read_text())["step"] == 100
-    assert decisions(log)[0].endswith("back into the queue, without n2")
+    assert decisions(log)[0].endswith("back into the queue, without n2 (n2 does not answer)")
 
     assert whole_state == ("COMPLETED", "0:0", "1"), whole_log
     assert "n2 does not answer, but without it there are too few nodes" in decisions(whole_log)[0]
@@ -67,5 +67,5 @@ def test_jobs_go_on_without_a_dead_node_or_wait_for_it(three_nodes: Cluster, con
     assert start_state == ("COMPLETED", "0:0", "1"), start_log
     assert "restart 0: 2 ranks on n[1-2]" in start_log
     assert decisions(start_log)[0].startswith("exit code 233, nothing saved after step 0, fruitless attempt 1 of 2")
-    assert decisions(start_log)[0].endswith("back into the queue, without n2")
+    assert decisions(start_log)[0].endswith("back into the queue, without n2 (n2 does not answer)")
     assert "restart 1: 2 ranks on n[1,3]" in start_log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 from datetime import datetime
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from plumbline.launcher.runtime.run.status import note_refusal
+from plumbline.launcher.runtime.system.attempts import LACKING, WRONG, accuse
+from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
 from plumbline.launcher.runtime.system.world import read_world
 from tests.slurm.probe import Probe, decisions, install
 
@@ -161,12 +165,16 @@ def test_mistakes_of_the_submitter_are_said_in_the_log(probe: Probe, tmp_path: P
         assert words in log
 
 
-def test_the_next_attempt_does_without_a_node_that_computed_wrong_numbers(probe: Probe) -> None:
+@pytest.mark.parametrize(("code", "fault"), [(87, WRONG), (89, LACKING)])
+def test_the_next_attempt_does_without_a_node_that_a_rank_has_accused(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch, code: int, fault: str
+) -> None:
     """Both nodes are accused, of which the job has one: the other is not its own."""
-    word = probe.folder / "runs" / "accused" / "slurm" / "accused.json"
-    word.parent.mkdir(parents=True)
-    word.write_text(json.dumps({"nodes": ["n1", "n2"]}))
-    job_id = probe.submit("--nodes=1", endings="87/0", extra=("run.name=accused",))
+    job_id = probe.submit("--nodes=1", endings=f"later {code}/0", extra=("run.name=accused",))
+    probe.wait_for_ranks(job_id, 1)
+    monkeypatch.setenv("SLURM_JOB_ID", job_id)
+    accuse(probe.folder / "runs" / "accused" / "slurm", ["n1", "n2"], fault)
+    (probe.folder / "now").touch()
     facts, log = probe.end(job_id)
     assert facts == ("COMPLETED", "0:0", "1"), log
     first, second = (
@@ -174,4 +182,39 @@ def test_the_next_attempt_does_without_a_node_that_computed_wrong_numbers(probe:
         for attempt in (0, 1)
     )
     assert {first["SLURMD_NODENAME"], second["SLURMD_NODENAME"]} == {"n1", "n2"}
-    assert decisions(log)[0].endswith(f"back into the queue, without {first['SLURMD_NODENAME']}")
+    node = first["SLURMD_NODENAME"]
+    assert decisions(log)[0].endswith(f"back into the queue, without {node} ({node} {fault})")
+
+
+def test_a_job_in_a_reservation_keeps_to_its_nodes(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other node is idle, but this job would wait for it for ever."""
+    made = ("reservationname=ours", "starttime=now", "duration=60", f"users={getpass.getuser()}", "nodes=n1")
+    probe.cluster.run("scontrol", "create", "reservation", *made)
+    try:
+        options = ("--nodes=1", "--reservation=ours")
+        job_id = probe.submit(*options, endings="later 87/0", extra=("run.name=reserved",))
+        probe.wait_for_ranks(job_id, 1)
+        monkeypatch.setenv("SLURM_JOB_ID", job_id)
+        accuse(probe.folder / "runs" / "reserved" / "slurm", ["n1"], WRONG)
+        (probe.folder / "now").touch()
+        facts, log = probe.end(job_id)
+    finally:
+        probe.cluster.run("scontrol", "delete", "reservationname=ours")
+    assert facts == ("COMPLETED", "0:0", "1"), log
+    assert decisions(log)[0].endswith(f"n1 {WRONG}, but without it there are too few nodes")
+
+
+def test_what_rank_0_alone_refuses_is_final(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Srun returns the code of the ranks that wait for it, and are killed."""
+    variables = {"PLUMBLINE_SRUN_OPTIONS": "--wait=5"}
+    job_id = probe.submit("--nodes=2", endings="later alone 2/0", extra=("run.name=alone",), variables=variables)
+    probe.wait_for_ranks(job_id)
+    monkeypatch.setenv("SLURM_JOB_ID", job_id)
+    folder = probe.folder / "runs" / "alone"
+    folder.mkdir(parents=True)
+    note_refusal(folder, 2, lambda _folder: None, UNUSABLE, ValueError("metrics.trackers"))
+    (probe.folder / "now").touch()
+    facts, log = probe.end(job_id)
+    assert (facts[0], facts[2]) == ("FAILED", "0"), log
+    assert facts[1] != "2:0"
+    assert decisions(log) == ["exit code 2, configuration, data or run folder cannot be used: not requeued"]

@@ -8,6 +8,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -34,6 +35,8 @@ from plumbline.launcher.runtime.system.files import remove_leftovers as remove_l
 from plumbline.launcher.runtime.system.files import write_whole
 from plumbline.launcher.runtime.system.log import LOG
 
+LEFTOVERS = ".step_*.staging"
+"""What saves that were killed leave among the checkpoints."""
 REPLACED = ".replaced"
 """Ending of the hidden name of a checkpoint whose place another one takes."""
 SYNC_BYTES = 2**30
@@ -73,9 +76,18 @@ def tidy(root: Path, newest: Path) -> None:
 def remove_leftovers(root: Path) -> None:
     """Delete what saves that were killed left among the checkpoints; nobody may be writing there."""
     put_back(root)
-    for leftover in root.glob(".step_*.staging"):
+    for leftover in root.glob(LEFTOVERS):
         shutil.rmtree(leftover, ignore_errors=True)
     remove_leftovers_of(root / POINTER)
+
+
+def bytes_of_leftovers(root: Path) -> int:
+    """Return the size of what `remove_leftovers` would delete, which is as good as free."""
+    total = 0
+    for file in root.glob(f"{LEFTOVERS}/**/*"):
+        with suppress(OSError):  # another start deletes it
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def write_files(

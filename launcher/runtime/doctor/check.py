@@ -56,6 +56,8 @@ class Need:
     """Checkpoints that stay; while the next one is written, there is one more."""
     present: int
     """Checkpoints that are there already."""
+    leftovers: int = 0
+    """Bytes of saves that were killed, which a start deletes."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ def measure(place: Place) -> Facts:
     return {
         **local,
         "folder": str(folder),
-        "free_bytes": found.f_bavail * found.f_frsize,
+        "free_bytes": found.f_bavail * found.f_frsize + (0 if need is None else need.leftovers),
         "free_files": found.f_favail if found.f_files > 0 else None,  # some file systems do not count them
         "checkpoint_bytes": None if need is None else need.bytes,
         "more_checkpoints": None if need is None else max(1, need.keep + 1 - need.present),
@@ -46,7 +46,7 @@ def existing(folder: Path) -> Path:
 def judge(reports: Sequence[Report]) -> list[Finding]:
     """Find too little for one checkpoint bad, and for all that are kept at a time worth a warning.
 
-    Nodes that share the folder all see the same, so the one with the least speaks for all of them.
+    The run folder is shared, so nodes see the same of it, and the one that sees the least speaks for all of them.
     """
     least = min(reports, key=lambda report: report.facts["free_bytes"])
     facts, findings = least.facts, []
@@ -54,10 +54,10 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
     where = f"{gigabytes(free)} free at {facts['folder']}"
     remedy = "free some space, or set run.root to a larger file system"
     if need is not None and free < need:
-        findings.append(Finding("bad", least.node, f"{where}, one checkpoint takes {gigabytes(need)}", remedy))
+        findings.append(Finding("bad", EVERYWHERE, f"{where}, one checkpoint takes {gigabytes(need)}", remedy))
     elif need is not None and free < need * facts["more_checkpoints"]:
         text = f"{where}, {facts['more_checkpoints']} more checkpoints of {gigabytes(need)} may lie there at a time"
-        findings.append(Finding("warning", least.node, text, f"{remedy}, or lower checkpoint.keep_last"))
+        findings.append(Finding("warning", EVERYWHERE, text, f"{remedy}, or lower checkpoint.keep_last"))
     counted = [report for report in reports if report.facts["free_files"] is not None]
     fewest = min(counted, key=lambda report: report.facts["free_files"], default=None)
     if fewest is not None and fewest.facts["free_files"] < fewest.facts["checkpoint_files"]:
@@ -65,7 +65,7 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
             f"{fewest.facts['free_files']} inodes free at {fewest.facts['folder']}, a checkpoint may take "
             f"{fewest.facts['checkpoint_files']}"
         )
-        findings.append(Finding("bad", fewest.node, text, "delete files there, or set run.root to another file system"))
+        findings.append(Finding("bad", EVERYWHERE, text, "delete files there, or set run.root to another file system"))
     findings += _judge_local(reports)
     takes = "" if need is None else f", one checkpoint takes {gigabytes(need)}"
     return findings or [Finding("ok", EVERYWHERE, where + takes)]

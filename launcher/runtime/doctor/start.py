@@ -1,7 +1,9 @@
 """Make the cheap checks at each start of a run, once its ranks have met."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from plumbline.launcher.runtime.checkpoint.commit import bytes_of_leftovers
 from plumbline.launcher.runtime.checkpoint.store import checkpoints
 from plumbline.launcher.runtime.config.budget import checkpoint_bytes
 from plumbline.launcher.runtime.config.plan import RunPlan
@@ -15,13 +17,23 @@ from plumbline.launcher.runtime.system.world import World
 
 
 class UnfitError(ValueError):
-    """Refuse to start on nodes that cannot carry the run."""
+    """Refuse to start on nodes that cannot carry the run.
+
+    Args:
+        message: all that is bad, and where.
+        nodes: those of which something bad is known that others do not have, by the names that Slurm has for them.
+    """
+
+    def __init__(self, message: str, nodes: Sequence[str]) -> None:
+        super().__init__(message)
+        self.nodes = nodes
 
 
 def need_of(config: Config, plan: RunPlan) -> Need:
     """Return what the checkpoints of a run take, and how many are there."""
     root = config.run.folder / "checkpoints"
-    return Need(checkpoint_bytes(config, plan.rows), config.checkpoint.keep_last, len(checkpoints(root)))
+    takes, kept = checkpoint_bytes(config, plan.rows), config.checkpoint.keep_last
+    return Need(takes, kept, len(checkpoints(root)), bytes_of_leftovers(root))
 
 
 def local_need_of(config: Config, plan: RunPlan, world: World) -> LocalNeed | None:
@@ -49,8 +61,9 @@ def check_start(config: Config, plan: RunPlan, world: World) -> None:
     for finding in found:
         if finding.level == "warning":
             LOG.warning(_sentence(finding))
-    if bad := [_sentence(finding) for finding in found if finding.level == "bad"]:
-        raise UnfitError("the run was not started: " + "\n  ".join(bad))
+    if bad := [finding for finding in found if finding.level == "bad"]:
+        message = "the run was not started: " + "\n  ".join(map(_sentence, bad))
+        raise UnfitError(message, sorted({finding.node for finding in bad} - {EVERYWHERE}))
 
 
 def _sentence(finding: Finding) -> str:

@@ -13,12 +13,14 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from plumbline.launcher.runtime.system.launch import job_id, restart_count
 from plumbline.launcher.runtime.system.log import LOG
 
 LOCK = "lock"
@@ -31,7 +33,7 @@ class RunLockedError(ValueError):
 
 
 @contextmanager
-def hold(folder: Path, patience: float = 0.0) -> Iterator[None]:
+def hold(folder: Path, patience: float = 0.0, pulse: Path | None = None) -> Iterator[None]:
     """Hold the lock of a run folder, which is made if need be; other processes are refused meanwhile.
 
     Where the file system has no locks, this warns and goes on.
@@ -39,6 +41,8 @@ def hold(folder: Path, patience: float = 0.0) -> Iterator[None]:
     Args:
         folder: of the run.
         patience: seconds to wait for a holder that belongs to the Slurm job of this process: an earlier attempt of it.
+        pulse: a file that a holder writes time and again as long as it lives. If an earlier attempt has not done so for
+            all that time, its lock is not waited for: over NFS 3 that of a dead node stays until the node is back.
 
     Raises:
         RunLockedError: another process holds it; names its host, process and Slurm job.
@@ -47,11 +51,12 @@ def hold(folder: Path, patience: float = 0.0) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        _acquire(descriptor, folder, patience)
+        descriptor = _acquire(descriptor, folder, patience, pulse)
         facts = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
+            "slurm_job_id": job_id(),
+            "slurm_restart_count": restart_count(),
             "since": datetime.now().astimezone().isoformat(timespec="seconds"),
         }
         os.ftruncate(descriptor, 0)
@@ -62,20 +67,29 @@ def hold(folder: Path, patience: float = 0.0) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, folder: Path, patience: float) -> None:
-    """Lock the file, or raise RunLockedError."""
+def _acquire(descriptor: int, folder: Path, patience: float, pulse: Path | None) -> int:
+    """Lock the file, or one that takes its place, and return the descriptor; or raise RunLockedError."""
     deadline = time.monotonic() + patience
+    before = _last_write(pulse)
     while True:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return descriptor
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 LOG.warning(f"{folder / LOCK} cannot be locked ({error}): see to it that nobody else trains this run")
-                return
+                return descriptor
         owner = _read_owner(descriptor)
         job = owner.get("slurm_job_id")
-        if job is None or job != os.environ.get("SLURM_JOB_ID") or time.monotonic() > deadline:
+        if job is None or job != job_id() or time.monotonic() > deadline:
+            if _is_before(owner) and before is not None and _last_write(pulse) == before:
+                LOG.warning(
+                    f"{folder / LOCK}: an earlier attempt of this job, on {owner.get('host', '?')}, has not given it "
+                    f"back, and nothing of it has moved for {patience:g} s: going on without it"
+                )
+                new = _in_its_place(folder)
+                os.close(descriptor)
+                return new
             raise RunLockedError(
                 f"{folder} is being trained by process {owner.get('pid', 'unknown')} on host "
                 f"{owner.get('host', 'unknown')}{'' if job is None else f', Slurm job {job}'}, since "
@@ -83,6 +97,26 @@ def _acquire(descriptor: int, folder: Path, patience: float) -> None:
                 f"host is gone for good, remove {folder / LOCK})"
             )
         time.sleep(1.0)
+
+
+def _is_before(owner: Mapping[str, Any]) -> bool:
+    """Return whether the holder is an earlier attempt of the Slurm job of this process, which Slurm has ended."""
+    theirs, mine = owner.get("slurm_restart_count"), restart_count()
+    return owner.get("slurm_job_id") == job_id() and mine is not None and theirs is not None and theirs < mine
+
+
+def _last_write(pulse: Path | None) -> float | None:
+    """Return when the file was written last, by the clock of its file system; None where there is none."""
+    return pulse.stat().st_mtime if pulse is not None and pulse.exists() else None
+
+
+def _in_its_place(folder: Path) -> int:
+    """Lock a new file, put it where the old one is, and return its descriptor."""
+    new = folder / f".{LOCK}.{uuid.uuid4().hex[:8]}"
+    descriptor = os.open(new, os.O_RDWR | os.O_CREAT, 0o666)
+    fcntl.lockf(descriptor, fcntl.LOCK_EX)  # which nobody else knows of
+    new.replace(folder / LOCK)
+    return descriptor
 
 
 def owner_of(folder: Path) -> dict[str, Any] | None:

@@ -76,7 +76,7 @@ def begin_attempt(folder: Path, world: World, newest: Newest) -> Iterator["RunSt
         OSError: on all ranks: the folder cannot be written.
     """
     with ExitStack() as stack:
-        from_main(lambda: stack.enter_context(hold(folder, LEASE_SECONDS)), world)
+        from_main(lambda: stack.enter_context(hold(folder, LEASE_SECONDS, folder / STATUS)), world)
         yield stack.enter_context(RunStatus(folder, world.size, newest) if world.is_main else RunStatus())
 
 

@@ -140,6 +140,22 @@ def with_last(ended: Sequence[Attempt], last: Attempt | None, until: float) -> l
     return [*ended, last]
 
 
+def told_by_rank_0(folder: Path) -> int | None:
+    """Return the exit code that rank 0 has told for this attempt of a Slurm job; None where it told none.
+
+    What it refuses alone, srun does not return: the other ranks wait for it, and are killed.
+    """
+    with suppress(ValueError, OSError):
+        status = read_status(folder)
+        if status is not None and _is_of_this_job(status.attempt):
+            return status.attempt.exit_code
+    return None
+
+
+def _is_of_this_job(attempt: Attempt) -> bool:
+    return (attempt.slurm_job_id, attempt.slurm_restart_count) == (launch.job_id(), launch.restart_count())
+
+
 def note_end_of_job(folder: Path, code: int) -> None:
     """Charge the time until now to the attempt of the Slurm job that this process ends: its ranks were waited for.
 
@@ -160,7 +176,7 @@ def _note_end_of_job(folder: Path, code: int) -> None:
     if status is None:
         return
     last = ended.pop() if ended and ended[-1].is_of(status.attempt) else status.attempt
-    if (last.slurm_job_id, last.slurm_restart_count) != (launch.job_id(), launch.restart_count()):
+    if not _is_of_this_job(last):
         return
     if last.exit_code is None:
         last = replace(last.extended(now, "lost"), exit_code=code, why=SILENT)

@@ -9,17 +9,24 @@ that the count begins anew.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, UNUSABLE
 from plumbline.launcher.runtime.system.files import write_json
+from plumbline.launcher.runtime.system.launch import job_id, restart_count
 
 VARIABLE = "PLUMBLINE_FRUITLESS_ATTEMPTS"
 TALLY = "attempts"
 """What names of tallies begin with."""
-ACCUSED = "accused.json"
+ACCUSED = "accused"
+"""Folder of what is said against nodes, a file for each of them."""
+WRONG = "computes wrong numbers"
+LACKING = "lacks GPUs"
+BROKEN_GPU = "has a broken GPU"
+UNFIT = "is unfit to start on"
+FROZEN = "is frozen"
 FINAL = {
     COMPLETE: "complete",
     UNUSABLE: "configuration, data or run folder cannot be used",
@@ -109,16 +116,22 @@ def _fruitless_before(attempt: Attempt, tally: Path) -> int:
     return int(kept["fruitless"]) if tuple(kept["saved"]) == attempt.before else 0
 
 
-def accuse(folder: Path, nodes: Sequence[str]) -> None:
-    """Leave word for requeue.py, in a folder of a run, which nodes computed wrong numbers in the attempt that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / ACCUSED, {"nodes": list(nodes)})
+def accuse(folder: Path, nodes: Iterable[str], fault: str) -> None:
+    """Leave word for requeue.py, in a folder of a run, what is wrong with nodes of this attempt of a job.
+
+    Several ranks may do so at once.
+    """
+    for node in nodes:
+        file = folder / ACCUSED / f"{node}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, {"job": job_id(), "restart": restart_count(), "fault": fault})
 
 
-def accused(folder: Path) -> list[str]:
-    """Return the nodes that were accused last; after exit code CORRUPT, those of the attempt that has just ended."""
-    file = folder / ACCUSED
-    return json.loads(file.read_text(encoding="utf-8"))["nodes"] if file.exists() else []
+def accused(folder: Path) -> dict[str, str]:
+    """Return name -> fault of the nodes that ranks of this attempt of this job have accused."""
+    words = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in folder.glob(f"{ACCUSED}/*.json")}
+    attempt = job_id(), restart_count()
+    return {node: word["fault"] for node, word in words.items() if (word["job"], word["restart"]) == attempt}
 
 
 def forget(folder: Path) -> None:

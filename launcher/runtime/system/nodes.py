@@ -44,6 +44,8 @@ class Job:
     partitions: frozenset[str]
     features: frozenset[str]
     """Words of --constraint, whatever stands between them."""
+    reservation: str = ""
+    """Whose nodes alone it may have; empty: those that are not reserved."""
 
 
 def names_in(nodes: str) -> tuple[str, ...]:
@@ -92,6 +94,7 @@ def read_job(job_id: str) -> Job:
         int(fields["NumNodes"].partition("-")[0]),
         frozenset(fields["Partition"].split(",")),
         frozenset(re.findall(r"[\w.]+", _unless_null(fields["Features"]))),
+        _unless_null(fields.get("Reservation", "")),
     )
 
 
@@ -117,16 +120,21 @@ def lost_nodes(job: Job) -> list[str]:
     return [node for node in job.nodes if node in silent or DOWN.search(states.get(node, ""))]
 
 
-def can_spare(job: Job, lost: Iterable[str]) -> bool:
-    """Return whether the job's partitions have nodes enough without those that are lost or excluded before.
+def sparable(job: Job, faulty: Iterable[str]) -> list[str]:
+    """Return the nodes of a job that its next attempt can do without: as many as leave it enough, the first ones first.
 
     Only nodes count that have the same devices as one of the job's, since what it asks for is not compared in full.
     """
-    gone = {*lost, *job.excluded}
     found = _all_nodes()
     devices = {fields.get("Gres") for fields in found if fields["NodeName"] in job.nodes}
-    left = [fields for fields in found if fields["NodeName"] not in gone and fields.get("Gres") in devices]
-    return sum(_may_run(job, fields) for fields in left) >= job.count
+    reserved = _reserved(job)
+    able = {fields["NodeName"] for fields in found if fields.get("Gres") in devices and _may_run(job, fields, reserved)}
+    able -= {*job.excluded}
+    spared: list[str] = []
+    for node in faulty:
+        if len(able - {*spared, node}) >= job.count:
+            spared.append(node)
+    return spared
 
 
 def requeue(job: Job, without: Iterable[str]) -> None:
@@ -139,10 +147,18 @@ def requeue(job: Job, without: Iterable[str]) -> None:
         _scontrol("update", f"JobId={job.id}", f"ExcNodeList={','.join(excluded)}")
 
 
-def _may_run(job: Job, node: Mapping[str, str]) -> bool:
-    """Return whether a node is up, in a partition of the job, and has its features, every word of them."""
+def _reserved(job: Job) -> set[str] | None:
+    """Return the nodes of the reservation that the job runs in; None where it runs in none."""
+    if not job.reservation:
+        return None
+    return set(names_in(_fields(_scontrol("--oneliner", "show", "reservation", job.reservation)).get("Nodes", "")))
+
+
+def _may_run(job: Job, node: Mapping[str, str], reserved: set[str] | None) -> bool:
+    """Return whether a node is up, where the job may run, and has its features, every word of them."""
     return (
         not UNUSABLE_NODE.search(node["State"])
+        and ("RESERVED" not in node["State"] if reserved is None else node["NodeName"] in reserved)
         and bool(job.partitions & set(node.get("Partitions", "").split(",")))
         and job.features <= set(node.get("ActiveFeatures", "").split(","))
     )

@@ -12,6 +12,10 @@ GPU_FILES = ("nvidia0", "kfd", "dxg")
 OF_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID")
 
 
+HIDDEN = ("", "-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES that show no GPU; the last is what Slurm says to a task without any."""
+
+
 def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the rank's three variables of torch.distributed under a bare `srun`; none where a launcher set them."""
     if "RANK" in environment or any(name not in environment for name in OF_SLURM):
@@ -26,7 +30,7 @@ def has_gpus(devices: Path = Path("/dev")) -> bool:
     Args:
         devices: the folder of device files.
     """
-    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any((devices / name).exists() for name in GPU_FILES)
+    return os.environ.get("CUDA_VISIBLE_DEVICES") not in HIDDEN and any((devices / name).exists() for name in GPU_FILES)
 
 
 def announce() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -24,6 +25,8 @@ from plumbline.launcher.runtime.system.threads import host_threads
 from plumbline.launcher.runtime.system.world import World
 
 LOOPBACK = "127."
+ELSEWHERE = "192.0.2.1"
+"""An address that is nobody's (RFC 5737), and so beyond this host and its network."""
 MANY_FILES = 65536
 SHARED_MEMORY = "/dev/shm"
 UNFUSED = "Mismatch dtype between input and weight"
@@ -58,6 +61,9 @@ def start(world: World, timeout_minutes: float) -> None:
         import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
         from deepspeed.utils import groups
 
+        with definitions_uncompiled():
+            import deepspeed.runtime.zero.muon.muon_optimizer
+
         theirs = logging.getLogger("DeepSpeed")  # prints on every rank, and to standard output
         theirs.handlers.clear()
         theirs.propagate = True
@@ -72,11 +78,11 @@ def start(world: World, timeout_minutes: float) -> None:
         listen_where_others_reach()
         backend = "nccl" if world.device.type == "cuda" else "gloo"
         timeout = timedelta(minutes=timeout_minutes)
-        if world.size == 1:  # nobody to meet, so no port, which another process may take before we do
-            store = dist.HashStore()  # type: ignore[attr-defined]
-            gpu = world.device if backend == "nccl" else None
-            dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=gpu)
         try:
+            if world.size == 1:  # nobody to meet, so no port, which another process may take before we do
+                store = dist.HashStore()  # type: ignore[attr-defined]
+                gpu = world.device if backend == "nccl" else None
+                dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=gpu)
             deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
             # DeepSpeed would make one of all ranks for itself, with the backend's default: ten minutes under NCCL
             groups._WORLD_GROUP = dist.new_group(timeout=timeout)
@@ -96,6 +102,25 @@ def start(world: World, timeout_minutes: float) -> None:
             if "gloo" not in str(error).lower():
                 raise
             raise UnmetError(_without_gloo(error)) from error
+
+
+@contextmanager
+def definitions_uncompiled() -> Iterator[None]:
+    """Let functions that are marked for torch.compile be defined as they are written.
+
+    DeepSpeed marks those of its Muon (0.19.8), which nobody here calls, and looks at them whenever it starts. The mark
+    alone has torch import its compiler, which takes seconds, and only ranks that compile blocks need it.
+    """
+
+    def as_written(function: Any = None, **_options: Any) -> Any:
+        return (lambda other: other) if function is None else function
+
+    original = torch.compile
+    setattr(torch, "compile", as_written)  # noqa: B010 - a function of another type, to mypy
+    try:
+        yield
+    finally:
+        setattr(torch, "compile", original)  # noqa: B010
 
 
 def gloo_group(timeout_minutes: float) -> dist.ProcessGroup:
@@ -123,17 +148,24 @@ def listen_where_others_reach() -> None:
     """Let gloo take the interface towards MASTER_ADDR where the host's own name leads to itself alone.
 
     gloo tells other ranks the address that the own name stands for, which by Debian's /etc/hosts is 127.0.1.1: they
-    would look for this host on their own.
+    would look for this host on their own. Where MASTER_ADDR is that name, it is the interface towards everybody else.
     """
     with suppress(OSError):  # names that lead nowhere, no IPv4: then gloo decides as ever
         if "GLOO_SOCKET_IFNAME" in os.environ or not socket.gethostbyname(socket.gethostname()).startswith(LOOPBACK):
             return
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))  # which sends nothing
-            address = probe.getsockname()[0]
+        address = _address_towards(os.environ["MASTER_ADDR"])
+        if address.startswith(LOOPBACK) and os.environ["MASTER_ADDR"] == socket.gethostname():
+            address = _address_towards(ELSEWHERE)
         for name, known in psutil.net_if_addrs().items():
             if not address.startswith(LOOPBACK) and address in [each.address for each in known]:
                 os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def _address_towards(host: str) -> str:
+    """Return the address of this host that another sees; nothing is sent to it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
 
 
 def release_shared_memory(world: World) -> None:

@@ -11,15 +11,11 @@ import torch
 
 from plumbline.launcher.runtime.system import nodes
 from plumbline.launcher.runtime.system.log import TRAINING
-from plumbline.launcher.runtime.system.starting import has_gpus, slurm_ranks
+from plumbline.launcher.runtime.system.starting import HIDDEN, has_gpus, slurm_ranks
 
 
 class MissingGPUError(ValueError):
     """Say that a process does not see a GPU that it should have: as it was started, or because a node has lost it."""
-
-
-HIDDEN = ("", "NoDevFiles")
-"""Values of CUDA_VISIBLE_DEVICES that show no GPU; the second is what Slurm says to a task without any."""
 
 
 @dataclass(frozen=True)
@@ -118,22 +114,22 @@ def read_world() -> World:
             f"{given}: ranks count from 0 to WORLD_SIZE - 1, and a port is 1 to 65535; start with deepspeed, torchrun "
             "or srun, or unset them to run one process"
         )
-    device = _device(rank, local_rank)
+    device = _device(rank, local_rank, size)
     if device.type == "cuda":
         os.environ["LOCAL_RANK"] = str(device.index)  # by which DeepSpeed chooses the device, in three places
     return World(rank, local_rank, size, device)
 
 
-def _device(rank: int, local_rank: int) -> torch.device:
+def _device(rank: int, local_rank: int, size: int) -> torch.device:
     """Return the GPU of this process, or the CPU where no GPU is visible.
 
     Raises:
         ValueError: the environment asks DeepSpeed for another kind of device.
-        MissingGPUError: no visible GPU is left for this rank, or torch sees none of those that Slurm gave the job.
+        MissingGPUError: no visible GPU is left for this rank, or torch sees none where there are some.
     """
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not visible and os.environ.get("DS_ACCELERATOR") != "cpu":
-        _miss_gpus(rank)
+        _miss_gpus(local_rank, size)
     kind = "cuda" if visible else "cpu"
     asked = os.environ.get("DS_ACCELERATOR", kind)
     if asked != kind:
@@ -153,11 +149,12 @@ def _device(rank: int, local_rank: int) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _miss_gpus(rank: int) -> None:
-    """Refuse to train on the CPUs of a job that has GPUs, and say so where only the host has.
+def _miss_gpus(local_rank: int, size: int) -> None:
+    """Refuse to train on CPUs where GPUs are meant, and say that a host has some where that is not known.
 
     Raises:
-        MissingGPUError: Slurm gave the job GPUs, and nobody has hidden them.
+        MissingGPUError: Slurm gave the job GPUs, or the host of one of several ranks has some, for which this torch is
+            made: the other ranks would wait for this one on theirs. Nobody has hidden them.
     """
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return
@@ -168,5 +165,9 @@ def _miss_gpus(rank: int) -> None:
     )
     if promised not in ("", "0"):
         raise MissingGPUError(f"SLURM_GPUS_ON_NODE = {promised}, but {why}")
-    if has_gpus() and rank == 0 and "SLURM_JOB_ID" not in os.environ:  # a job may have asked for CPUs alone
+    if not has_gpus() or "SLURM_JOB_ID" in os.environ:  # a job may have asked for CPUs alone
+        return
+    if size > 1 and torch.backends.cuda.is_built():
+        raise MissingGPUError(f"this host has GPUs, but {why}")
+    if local_rank == 0:
         TRAINING.warning(f"this host has GPUs, but {why} without this line")

@@ -9,7 +9,6 @@ another. Whoever wrote nothing, or stands anywhere but in a collective while oth
 import math
 import os
 import shutil
-import socket
 import sys
 import threading
 import time
@@ -20,18 +19,27 @@ from pathlib import Path
 from torch._C import _distributed_c10d
 
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.system.attempts import FROZEN, accuse
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.exit_codes import HUNG
 from plumbline.launcher.runtime.system.log import LOG
+from plumbline.launcher.runtime.system.nodes import node_name, own_job
 from plumbline.launcher.runtime.system.world import World
 
 GRACE = 5.0  # seconds that ranks have to write, which do not notice at the same moment
 PATIENCE = 30.0  # seconds that writing may take beyond that: the disk may be what hangs
 COLLECTIVE = ("torch/distributed/", "deepspeed/comm/", "runtime/system/collectives.py")
 """Parts of file names by which a rank that waits for others is known."""
-FOR_THE_DEVICE = ("torch/cuda/", "torch/autograd/graph.py")
-"""The same of a rank that waits for its GPU, and so, for all that it knows, for others: in a backward pass a thread of
-autograd's does."""
+FOR_THE_DEVICE = (
+    "torch/cuda/",
+    "torch/autograd/graph.py",
+    "deepspeed/runtime/",
+    "launcher/runtime/engine/",
+    "launcher/runtime/train/evaluation.py",
+    "launcher/runtime/train/guards/",
+)
+"""The same of a rank that may wait for its GPU, and so, for all that it knows, for others: wherever a number is read
+from there. In a backward pass a thread of autograd's does."""
 TRACE = "nccl_trace_rank_"
 """What names of files with the last collectives begin with: what torchfrtrace looks for."""
 
@@ -51,7 +59,7 @@ class Watchdog:
     ) -> None:
         self._folder, self._world, self._minutes, self._end = folder, world, minutes, end
         self._stopped = threading.Event()
-        self._hosts = ["" for _ in range(world.size)]
+        self._nodes = ["" for _ in range(world.size)]
         self._doing, self._since = "meeting the other ranks", time.monotonic()
         self.tell: Callable[[int, str], object] | None = None
         """Is told exit code and reason before the process ends."""
@@ -67,12 +75,12 @@ class Watchdog:
         self.stop()
 
     def met(self) -> None:
-        """Learn the hosts of all ranks and delete what an earlier attempt left. Collective, under the run's lock."""
+        """Learn the nodes of all ranks and delete what an earlier attempt left. Collective, under the run's lock."""
         if self._minutes is None:
             return
         if self._world.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)
-        self._hosts = gather_objects(socket.gethostname(), self._world)  # after which the folder is empty
+        self._nodes = gather_objects(node_name(), self._world)  # after which the folder is empty
         self.moved("starting")
 
     def moved(self, doing: str) -> None:
@@ -110,12 +118,7 @@ class Watchdog:
         """Write where this rank stands, then say of all ranks that wrote what holds them up."""
         self._folder.mkdir(parents=True, exist_ok=True)
         mine = _file(self._folder, self._world.rank)
-        mine.write_text(
-            f"rank {self._world.rank} on {socket.gethostname()}, {self._doing}\n\n{stacks()}", encoding="utf-8"
-        )
-        trace = last_collectives()
-        if trace is not None:
-            (self._folder / f"{TRACE}{self._world.rank}").write_bytes(trace)
+        mine.write_text(f"rank {self._world.rank} on {node_name()}, {self._doing}\n\n{stacks()}", encoding="utf-8")
         time.sleep(GRACE)
         written = {rank: _file(self._folder, rank) for rank in range(self._world.size)}
         # What is older is of an earlier attempt, one that did not come as far as `met` either
@@ -127,11 +130,26 @@ class Watchdog:
         }
         if self._world.rank == min(texts):
             waits = (*COLLECTIVE, *(FOR_THE_DEVICE if self._world.device.type == "cuda" else ()))
-            why = "; ".join(suspects(texts, self._hosts, waits)) or "no rank stands apart from the others"
+            why = "; ".join(suspects(texts, self._nodes, waits)) or "no rank stands apart from the others"
             LOG.error(
                 f"nothing moved for {self._minutes:g} minutes while {self._doing} (train.hang_minutes): {why}; "
                 f"stacks in {self._folder}"
             )
+            if own_job() is not None:
+                silent = {node for rank, node in enumerate(self._nodes) if node and rank not in texts}
+                accuse(self._folder.parent / "slurm", sorted(silent), FROZEN)
+        if self._world.device.type == "cuda":
+            self._write_trace()
+
+    def _write_trace(self) -> None:
+        """Write the last collectives of this rank; at the end, since it asks a device that may be broken."""
+        try:
+            trace = last_collectives()
+        except RuntimeError as error:
+            LOG.error(f"the last collectives of rank {self._world.rank} are not known: {error}")
+            return
+        if trace is not None:
+            (self._folder / f"{TRACE}{self._world.rank}").write_bytes(trace)
 
 
 def watch(config: Config, world: World) -> Watchdog:
@@ -157,15 +175,15 @@ def last_collectives() -> bytes | None:
     return None if dump is None else dump()
 
 
-def suspects(texts: Mapping[int, str], hosts: Sequence[str], waits: Sequence[str] = COLLECTIVE) -> list[str]:
+def suspects(texts: Mapping[int, str], nodes: Sequence[str], waits: Sequence[str] = COLLECTIVE) -> list[str]:
     """Say for which ranks the others wait: those that wrote nothing, and those that stand outside of a collective.
 
     Args:
         texts: rank -> what it wrote.
-        hosts: of all ranks; empty where they have not met.
+        nodes: of all ranks; empty where they have not met.
         waits: parts of file names by which a rank that waits is known.
     """
-    named = [f"rank {rank} on {host}" if host else f"rank {rank}" for rank, host in enumerate(hosts)]
+    named = [f"rank {rank} on {node}" if node else f"rank {rank}" for rank, node in enumerate(nodes)]
     silent = [
         f"{name} wrote nothing: it is frozen or dead, or its node is"
         for rank, name in enumerate(named)

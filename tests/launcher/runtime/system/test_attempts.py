@@ -4,7 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.attempts import VARIABLE, Attempt, Decision, decide, forget, read_limit
+from plumbline.launcher.runtime.system.attempts import (
+    LACKING,
+    VARIABLE,
+    WRONG,
+    Attempt,
+    Decision,
+    accuse,
+    accused,
+    decide,
+    forget,
+    read_limit,
+)
 
 
 @pytest.fixture
@@ -84,3 +95,19 @@ def test_a_person_who_submits_has_looked(tally: Path) -> None:
     forget(tally.parent)
     assert [path.name for path in tally.parent.iterdir()] == ["config-1.yaml"]
     assert decide(Attempt(1, (5,), (5,)), tally, 2).requeue
+
+
+def test_what_was_said_against_nodes_holds_for_one_attempt_of_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they lacked may be mended by the next, and ranks of several nodes speak at once."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    accuse(tmp_path, ["n1", "n2"], WRONG)
+    accuse(tmp_path, ["n3"], LACKING)
+    assert accused(tmp_path) == {"n1": WRONG, "n2": WRONG, "n3": LACKING}
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert accused(tmp_path) == {}
+    accuse(tmp_path, ["n2"], LACKING)
+    assert accused(tmp_path) == {"n2": LACKING}
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    assert accused(tmp_path) == {}

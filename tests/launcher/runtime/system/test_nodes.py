@@ -19,6 +19,7 @@ case "$*" in
 *"show job"*) echo "JobId=7 JobName=a b JobState=RUNNING Reason=None NodeList=n[1-3] ExcNodeList=n9 NumNodes=3-3 \
 Partition=big,old Features=h100&ib" ;;
 *"show node"*) cat {folder}/nodes ;;
+*"show reservation r"*) echo "ReservationName=r Nodes=n[1-3] NodeCnt=3 Users=me State=ACTIVE" ;;
 *"hostnames n[1-3]"*) printf 'n1\nn2\nn3\n' ;;
 *"hostnames"*) echo "${{@: -1}}" ;;
 requeue*) read -r left says 2>/dev/null < {folder}/refused || exit 0
@@ -126,17 +127,30 @@ def test_a_job_spares_a_node_if_enough_are_left(
     slurm: Path, job: nodes.Job, states: dict[str, str], spare: bool
 ) -> None:
     tell(slurm, "n1", "n2", "n3", "n4", *({"n5"} & set(states)), **states)
-    assert nodes.can_spare(job, ["n2"]) == spare
+    assert nodes.sparable(job, ["n2"]) == (["n2"] if spare else [])
 
 
 def test_nodes_that_it_cannot_have_are_not_enough(slurm: Path, job: nodes.Job) -> None:
-    assert nodes.can_spare(job, ["n2"])
-    assert not nodes.can_spare(job, ["n2", "n3"])
-    assert not nodes.can_spare(replace(job, excluded=("n4",)), ["n2"])
-    assert not nodes.can_spare(replace(job, features=frozenset({"h200"})), ["n2"])
-    assert not nodes.can_spare(replace(job, partitions=frozenset({"small"})), ["n2"])
+    assert nodes.sparable(job, ["n2"]) == ["n2"]
+    assert nodes.sparable(replace(job, excluded=("n4",)), ["n2"]) == []
+    assert nodes.sparable(replace(job, features=frozenset({"h200"})), ["n2"]) == []
+    assert nodes.sparable(replace(job, partitions=frozenset({"small"})), ["n2"]) == []
     tell(slurm, "n1", "n2", "n3", "n4", spare="(null)")
-    assert not nodes.can_spare(job, ["n2"])
+    assert nodes.sparable(job, ["n2"]) == []
+
+
+def test_as_many_are_spared_as_leave_it_enough(slurm: Path, job: nodes.Job) -> None:
+    assert nodes.sparable(job, ["n3", "n2"]) == ["n3"]
+    tell(slurm, "n1", "n2", "n3", "n4", "n5", n2="DOWN*")  # no job starts on n2 in any case
+    assert nodes.sparable(job, ["n3", "n2"]) == ["n3", "n2"]
+
+
+def test_a_reservation_is_where_its_jobs_run_and_others_do_not(slurm: Path, job: nodes.Job) -> None:
+    assert nodes.sparable(replace(job, reservation="r"), ["n2"]) == [], "it has three nodes alone"
+    tell(slurm, "n1", "n2", "n3", "n4", n4="IDLE+RESERVED")
+    assert nodes.sparable(job, ["n2"]) == []
+    tell(slurm, "n1", "n2", "n3", "n4", n1="MIXED+RESERVED", n2="MIXED+RESERVED", n3="MIXED+RESERVED")
+    assert nodes.sparable(replace(job, reservation="r", count=2), ["n2"]) == ["n2"]
 
 
 def test_a_requeued_job_keeps_the_nodes_that_it_excluded_before(slurm: Path, job: nodes.Job) -> None:

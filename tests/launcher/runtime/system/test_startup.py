@@ -1,9 +1,13 @@
 """What a process asks of its system before ranks meet."""
 
+import json
 import os
 import resource
 import socket
+import subprocess
+import sys
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -11,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from plumbline.launcher.runtime.system.startup import (
+    ELSEWHERE,
     MANY_FILES,
     UnmetError,
     allow_many_files,
@@ -20,6 +25,17 @@ from plumbline.launcher.runtime.system.startup import (
     start,
 )
 from plumbline.launcher.runtime.system.world import World
+from tests.conftest import PATIENCE, environment
+
+STARTED = """
+import json, sys
+from plumbline.launcher.runtime.system import startup, world
+startup.start(world.read_world(), 1.0)
+import deepspeed.runtime.zero.stage3, deepspeed.runtime.zero.stage_1_and_2
+from deepspeed.runtime.zero.muon.muon_optimizer import muon_update
+compilers = {"torch._dynamo.convert_frame", "torch._inductor.compile_fx"}
+print(json.dumps([muon_update.__name__, sorted(compilers & set(sys.modules))]))
+"""
 
 
 @pytest.mark.parametrize(
@@ -66,19 +82,22 @@ def test_gpus_may_be_visible_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
         ("127.0.1.1", "127.0.0.1", None, None),  # all ranks are on this host
         ("127.0.1.1", "10.0.0.7", "eth9", "eth9"),
         ("127.0.1.1", "10.0.0.8", None, None),  # no interface is known by it
+        ("127.0.1.1", "127.0.1.1", None, "ib0"),  # MASTER_ADDR is the own name, which means something else to others
     ],
 )
 def test_gloo_listens_where_other_hosts_reach_it(
     own: str, towards: str, given: str | None, taken: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Probe(socket.socket):
-        def connect(self, _address: object) -> None: ...
+        def connect(self, address: Any) -> None:
+            self.found = "10.0.0.7" if address[0] == ELSEWHERE else towards
 
         def getsockname(self) -> tuple[str, int]:
-            return towards, 40000
+            return self.found, 40000
 
     interfaces = {"lo": [SimpleNamespace(address="127.0.0.1")], "ib0": [SimpleNamespace(address="10.0.0.7")]}
     monkeypatch.setattr(socket, "gethostbyname", lambda _name: own)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node1" if towards == own else "node2")
     monkeypatch.setattr(socket, "socket", Probe)
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
     monkeypatch.setattr(os, "environ", {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"})
@@ -121,3 +140,19 @@ def test_training_over_gloo_says_so_as_well(said: str, error: type[Exception], m
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     with pytest.raises(error, match=said[:4]):
         start(World(0, 0, 2, torch.device("cpu")), timeout_minutes=1)
+
+
+def test_a_rank_that_compiles_nothing_imports_no_compiler() -> None:
+    """DeepSpeed's own Muon would: its functions are compiled where they are defined."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARTED],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    muon, compilers = json.loads(done.stdout)
+    assert muon == "muon_update"
+    assert compilers == []

@@ -10,7 +10,7 @@ import torch
 from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
 
 from plumbline.launcher.runtime.system import world
-from plumbline.launcher.runtime.system.world import read_world
+from plumbline.launcher.runtime.system.world import MissingGPUError, read_world
 
 TASK = {
     "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8",
@@ -90,7 +90,7 @@ def test_a_job_with_gpus_does_not_train_on_cpus(host: Host) -> None:
         ValueError, match=r"SLURM_GPUS_ON_NODE = 8, but torch \S+ sees no GPU on \S+: look at nvidia-smi"
     ):
         read_world()
-    for hidden in ("", "NoDevFiles"):
+    for hidden in ("", "-1", "NoDevFiles"):
         os.environ["CUDA_VISIBLE_DEVICES"] = hidden
         assert read_world().device.type == "cpu"
 
@@ -103,16 +103,32 @@ def test_cpus_of_a_job_may_be_meant(host: Host, variables: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"), [({"RANK": "0"}, 1), ({"RANK": "1"}, 0), ({"RANK": "0", "SLURM_JOB_ID": "7"}, 0)]
+    ("variables", "said"),
+    [({"RANK": "8", "LOCAL_RANK": "0"}, 1), ({"LOCAL_RANK": "1"}, 0), ({"RANK": "0", "SLURM_JOB_ID": "7"}, 0)],
 )
 def test_a_host_whose_gpus_torch_does_not_see_is_worth_a_warning(
     host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variables: dict[str, str], said: int
 ) -> None:
-    host.shows(0, {**RANK, **variables})
+    host.shows(0, {**RANK, "WORLD_SIZE": "16", **variables})
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     monkeypatch.setattr(world, "has_gpus", lambda: True)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     assert read_world().device.type == "cpu"
     assert ["this host has GPUs, but torch" in record.message for record in caplog.records] == [True] * said
+
+
+def test_one_of_several_ranks_is_not_left_on_the_cpu_of_a_host_with_gpus(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others would wait for it on theirs: with another backend it meets nobody."""
+    host.shows(0, {**RANK, "WORLD_SIZE": "16"})
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    monkeypatch.setattr(world, "has_gpus", lambda: True)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    with pytest.raises(MissingGPUError, match="this host has GPUs, but torch"):
+        read_world()
+    os.environ["WORLD_SIZE"], os.environ["RANK"] = "1", "0"
+    assert read_world().device.type == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,108 @@
+"""Say how a run ends that met an error: by which exit code, and which nodes are to blame."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from plumbline.data.damage import DamagedFileError
+from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
+from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnreadError, UnsavedError
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.doctor.start import UnfitError
+from plumbline.launcher.runtime.run.lock import RunLockedError
+from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, LACKING, UNFIT, WRONG, accuse
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
+from plumbline.launcher.runtime.system.nodes import node_name, own_job
+from plumbline.launcher.runtime.system.startup import UnmetError
+from plumbline.launcher.runtime.system.world import MissingGPUError
+from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
+
+SAID = (
+    ConfigError,
+    CheckpointError,
+    DamagedFileError,
+    RunLockedError,
+    UnfitError,
+    UnmetError,
+    MissingGPUError,
+    OSError,
+)
+"""Errors whose sentence says what to do; others are bugs once training has begun, or have a code of their own."""
+OF_ALL_RANKS = (UnsavedError, TrainingError, UnfitError, RunLockedError)
+"""Errors that every rank has, so that rank 0 alone need tell them."""
+MAY_PASS = (OSError, UnmetError, UnfitError, MissingGPUError)
+"""Those that another attempt, on other nodes or a little later, may not meet."""
+DEVICE_FAULTS = (
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "hardware stack error",
+    "device(s) is/are busy or unavailable",
+    "no CUDA-capable device is detected",
+    "system not yet initialized",
+    "CUDA error: unknown error",
+)
+"""Words of CUDA's errors that come from the device or its driver (214, 220, 714, 46, 100, 802, 999), not from a kernel:
+an illegal address, or a launch that failed, may be a bug of ours."""
+
+
+def code_of(error: Exception, folder: Path, step: int = 0) -> int:
+    """Return the exit code of a run that ends by an error; CRASHED for a bug.
+
+    Args:
+        error: what ends it.
+        folder: of the run.
+        step: that it has come to in this attempt. A run that has a step, or a checkpoint, has worked before: what ends
+            it now may pass. Slurm tries again as often as PLUMBLINE_FRUITLESS_ATTEMPTS lets it.
+    """
+    if isinstance(error, UnsavedError):
+        return UNSAVED
+    if isinstance(error, UnreadError):
+        return UNREACHED
+    if isinstance(error, WrongNodeError) or is_of_device(error):
+        return CORRUPT
+    if isinstance(error, TrainingError):
+        return BROKEN
+    if isinstance(error, MAY_PASS) and (step or _has_checkpoint(folder)):
+        return UNREACHED
+    return UNUSABLE if isinstance(error, SAID) else CRASHED
+
+
+def is_of_device(error: Exception) -> bool:
+    """Return whether CUDA reports by an error that a GPU of this node is broken, or cannot be used by anybody."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in DEVICE_FAULTS)
+
+
+def to_tell(error: Exception) -> Exception:
+    """Return the error to tell: of a broken GPU one of our own, since CUDA says neither where it is nor what to do."""
+    if not is_of_device(error):
+        return error
+    return RuntimeError(
+        f"the GPU of this rank on {node_name()} cannot be used ({str(error).splitlines()[0]}): leave the node out and "
+        "start the same command again; a job under Slurm does both by itself"
+    )
+
+
+def blame(error: Exception, folder: Path) -> None:
+    """Leave word, within a job of Slurm, which nodes its next attempt should do without because of an error."""
+    if own_job() is None:
+        return
+    by_main = os.environ.get("RANK", "0") == "0"
+    with suppress(OSError):  # then the next attempt finds out
+        match error:
+            case UnfitError() if by_main:  # all ranks have it
+                accuse(folder / "slurm", error.nodes, UNFIT)
+            case WrongNodeError() if by_main:
+                accuse(folder / "slurm", error.nodes, WRONG)
+            case MissingGPUError():
+                accuse(folder / "slurm", [node_name()], LACKING)
+            case _ if is_of_device(error):
+                accuse(folder / "slurm", [node_name()], BROKEN_GPU)
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    try:
+        return newest_checkpoint(folder) is not None
+    except PermissionError:  # of somebody else's folder
+        return False
+    except OSError:  # the disk is away
+        return True

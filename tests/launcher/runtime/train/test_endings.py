@@ -1,0 +1,99 @@
+"""By which code a run ends that met an error, and which nodes are to blame: what may pass is tried again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from plumbline.data.damage import DamagedFileError
+from plumbline.launcher.runtime.checkpoint.store import MANIFEST, CheckpointError, UnreadError, UnsavedError
+from plumbline.launcher.runtime.config.errors import ConfigError
+from plumbline.launcher.runtime.doctor.start import UnfitError
+from plumbline.launcher.runtime.run.lock import RunLockedError
+from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, LACKING, UNFIT, WRONG, accused
+from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
+from plumbline.launcher.runtime.system.startup import UnmetError
+from plumbline.launcher.runtime.system.world import MissingGPUError
+from plumbline.launcher.runtime.train.endings import blame, code_of, to_tell
+from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ECC = RuntimeError("CUDA error: uncorrectable ECC error encountered\nSearch for `cudaErrorECCUncorrectable' in ...")
+
+
+@pytest.mark.parametrize(
+    ("error", "first", "later"),
+    [
+        (ConfigError("train.steps = 0"), UNUSABLE, UNUSABLE),
+        (CheckpointError("of another model"), UNUSABLE, UNUSABLE),
+        (DamagedFileError("train.bin"), UNUSABLE, UNUSABLE),
+        (RunLockedError("is being trained"), UNUSABLE, UNUSABLE),
+        (OSError("Stale file handle"), UNUSABLE, UNREACHED),
+        (UnmetError("the ranks cannot meet"), UNUSABLE, UNREACHED),
+        (MissingGPUError("no GPU"), UNUSABLE, UNREACHED),
+        (UnfitError("n1: another Python", ["n1"]), UNUSABLE, UNREACHED),
+        (UnsavedError("full"), UNSAVED, UNSAVED),
+        (UnreadError("away"), UNREACHED, UNREACHED),
+        (WrongNodeError("other bits.", ["n1"]), CORRUPT, CORRUPT),
+        (TrainingError("not finite"), BROKEN, BROKEN),
+        (ECC, CORRUPT, CORRUPT),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), CRASHED, CRASHED),
+        (ValueError("a bug"), CRASHED, CRASHED),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_what_may_pass_is_tried_again_by_a_run_that_has_worked(
+    tmp_path: Path, error: Exception, first: int, later: int
+) -> None:
+    assert code_of(error, tmp_path) == first
+    assert code_of(error, tmp_path, step=3) == later
+    checkpoint = tmp_path / "checkpoints" / "step_00000010"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / MANIFEST).touch()
+    assert code_of(error, tmp_path) == later
+
+
+@pytest.mark.parametrize(
+    ("says", "code"), [(OSError(5, "Input/output error"), UNREACHED), (PermissionError(13, "not yours"), UNUSABLE)]
+)
+def test_a_disk_that_is_away_does_not_say_whether_there_is_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: OSError, code: int
+) -> None:
+    def look(_folder: Path) -> None:
+        raise says
+
+    monkeypatch.setattr("plumbline.launcher.runtime.train.endings.newest_checkpoint", look)
+    assert code_of(OSError("Stale file handle"), tmp_path) == code
+
+
+@pytest.mark.parametrize(
+    ("error", "nodes"),
+    [
+        (MissingGPUError("no GPU"), {"here": LACKING}),
+        (ECC, {"here": BROKEN_GPU}),
+        (UnfitError("n1: another Python", ["n1"]), {"n1": UNFIT}),
+        (WrongNodeError("other bits.", ["n1", "n2"]), {"n1": WRONG, "n2": WRONG}),
+        (OSError("Stale file handle"), {}),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_nodes_are_blamed_for_what_is_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, nodes: dict[str, str]
+) -> None:
+    blame(error, tmp_path)
+    assert not (tmp_path / "slurm").exists(), "nobody reads it outside of a job"
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "here")
+    blame(error, tmp_path)
+    assert accused(tmp_path / "slurm") == nodes
+
+
+def test_what_cuda_says_of_a_broken_gpu_is_told_with_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n4")
+    told = str(to_tell(ECC))
+    assert "the GPU of this rank on n4 cannot be used (CUDA error: uncorrectable ECC error encountered): leave" in told
+    other = OSError("Stale file handle")
+    assert to_tell(other) is other
