@@ -25,7 +25,7 @@ NOT_OF_TASKS = ("thinking", "shuffle_questions", "sequence_length", "max_batches
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=cli.existing, required=True, help="run, checkpoint or Hugging Face folder")
+    parser.add_argument("--model", type=cli.model, required=True, help=cli.MODEL)
     parser.add_argument("--average", help=cli.AVERAGE)
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--data", help="corpus; its held-out split is scored")
@@ -112,6 +112,7 @@ from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskStream
 from plumbline.launcher.runtime.config.errors import ConfigError, explain
 from plumbline.launcher.runtime.config.parse import refuse_non_finite
+from plumbline.launcher.runtime.config.stock import model_folder
 from plumbline.launcher.runtime.config.yaml_files import parse_yaml
 from plumbline.launcher.runtime.harness import tasks as harness_tasks
 from plumbline.launcher.runtime.models.facts import model_facts
@@ -131,6 +132,7 @@ from plumbline.launcher.runtime.system.progress import watched
 def main() -> None:
     """Score on what was asked for."""
     arguments = parse_arguments()
+    arguments.model = model_folder(arguments.model)
     if arguments.tasks:
         score_tasks(arguments)
     elif arguments.text:

@@ -23,7 +23,7 @@ OPTIONS = ("think", "temperature", "top_k", "top_p", "max_new_tokens", "seed")
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=cli.existing, required=True, help="run, checkpoint or Hugging Face folder")
+    parser.add_argument("--model", type=cli.model, required=True, help=cli.MODEL)
     parser.add_argument("--average", help=cli.AVERAGE)
     prompts = parser.add_mutually_exclusive_group()
     prompts.add_argument("--prompt", default="", help="text to continue (default: start a new document)")
@@ -81,6 +81,7 @@ if __name__ == "__main__":
 
 from torch import nn
 
+from plumbline.launcher.runtime.config.stock import model_folder
 from plumbline.launcher.runtime.models.continuing import (
     Continuation,
     Prompt,
@@ -109,6 +110,7 @@ def main() -> None:
     """Check everything that can be without the weights, load them, continue what was given."""
     arguments = parse_arguments()
     think = read_think(arguments.think, arguments.temperature)
+    arguments.model = model_folder(arguments.model)
     if think is not None:
         refuse_own_thinker(arguments.model)
     facts = model_facts(arguments.model)

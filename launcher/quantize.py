@@ -23,7 +23,7 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = cli.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="print the recipes and stop")
-    parser.add_argument("--model", type=cli.existing, nargs="+", help="runs, checkpoints or Hugging Face folders")
+    parser.add_argument("--model", type=cli.model, nargs="+", help=f"{cli.MODEL}; or several of them")
     parser.add_argument("--average", help=cli.AVERAGE)
     parser.add_argument("--data", help="corpus: its held-out split is scored, its training split calibrates")
     parser.add_argument("--recipes", nargs="+", help="recipes, sets of them (--list), or YAML files of recipes")
@@ -57,6 +57,7 @@ from plumbline.data.streams import SampleSource
 from plumbline.data.workspace import check_replaceable_file
 from plumbline.launcher.runtime.config.errors import explain
 from plumbline.launcher.runtime.config.parse import refuse_non_finite
+from plumbline.launcher.runtime.config.stock import model_folder
 from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.laws.document import open_law
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, open_data, window_length
@@ -78,6 +79,7 @@ def main() -> None:
     law = open_law(arguments.law).law if arguments.law else None
     if law is not None and "post_bits" not in law.USES:
         raise ValueError(f"--law {arguments.law}: says nothing of quantization after training; give another")
+    arguments.model = [model_folder(each) for each in arguments.model]
     source = open_data(arguments.data, arguments.model[0], trains=True)
     if arguments.save is not None:
         save(arguments, source, wanted)

@@ -82,7 +82,7 @@ def main() -> int:
         return NOT_REQUEUED
     # After a requested stop no node is to blame, and time may be running out; a job at its limit starts no step
     lost = nodes.lost_nodes(job) if code != REQUEUE and job.state == "RUNNING" else []
-    faults = said_of(job, tally.parent) | dict.fromkeys(lost, "does not answer")
+    faults = {**dict.fromkeys(lost, "does not answer"), **said_of(job, tally.parent)}
     spared = nodes.sparable(job, faults)
     say(f"{decision.reason}: back into the queue{without(faults, spared)}")
     note_end(run, code)

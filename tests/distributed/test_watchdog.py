@@ -107,16 +107,33 @@ def test_a_device_that_tells_nothing_any_more_does_not_hide_who_is_waited_for(
     assert "the last collectives of rank 0 are not known: CUDA error" in told
 
 
+@pytest.mark.parametrize(
+    ("job", "others", "said"), [(None, [1], {}), ("7", [1], {"n2": FROZEN}), ("7", [], {})], ids=["none", "one", "most"]
+)
 def test_the_next_attempt_of_a_job_does_without_the_node_of_a_frozen_rank(
-    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    job: str | None,
+    others: list[int],
+    said: dict[str, str],
 ) -> None:
+    """Where most ranks write nothing, it may be the one that writes that stands still, and they bear with it."""
+
+    def meet(_mine: object, _world: object) -> list[str]:
+        (tmp_path / "stacks").mkdir()
+        for rank in others:
+            file = tmp_path / "stacks" / f"rank_{rank:05d}.txt"
+            file.write_text(wrote(rank, "torch/distributed/"))
+            os.utime(file, (time.time() + 60,) * 2)  # it is not one of an earlier attempt
+        return ["n1", "n1", "n2"]
+
     monkeypatch.setattr(watchdog, "GRACE", 0.0)
-    monkeypatch.setattr(watchdog, "gather_objects", lambda _mine, _world: ["n1", "n2", "n2"])
-    for job in (None, "7"):
-        if job is not None:
-            monkeypatch.setenv("SLURM_JOB_ID", job)
-        watch_until_it_ends(tmp_path / "stacks", replace(world, size=3))
-        assert accused(tmp_path / "slurm") == ({} if job is None else {"n2": FROZEN})
+    monkeypatch.setattr(watchdog, "gather_objects", meet)
+    if job is not None:
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+    watch_until_it_ends(tmp_path / "stacks", replace(world, size=3))
+    assert accused(tmp_path / "slurm") == said
 
 
 def watch_until_it_ends(folder: Path, world: World) -> None:

@@ -25,7 +25,7 @@ from tests.conftest import written
 if TYPE_CHECKING:
     import subprocess
 
-    from tests.conftest import Command, Outcome, Pretrain
+    from tests.conftest import Command, Outcome, Pretrain, Start
 
 OVERRIDES = [
     "model.vocab_size=512",
@@ -106,6 +106,27 @@ class Touches:
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return os.system, (f"touch {self.file}",)
+
+
+def test_a_model_on_the_hub_is_named_as_hf_name(start: Start, exported: Path, tmp_path: Path) -> None:
+    """Without a network: a cache that holds the model, and one that does not."""
+    snapshots = tmp_path / "models--someone--tiny" / "snapshots" / "0123"
+    shutil.copytree(exported, snapshots)
+    (snapshots.parent.parent / "refs").mkdir()
+    (snapshots.parent.parent / "refs" / "main").write_text("0123")
+    hub = {"HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    options = ["--prompt", "def", "--max-new-tokens", "2", "--temperature", "0", "--json"]
+
+    def generate(name: str) -> Outcome:
+        words = ["--model", name, *options]
+        return start("launcher/generate.py", words, tmp_path, launcher="python", fresh=True, env=hub).wait()
+
+    there = generate("hf:someone/tiny")
+    assert there.code == 0, there.stderr
+    assert json.loads(there.stdout)["model"] == str(snapshots)
+    missing = generate("hf:someone/other")
+    assert missing.code == 2, missing.stderr
+    assert missing.stderr.startswith("error: --model hf:someone/other: cannot be read: the hub cannot be reached, and")
 
 
 def test_what_a_pickle_in_a_model_folder_says_is_not_done(command: Command, exported: Path, tmp_path: Path) -> None:

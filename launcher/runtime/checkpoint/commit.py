@@ -84,8 +84,8 @@ def remove_leftovers(root: Path) -> None:
 def bytes_of_leftovers(root: Path) -> int:
     """Return the size of what `remove_leftovers` would delete, which is as good as free."""
     total = 0
-    for file in root.glob(f"{LEFTOVERS}/**/*"):
-        with suppress(OSError):  # another start deletes it
+    with suppress(OSError):  # another start deletes them
+        for file in root.glob(f"{LEFTOVERS}/**/*"):
             total += file.stat().st_size if file.is_file() else 0
     return total
 

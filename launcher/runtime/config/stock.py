@@ -12,6 +12,9 @@ from plumbline.model.export.from_stock import KINDS, model_section
 from plumbline.model.export.native import MODEL_TYPE
 
 HUB = "hf:"
+FILES = ["*.json", "*.safetensors"]
+"""Patterns of the files that a model on the hub is read from."""
+TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt"]
 
 
 def section_of(spec: str) -> dict[str, Any]:
@@ -36,6 +39,18 @@ def stock_folder(spec: str) -> Path:
     if not spec.startswith(HUB):
         return Path(spec)
     return hub_folder(spec, ["config.json"])
+
+
+def model_folder(name: str | Path) -> Path:
+    """Return the folder of a model that a command is given: of hf:NAME that of its copy, downloaded if need be.
+
+    Raises:
+        DamagedFileError: the hub does not give it.
+    """
+    if not str(name).startswith(HUB):
+        return Path(name)
+    with reading(f"--model {name}"):
+        return hub_folder(str(name), [*FILES, *TOKENIZER_FILES])
 
 
 def hub_folder(spec: str, patterns: list[str], download: bool = True) -> Path:

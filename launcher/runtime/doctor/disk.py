@@ -46,18 +46,20 @@ def existing(folder: Path) -> Path:
 def judge(reports: Sequence[Report]) -> list[Finding]:
     """Find too little for one checkpoint bad, and for all that are kept at a time worth a warning.
 
-    The run folder is shared, so nodes see the same of it, and the one that sees the least speaks for all of them.
+    Nodes that share the folder all see the same, so the one with the least speaks for all of them. It is named where
+    others see another folder.
     """
     least = min(reports, key=lambda report: report.facts["free_bytes"])
     facts, findings = least.facts, []
+    node = EVERYWHERE if len({report.facts["folder"] for report in reports}) == 1 else least.node
     free, need = facts["free_bytes"], facts["checkpoint_bytes"]
     where = f"{gigabytes(free)} free at {facts['folder']}"
     remedy = "free some space, or set run.root to a larger file system"
     if need is not None and free < need:
-        findings.append(Finding("bad", EVERYWHERE, f"{where}, one checkpoint takes {gigabytes(need)}", remedy))
+        findings.append(Finding("bad", node, f"{where}, one checkpoint takes {gigabytes(need)}", remedy))
     elif need is not None and free < need * facts["more_checkpoints"]:
         text = f"{where}, {facts['more_checkpoints']} more checkpoints of {gigabytes(need)} may lie there at a time"
-        findings.append(Finding("warning", EVERYWHERE, text, f"{remedy}, or lower checkpoint.keep_last"))
+        findings.append(Finding("warning", node, text, f"{remedy}, or lower checkpoint.keep_last"))
     counted = [report for report in reports if report.facts["free_files"] is not None]
     fewest = min(counted, key=lambda report: report.facts["free_files"], default=None)
     if fewest is not None and fewest.facts["free_files"] < fewest.facts["checkpoint_files"]:
@@ -65,7 +67,7 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
             f"{fewest.facts['free_files']} inodes free at {fewest.facts['folder']}, a checkpoint may take "
             f"{fewest.facts['checkpoint_files']}"
         )
-        findings.append(Finding("bad", EVERYWHERE, text, "delete files there, or set run.root to another file system"))
+        findings.append(Finding("bad", node, text, "delete files there, or set run.root to another file system"))
     findings += _judge_local(reports)
     takes = "" if need is None else f", one checkpoint takes {gigabytes(need)}"
     return findings or [Finding("ok", EVERYWHERE, where + takes)]

@@ -10,7 +10,7 @@ from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding, LocalNeed, Need, Place, Report
 from plumbline.launcher.runtime.doctor.table import AT_START
-from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.nodes import node_name
 from plumbline.launcher.runtime.system.world import World
@@ -29,11 +29,17 @@ class UnfitError(ValueError):
         self.nodes = nodes
 
 
-def need_of(config: Config, plan: RunPlan) -> Need:
-    """Return what the checkpoints of a run take, and how many are there."""
+def need_of(config: Config, plan: RunPlan, leftovers: int = 0) -> Need:
+    """Return what the checkpoints of a run take, and how many are there.
+
+    Args:
+        config: the run.
+        plan: what follows from it.
+        leftovers: bytes of saves that were killed, if a start is about to delete them.
+    """
     root = config.run.folder / "checkpoints"
     takes, kept = checkpoint_bytes(config, plan.rows), config.checkpoint.keep_last
-    return Need(takes, kept, len(checkpoints(root)), bytes_of_leftovers(root))
+    return Need(takes, kept, len(checkpoints(root)), leftovers)
 
 
 def local_need_of(config: Config, plan: RunPlan, world: World) -> LocalNeed | None:
@@ -52,7 +58,9 @@ def check_start(config: Config, plan: RunPlan, world: World) -> None:
     Raises:
         UnfitError: on all ranks, with everything that is bad, and the nodes.
     """
-    place = Place(world, config.run.folder, need_of(config, plan), local_need_of(config, plan, world))
+    folder = config.run.folder
+    leftovers = from_main(lambda: bytes_of_leftovers(folder / "checkpoints"), world)  # a look at many files
+    place = Place(world, folder, need_of(config, plan, leftovers), local_need_of(config, plan, world))
     mine = node_name(), [check.take(place) for check in AT_START]
     told = gather_objects(mine, world)
     found: list[Finding] = []
@@ -63,7 +71,8 @@ def check_start(config: Config, plan: RunPlan, world: World) -> None:
             LOG.warning(_sentence(finding))
     if bad := [finding for finding in found if finding.level == "bad"]:
         message = "the run was not started: " + "\n  ".join(map(_sentence, bad))
-        raise UnfitError(message, sorted({finding.node for finding in bad} - {EVERYWHERE}))
+        nodes = {finding.node for finding in bad} - {EVERYWHERE}
+        raise UnfitError(message, sorted(nodes) if nodes < {node for node, _ in told} else [])
 
 
 def _sentence(finding: Finding) -> str:

@@ -13,7 +13,14 @@ from torch import Tensor
 from plumbline.data.damage import DamagedFileError, reading
 from plumbline.launcher.runtime.checkpoint.weights import read_weights
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.config.stock import HUB, hub_folder, section_of, stock_entries
+from plumbline.launcher.runtime.config.stock import (
+    FILES,
+    HUB,
+    TOKENIZER_FILES,
+    hub_folder,
+    section_of,
+    stock_entries,
+)
 from plumbline.launcher.runtime.models.finite import check_finite
 from plumbline.launcher.runtime.models.open import load_tokenizer
 from plumbline.launcher.runtime.run.inputs import Inputs
@@ -25,9 +32,6 @@ from plumbline.model.export.from_stock import from_stock
 from plumbline.model.parameterization.multipliers import multipliers
 from plumbline.model.parameterization.table import parameter_shapes
 
-FILES = ["*.json", "*.safetensors"]
-"""Patterns of the files that a model on the hub is read from."""
-TOKENIZER_FILES = ["tokenizer*", "special_tokens_map.json", "vocab.*", "merges.txt"]
 PROBE = "A fox, 2 quick brown dogs: don't x[10] == {y};\n\tünïcödé, русский, 日本語"
 """What two tokenizers must read alike to be taken for the same; added tokens and templates may differ."""
 

@@ -1,7 +1,8 @@
 """Allow one launch at a time for each run folder, whichever launcher starts it.
 
 The lock is a POSIX record lock on the file `lock` of the run folder: it works over NFS, and the kernel or the NFS
-server takes it back when its holder dies, however it dies. The file says who holds it, and stays when nobody does.
+server takes it back when its holder dies; a server of NFS 3 may not do so while the holder's host is down, see `hold`.
+The file says who holds it, and stays when nobody does.
 A process must not open the file while it holds the lock: closing any descriptor of it would give the lock up. Nothing
 here imports torch.
 """
@@ -14,8 +15,8 @@ import socket
 import struct
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,11 @@ class RunLockedError(ValueError):
 
 
 @contextmanager
-def hold(folder: Path, patience: float = 0.0, pulse: Path | None = None) -> Iterator[None]:
+def hold(folder: Path, patience: float = 0.0, pulse: Path | None = None) -> Iterator[Callable[[], bool]]:
     """Hold the lock of a run folder, which is made if need be; other processes are refused meanwhile.
 
-    Where the file system has no locks, this warns and goes on.
+    Where the file system has no locks, this warns and goes on. Yields a function that says whether the lock is still
+    ours: a later attempt may have put another in its place while this host was cut off.
 
     Args:
         folder: of the run.
@@ -62,7 +64,14 @@ def hold(folder: Path, patience: float = 0.0, pulse: Path | None = None) -> Iter
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(facts).encode() + b"\n", 0)
         os.fsync(descriptor)
-        yield
+        mine = os.fstat(descriptor)
+
+        def is_ours() -> bool:
+            with suppress(OSError):  # removed, or away for a moment
+                return os.path.samestat(mine, (folder / LOCK).stat())
+            return True
+
+        yield is_ours
     finally:
         os.close(descriptor)
 

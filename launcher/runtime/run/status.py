@@ -33,7 +33,7 @@ from plumbline.launcher.runtime.run.status_file import (
 )
 from plumbline.launcher.runtime.system import launch
 from plumbline.launcher.runtime.system.collectives import from_main
-from plumbline.launcher.runtime.system.exit_codes import CRASHED, INTERRUPTED
+from plumbline.launcher.runtime.system.exit_codes import CRASHED, INTERRUPTED, UNREACHED
 from plumbline.launcher.runtime.system.files import remove_leftovers, write_json
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
@@ -75,9 +75,10 @@ def begin_attempt(folder: Path, world: World, newest: Newest) -> Iterator["RunSt
         RunLockedError: on all ranks: another process holds the lock.
         OSError: on all ranks: the folder cannot be written.
     """
+    held: list[Callable[[], bool]] = []
     with ExitStack() as stack:
-        from_main(lambda: stack.enter_context(hold(folder, LEASE_SECONDS, folder / STATUS)), world)
-        yield stack.enter_context(RunStatus(folder, world.size, newest) if world.is_main else RunStatus())
+        from_main(lambda: held.append(stack.enter_context(hold(folder, LEASE_SECONDS, folder / STATUS))), world)
+        yield stack.enter_context(RunStatus(folder, world.size, newest, *held) if world.is_main else RunStatus())
 
 
 def note_refusal(folder: Path, ranks: int, newest: Newest, code: int, error: Exception) -> None:
@@ -97,10 +98,17 @@ class RunStatus:
         folder: of the run, whose lock this process holds; None: nothing is written.
         ranks: of this attempt.
         newest: finds the newest checkpoint.
+        is_ours: says whether the lock is still this process's; where it is not, the process ends.
     """
 
-    def __init__(self, folder: Path | None = None, ranks: int = 1, newest: Newest = lambda _folder: None) -> None:
-        self._folder, self._newest = folder, newest
+    def __init__(
+        self,
+        folder: Path | None = None,
+        ranks: int = 1,
+        newest: Newest = lambda _folder: None,
+        is_ours: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._folder, self._newest, self._is_ours = folder, newest, is_ours
         self._totals: tuple[int | None, int | None] = None, None
         self._tokens: int | None = None
         self._logged: Mapping[str, Any] = {}
@@ -235,6 +243,9 @@ class RunStatus:
         while not self._has_ended:
             self._wake.wait(INTERVAL)
             self._wake.clear()
+            if not self._is_ours():
+                LOG.error(f"{self._folder}: a later attempt of this job trains this run now; this one ends")
+                os._exit(UNREACHED)
             self._write()
             time.sleep(PAUSE)
 

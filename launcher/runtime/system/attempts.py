@@ -10,6 +10,7 @@ that the count begins anew.
 import json
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def decide(attempt: Attempt, tally: Path, limit: int) -> Decision:
         return Decision(True, f"exit code {attempt.code}, {progress}")
     fruitless = 1 + _fruitless_before(attempt, tally)
     tally.parent.mkdir(parents=True, exist_ok=True)
-    write_json(tally, {"saved": attempt.after, "fruitless": fruitless})
+    write_json(tally, {"saved": attempt.after, "fruitless": fruitless, "job": job_id(), "restart": restart_count()})
     reason = f"exit code {attempt.code}, nothing saved after {describe(attempt.after)}"
     return Decision(fruitless < limit, f"{reason}, fruitless attempt {fruitless} of {limit} in a row ({VARIABLE})")
 
@@ -108,12 +109,14 @@ def decide(attempt: Attempt, tally: Path, limit: int) -> Decision:
 def _fruitless_before(attempt: Attempt, tally: Path) -> int:
     """Return how many attempts in a row have ended where this one began.
 
-    An attempt that Slurm itself requeued is not in the tally; where it saved a checkpoint, what is saved tells.
+    An attempt that Slurm itself requeued is not in the tally; where it saved a checkpoint, what is saved tells. This
+    one is there already if the disk was away in the middle of counting it.
     """
     if not tally.exists():
         return 0
     kept = json.loads(tally.read_text(encoding="utf-8"))
-    return int(kept["fruitless"]) if tuple(kept["saved"]) == attempt.before else 0
+    counted = job_id() is not None and (kept.get("job"), kept.get("restart")) == (job_id(), restart_count())
+    return int(kept["fruitless"]) - counted if tuple(kept["saved"]) == attempt.before else 0
 
 
 def accuse(folder: Path, nodes: Iterable[str], fault: str) -> None:
@@ -129,9 +132,13 @@ def accuse(folder: Path, nodes: Iterable[str], fault: str) -> None:
 
 def accused(folder: Path) -> dict[str, str]:
     """Return name -> fault of the nodes that ranks of this attempt of this job have accused."""
-    words = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in folder.glob(f"{ACCUSED}/*.json")}
-    attempt = job_id(), restart_count()
-    return {node: word["fault"] for node, word in words.items() if (word["job"], word["restart"]) == attempt}
+    found = {}
+    for file in folder.glob(f"{ACCUSED}/*.json"):
+        with suppress(OSError, ValueError, KeyError):  # a hint, without which the job goes on as well
+            word = json.loads(file.read_text(encoding="utf-8"))
+            if (word["job"], word["restart"]) == (job_id(), restart_count()):
+                found[file.stem] = word["fault"]
+    return found
 
 
 def forget(folder: Path) -> None:

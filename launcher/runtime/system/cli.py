@@ -16,6 +16,8 @@ from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.threads import sleep_while_waiting
 
+MODEL = "run, checkpoint or Hugging Face folder, or hf:NAME"
+"""Help of `--model`, which `config.stock.model_folder` turns into a folder."""
 AVERAGE = "weights instead of the last: ema, last:K (checkpoints) or steps:A,B,...; see docs/averages.md"
 """Help of `--average`, which `models.averages` reads."""
 
@@ -154,6 +156,11 @@ def existing(text: str) -> Path:
             f"{text}: no such file or folder; {path.parent} holds {', '.join(beside[:10]) or 'nothing like it'}"
         )
     return path
+
+
+def model(text: str) -> str:
+    """Return the path of a model that is there, or hf:NAME for one on the hub, for argparse."""
+    return text if text.startswith("hf:") else str(existing(text))
 
 
 def existing_or_stdin(text: str) -> str:

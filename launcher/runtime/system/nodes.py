@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 DOWN = re.compile(r"\bDOWN\b|\bFAIL\b|NOT_RESPONDING|\*")
@@ -125,6 +126,9 @@ def sparable(job: Job, faulty: Iterable[str]) -> list[str]:
 
     Only nodes count that have the same devices as one of the job's, since what it asks for is not compared in full.
     """
+    faulty = list(faulty)
+    if not faulty:
+        return []
     found = _all_nodes()
     devices = {fields.get("Gres") for fields in found if fields["NodeName"] in job.nodes}
     reserved = _reserved(job)
@@ -148,10 +152,14 @@ def requeue(job: Job, without: Iterable[str]) -> None:
 
 
 def _reserved(job: Job) -> set[str] | None:
-    """Return the nodes of the reservation that the job runs in; None where it runs in none."""
+    """Return the nodes of the reservations that the job may run in; None where it asks for none."""
     if not job.reservation:
         return None
-    return set(names_in(_fields(_scontrol("--oneliner", "show", "reservation", job.reservation)).get("Nodes", "")))
+    found: set[str] = set()
+    for name in job.reservation.split(","):
+        with suppress(ValueError):  # it is over, or not ours to see
+            found |= {*names_in(_fields(_scontrol("--oneliner", "show", "reservation", name)).get("Nodes", ""))}
+    return found
 
 
 def _may_run(job: Job, node: Mapping[str, str], reserved: set[str] | None) -> bool:

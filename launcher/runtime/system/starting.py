@@ -1,7 +1,7 @@
 """Say at once what starts, ahead of the imports that take seconds; nothing here imports torch."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plumbline.launcher.runtime.system.log import TRAINING
@@ -24,13 +24,14 @@ def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
     return {"RANK": environment["SLURM_PROCID"], "LOCAL_RANK": environment["SLURM_LOCALID"], "WORLD_SIZE": size}
 
 
-def has_gpus(devices: Path = Path("/dev")) -> bool:
+def has_gpus(devices: Path = Path("/dev"), files: Sequence[str] = GPU_FILES) -> bool:
     """Return whether this host shows GPUs, as its device files say, which takes no import of torch.
 
     Args:
         devices: the folder of device files.
+        files: their names.
     """
-    return os.environ.get("CUDA_VISIBLE_DEVICES") not in HIDDEN and any((devices / name).exists() for name in GPU_FILES)
+    return os.environ.get("CUDA_VISIBLE_DEVICES") not in HIDDEN and any((devices / name).exists() for name in files)
 
 
 def announce() -> None:

@@ -62,7 +62,9 @@ def code_of(error: Exception, folder: Path, step: int = 0) -> int:
         return CORRUPT
     if isinstance(error, TrainingError):
         return BROKEN
-    if isinstance(error, MAY_PASS) and (step or _has_checkpoint(folder)):
+    # Ranks of a job that do not meet may wait for one that has died, on whatever step
+    may_pass = isinstance(error, MAY_PASS) and (step or _has_checkpoint(folder))
+    if may_pass or (isinstance(error, UnmetError) and own_job() is not None):
         return UNREACHED
     return UNUSABLE if isinstance(error, SAID) else CRASHED
 
@@ -77,14 +79,14 @@ def to_tell(error: Exception) -> Exception:
     if not is_of_device(error):
         return error
     return RuntimeError(
-        f"the GPU of this rank on {node_name()} cannot be used ({str(error).splitlines()[0]}): leave the node out and "
-        "start the same command again; a job under Slurm does both by itself"
+        f"the GPU of this rank on {node_name()} cannot be used ({str(error).splitlines()[0]}): look at nvidia-smi "
+        "there, then start the same command again; a job under Slurm starts it by itself, without the node"
     )
 
 
 def blame(error: Exception, folder: Path) -> None:
     """Leave word, within a job of Slurm, which nodes its next attempt should do without because of an error."""
-    if own_job() is None:
+    if own_job() is None or not folder.is_dir():
         return
     by_main = os.environ.get("RANK", "0") == "0"
     with suppress(OSError):  # then the next attempt finds out

@@ -113,6 +113,8 @@ class Watchdog:
         finally:
             if self.tell is not None:
                 self.tell(HUNG, f"nothing moved for {self._minutes:g} minutes (train.hang_minutes): see stacks/")
+        if self._world.device.type == "cuda":
+            self._write_trace()
 
     def _report(self, seconds: float) -> None:
         """Write where this rank stands, then say of all ranks that wrote what holds them up."""
@@ -135,21 +137,19 @@ class Watchdog:
                 f"nothing moved for {self._minutes:g} minutes while {self._doing} (train.hang_minutes): {why}; "
                 f"stacks in {self._folder}"
             )
-            if own_job() is not None:
-                silent = {node for rank, node in enumerate(self._nodes) if node and rank not in texts}
-                accuse(self._folder.parent / "slurm", sorted(silent), FROZEN)
-        if self._world.device.type == "cuda":
-            self._write_trace()
+            silent = [node for rank, node in enumerate(self._nodes) if node and rank not in texts]
+            # Of more it may be this rank that stands still, alone, while others bear with it
+            if own_job() is not None and 2 * len(silent) < self._world.size:
+                accuse(self._folder.parent / "slurm", sorted({*silent}), FROZEN)
 
     def _write_trace(self) -> None:
-        """Write the last collectives of this rank; at the end, since it asks a device that may be broken."""
+        """Write the last collectives of this rank, which asks a device that may be broken."""
         try:
             trace = last_collectives()
-        except RuntimeError as error:
+            if trace is not None:
+                (self._folder / f"{TRACE}{self._world.rank}").write_bytes(trace)
+        except (RuntimeError, OSError) as error:
             LOG.error(f"the last collectives of rank {self._world.rank} are not known: {error}")
-            return
-        if trace is not None:
-            (self._folder / f"{TRACE}{self._world.rank}").write_bytes(trace)
 
 
 def watch(config: Config, world: World) -> Watchdog:

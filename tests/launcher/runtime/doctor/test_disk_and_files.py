@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from plumbline.launcher.runtime.checkpoint.commit import remove_leftovers, staging_folder
+from plumbline.launcher.runtime.checkpoint.commit import bytes_of_leftovers, remove_leftovers, staging_folder
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.doctor import disk, files, shared_files, start
-from plumbline.launcher.runtime.doctor.check import Check, Finding, LocalNeed, Need, Place, Report
-from plumbline.launcher.runtime.doctor.start import UnfitError, check_start, local_need_of, need_of
+from plumbline.launcher.runtime.doctor.check import Check, Facts, Finding, LocalNeed, Need, Place, Report
+from plumbline.launcher.runtime.doctor.start import UnfitError, check_start, local_need_of
 from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:
@@ -47,21 +48,37 @@ def test_room_for_one_and_for_all_that_stay(
     plenty["free_bytes"], little["free_bytes"] = 1e15, free_bytes
     (found,) = disk.judge(reports([plenty, little]))
     assert (found.level, found.node) == (level, "all"), "of a disk that all share no node is to blame"
+    little["folder"] = "/"
+    (found,) = disk.judge(reports([plenty, little]))
+    assert found.node == ("all" if level == "ok" else "n1"), "this one lacks what the others have mounted"
 
 
-def test_what_killed_saves_left_is_as_good_as_free(tmp_path: Path, tiny_config: Path) -> None:
+def test_what_killed_saves_left_is_as_good_as_free(
+    tmp_path: Path, tiny_config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A start deletes it, but only after this check, which would refuse it."""
     config = load_config(tiny_config, [f"run.root={tmp_path}"])
     root = config.run.folder / "checkpoints"
     staging = staging_folder(root, 7)
-    assert need_of(config, plan_run(config)).leftovers == 0
+    assert bytes_of_leftovers(root) == 0
     (staging / "shards").mkdir(parents=True)
     (staging / "shards" / "rank").write_bytes(bytes(3000))
-    need = need_of(config, plan_run(config))
-    assert need.leftovers == 3000
-    assert free(tmp_path) <= disk.measure(Place(WORLD, tmp_path, need))["free_bytes"] - 3000 + 1e6
+    assert bytes_of_leftovers(root) == 3000
+    asked: list[Place] = []
+
+    def measure(place: Place) -> Facts:
+        asked.append(place)
+        return {}
+
+    monkeypatch.setattr(start, "AT_START", [Check("some", measure, lambda _: [])])
+    monkeypatch.setattr(start, "gather_objects", lambda mine, _world: [mine])
+    check_start(config, plan_run(config), WORLD)
+    assert asked[0].need is not None
+    assert asked[0].need.leftovers == 3000
+    need = replace(asked[0].need, leftovers=10**18)
+    assert disk.measure(replace(asked[0], need=need))["free_bytes"] > 10**18
     remove_leftovers(root)
-    assert need_of(config, plan_run(config)).leftovers == 0
+    assert bytes_of_leftovers(root) == 0
 
 
 def test_nodes_of_which_something_bad_is_known_are_those_to_do_without(
@@ -73,10 +90,11 @@ def test_nodes_of_which_something_bad_is_known_are_those_to_do_without(
     bad = [Finding("bad", "n3", "runs another Python"), Finding("bad", "all", "the disk is full")]
     checks = [Check("some", lambda _place: {}, lambda _reports: [*bad, Finding("warning", "n2", "has another umask")])]
     monkeypatch.setattr(start, "AT_START", checks)
-    monkeypatch.setattr(start, "gather_objects", lambda mine, _world: [mine])
-    with pytest.raises(UnfitError, match="n3: runs another Python") as refused:
-        check_start(config, plan, WORLD)
-    assert refused.value.nodes == ["n3"]
+    for nodes, blamed in ((["n3", "n4"], ["n3"]), (["n3"], [])):
+        monkeypatch.setattr(start, "gather_objects", lambda mine, _world, nodes=nodes: [(n, mine[1]) for n in nodes])
+        with pytest.raises(UnfitError, match="n3: runs another Python") as refused:
+            check_start(config, plan, WORLD)
+        assert refused.value.nodes == blamed
 
 
 def test_a_node_without_room_for_what_its_ranks_keep_there_is_named(reports: Reports, tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def test_the_lock_of_an_earlier_attempt_that_moves_no_more_is_not_waited_for(
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
         with pytest.raises(RunLockedError), hold(tmp_path, 0.5):
             pass  # nothing says whether it lives
-        with hold(tmp_path, 0.5, pulse):
+        with hold(tmp_path, 0.5, pulse) as is_ours:
+            assert is_ours()
             assert "has not given it back, and nothing of it has moved for 0.5 s" in capsys.readouterr().err
             other = held_elsewhere(tmp_path, "78")
             with pytest.raises(AssertionError), other:  # it ends instead: the new lock keeps it out
@@ -80,6 +81,16 @@ def test_the_lock_of_an_earlier_attempt_that_moves_no_more_is_not_waited_for(
         monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
         with pytest.raises(RunLockedError), hold(tmp_path, 1.0, pulse):
             pass  # it lives
+
+
+def test_who_was_cut_off_finds_out_that_another_has_the_run(tmp_path: Path) -> None:
+    with hold(tmp_path) as is_ours:
+        assert is_ours()
+        (tmp_path / "other").touch()
+        (tmp_path / "other").replace(tmp_path / "lock")
+        assert not is_ours()
+        (tmp_path / "lock").unlink()
+        assert is_ours(), "nobody else has it"
 
 
 def test_a_lock_is_free_again_when_its_holder_was_killed(tmp_path: Path) -> None:

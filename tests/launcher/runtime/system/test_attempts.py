@@ -111,3 +111,20 @@ def test_what_was_said_against_nodes_holds_for_one_attempt_of_a_job(
     assert accused(tmp_path) == {"n2": LACKING}
     monkeypatch.setenv("SLURM_JOB_ID", "8")
     assert accused(tmp_path) == {}
+
+
+def test_an_attempt_counts_once_however_often_it_is_written_down(tally: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may go away when the count is written, and the job then decides again."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    for _ in range(3):
+        assert "fruitless attempt 1 of 2" in decide(Attempt(1, (5,), (5,)), tally, 2).reason
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert "fruitless attempt 2 of 2" in decide(Attempt(1, (5,), (5,)), tally, 2).reason
+
+
+def test_words_against_nodes_that_cannot_be_read_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    accuse(tmp_path, ["n1"], WRONG)
+    for name, text in (("n2", "{"), ("n3", "{}")):
+        (tmp_path / "accused" / f"{name}.json").write_text(text)
+    assert accused(tmp_path) == {"n1": WRONG}

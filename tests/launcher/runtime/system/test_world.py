@@ -111,8 +111,8 @@ def test_a_host_whose_gpus_torch_does_not_see_is_worth_a_warning(
 ) -> None:
     host.shows(0, {**RANK, "WORLD_SIZE": "16", **variables})
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    monkeypatch.setattr(world, "has_gpus", lambda: True)
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    monkeypatch.setattr(world, "has_gpus", lambda **_: True)
+    monkeypatch.setattr(torch.version, "cuda", None)
     assert read_world().device.type == "cpu"
     assert ["this host has GPUs, but torch" in record.message for record in caplog.records] == [True] * said
 
@@ -123,10 +123,13 @@ def test_one_of_several_ranks_is_not_left_on_the_cpu_of_a_host_with_gpus(
     """The others would wait for it on theirs: with another backend it meets nobody."""
     host.shows(0, {**RANK, "WORLD_SIZE": "16"})
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    monkeypatch.setattr(world, "has_gpus", lambda: True)
-    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(world, "has_gpus", lambda **_: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     with pytest.raises(MissingGPUError, match="this host has GPUs, but torch"):
         read_world()
+    monkeypatch.setattr(world, "has_gpus", lambda files=("dxg",): files != ("nvidia0",))  # as under Windows
+    assert read_world().device.type == "cpu"
+    monkeypatch.setattr(world, "has_gpus", lambda **_: True)
     os.environ["WORLD_SIZE"], os.environ["RANK"] = "1", "0"
     assert read_world().device.type == "cpu"
 

@@ -56,6 +56,16 @@ def test_what_may_pass_is_tried_again_by_a_run_that_has_worked(
     assert code_of(error, tmp_path) == later
 
 
+def test_ranks_of_a_job_that_do_not_meet_may_wait_for_one_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 says so, and its word would end the job where the code of the one that died would not."""
+    error = UnmetError("the ranks cannot form a group")
+    assert code_of(error, tmp_path) == UNUSABLE
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert code_of(error, tmp_path) == UNREACHED
+
+
 @pytest.mark.parametrize(
     ("says", "code"), [(OSError(5, "Input/output error"), UNREACHED), (PermissionError(13, "not yours"), UNUSABLE)]
 )
@@ -94,6 +104,6 @@ def test_nodes_are_blamed_for_what_is_theirs(
 def test_what_cuda_says_of_a_broken_gpu_is_told_with_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n4")
     told = str(to_tell(ECC))
-    assert "the GPU of this rank on n4 cannot be used (CUDA error: uncorrectable ECC error encountered): leave" in told
+    assert "the GPU of this rank on n4 cannot be used (CUDA error: uncorrectable ECC error encountered): look" in told
     other = OSError("Stale file handle")
     assert to_tell(other) is other
