@@ -244,7 +244,9 @@ class RunStatus:
             self._wake.wait(INTERVAL)
             self._wake.clear()
             if not self._is_ours():
-                LOG.error(f"{self._folder}: a later attempt of this job trains this run now; this one ends")
+                LOG.error(
+                    f"{self._folder}: another attempt has put its lock in the place of this one's, which ends here"
+                )
                 os._exit(UNREACHED)
             self._write()
             time.sleep(PAUSE)

@@ -23,6 +23,7 @@ from plumbline.launcher.runtime.run.status_file import (
     read_status,
 )
 from plumbline.launcher.runtime.system import launch
+from plumbline.launcher.runtime.system.exit_codes import UNREACHED
 from plumbline.launcher.runtime.system.world import World
 from tests.conftest import REPOSITORY, environment
 
@@ -44,6 +45,16 @@ print("made", flush=True)
 time.sleep(900)
 """
 
+HOLDER = """
+import sys, time, torch
+from pathlib import Path
+from plumbline.launcher.runtime.run.status import begin_attempt
+from plumbline.launcher.runtime.system.world import World
+with begin_attempt(Path(sys.argv[1]), World(0, 0, 1, torch.device("cpu")), lambda _folder: None):
+    print("made", flush=True)
+    time.sleep(900)
+"""
+
 
 def kill_one(folder: Path, variables: dict[str, str] | None = None) -> None:
     """Let a process make 15 steps, saving after 10, and kill it once status.json says so."""
@@ -54,6 +65,24 @@ def kill_one(folder: Path, variables: dict[str, str] | None = None) -> None:
         while (status := read_status(folder)) is None or status.step != 15:
             time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
+
+
+def test_an_attempt_ends_when_another_has_put_its_lock_in_place(tmp_path: Path) -> None:
+    """As one does that was cut off from everything but its disk, while the job went on elsewhere."""
+    words = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(
+        words, cwd=REPOSITORY, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stderr is not None
+            assert holder.stdout.readline() == "made\n"
+            (tmp_path / "other").touch()
+            (tmp_path / "other").replace(tmp_path / "lock")
+            assert holder.wait(60) == UNREACHED
+            assert "another attempt has put its lock in the place of this one's" in holder.stderr.read()
+        finally:
+            holder.kill()
 
 
 def test_the_next_attempt_accounts_for_the_one_that_was_killed(tmp_path: Path) -> None:
