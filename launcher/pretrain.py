@@ -166,7 +166,7 @@ def main() -> int:
             STOP.tell, STOP.save_seconds = status.end, status.save_seconds
             return attempt(config, inputs, world, status, watchdog)
     except (RunLockedError, OSError) as error:
-        return fail(error, code_of(error, folder), isinstance(error, OF_ALL_RANKS))
+        return tell(error, code_of(error, folder))
 
 
 def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, watchdog: Watchdog | None) -> int:
@@ -179,8 +179,7 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, wat
         if code == CRASHED:
             raise
         blame(error, folder)
-        told = to_tell(error)
-        return fail(told, status.end(code, str(told)), isinstance(error, OF_ALL_RANKS))
+        return tell(error, status.end(code, str(to_tell(error))))
     startup.stop()
     TRAINING.info(f"{folder} is complete" if complete else f"stopped {STOP.reason}; the same command resumes {folder}")
     return status.end(COMPLETE, "complete") if complete else status.end(REQUEUE, f"stopped {STOP.reason}")
@@ -256,6 +255,11 @@ def refuse(error: Exception, arguments: argparse.Namespace) -> int:
             if os.environ.get("RANK", "0") == "0":
                 ranks = int(os.environ.get("WORLD_SIZE", "1"))
                 note_refusal(folder, ranks, newest_checkpoint, code, to_tell(error))
+    return tell(error, code)
+
+
+def tell(error: Exception, code: int) -> int:
+    """Log one clear error, once if all ranks have it, and return the exit code."""
     return fail(to_tell(error), code, isinstance(error, OF_ALL_RANKS))
 
 

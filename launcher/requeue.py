@@ -9,26 +9,27 @@ it is not; 2 that could not be decided or done. Inside a job, start it with SIGT
 """
 
 import argparse
-import errno
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.run.status_file import note_end_of_job, told_by_rank_0
 from plumbline.launcher.runtime.sweep.advance import newest_step, one_of_several, read_share
 from plumbline.launcher.runtime.system import cli, nodes
-from plumbline.launcher.runtime.system.attempts import FINAL, TALLY, Attempt, Progress, accused, decide, read_limit
+from plumbline.launcher.runtime.system.attempts import (
+    FINAL,
+    TALLY,
+    Attempt,
+    Progress,
+    accused,
+    decide,
+    once_the_disk_is_back,
+    read_limit,
+)
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNUSABLE
 
 NOT_REQUEUED = 1  # exit code
-PAUSES = (10.0,) * 6
-"""Seconds between looks at a file system that is away."""
-AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
-"""What a shared one says while its server or this node's client starts again."""
-Result = TypeVar("Result")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -82,28 +83,12 @@ def main() -> int:
         return NOT_REQUEUED
     # After a requested stop no node is to blame, and time may be running out; a job at its limit starts no step
     lost = nodes.lost_nodes(job) if code != REQUEUE and job.state == "RUNNING" else []
-    faults = {**dict.fromkeys(lost, "does not answer"), **said_of(job, tally.parent)}
+    faults = {**dict.fromkeys(lost, "does not answer"), **accused(tally.parent, job.nodes)}
     spared = nodes.sparable(job, faults)
     say(f"{decision.reason}: back into the queue{without(faults, spared)}")
     note_end(run, code)
     nodes.requeue(job, spared)
     return 0
-
-
-def once_the_disk_is_back(action: Callable[[], Result]) -> Result:
-    """Return what `action` returns; call it again for a minute while the file system does not answer.
-
-    Raises:
-        OSError: it has not answered for so long, or has, and does not let us.
-    """
-    for pause in PAUSES:
-        try:
-            return action()
-        except OSError as error:
-            if error.errno not in AWAY:
-                raise
-            time.sleep(pause)
-    return action()
 
 
 def look(arguments: argparse.Namespace) -> tuple[Path | None, Path, Progress]:
@@ -124,12 +109,6 @@ def note_end(run: Path | None, code: int) -> None:
 def say(decision: str) -> None:
     """Print the decision at once: Slurm ends this process soon after the request to requeue."""
     print(f"requeue.py: {decision}", flush=True)
-
-
-def said_of(job: nodes.Job, folder: Path) -> dict[str, str]:
-    """Return what ranks say against nodes of a job; nothing where they say it of most: then it is not the nodes."""
-    found = {node: fault for node, fault in accused(folder).items() if node in job.nodes}
-    return found if len(found) <= max(1, len(job.nodes) // 2) else {}
 
 
 def without(faults: Mapping[str, str], spared: Sequence[str]) -> str:

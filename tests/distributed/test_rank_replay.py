@@ -80,7 +80,7 @@ def test_the_run_ends_and_accuses_the_node(outcome: Outcome, monkeypatch: pytest
     )
     assert "The update was not made; the last checkpoint is from before" in outcome.stderr
     monkeypatch.setenv("SLURM_JOB_ID", "7")  # as flip.py does for its ranks
-    assert accused(outcome.run.folder / "slurm") == {"n1": WRONG}
+    assert accused(outcome.run.folder / "slurm", ["n1", "n2"]) == {"n1": WRONG}
     assert outcome.run.checkpoints[-1] == "step_00000006"
     assert json.loads((outcome.run.folder / "status.json").read_text())["attempt"]["exit_code"] == CORRUPT
 

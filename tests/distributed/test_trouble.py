@@ -77,4 +77,4 @@ def test_a_gpu_that_reports_itself_broken_is_one_error_and_its_node_is_left_out(
     assert outcome.codes[0] == 1, "it lost the other in a collective"
     assert "the GPU of this rank on n5 cannot be used (CUDA error: uncorrectable ECC error" in outcome.stderr
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert accused(outcome.run.folder / "slurm") == {"n5": BROKEN_GPU}
+    assert accused(outcome.run.folder / "slurm", ["n1", "n5"]) == {"n5": BROKEN_GPU}

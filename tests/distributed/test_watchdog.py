@@ -133,7 +133,7 @@ def test_the_next_attempt_of_a_job_does_without_the_node_of_a_frozen_rank(
     if job is not None:
         monkeypatch.setenv("SLURM_JOB_ID", job)
     watch_until_it_ends(tmp_path / "stacks", replace(world, size=3))
-    assert accused(tmp_path / "slurm") == said
+    assert accused(tmp_path / "slurm", ["n1", "n2"]) == said
 
 
 def watch_until_it_ends(folder: Path, world: World) -> None:

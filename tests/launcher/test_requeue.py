@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.requeue import PAUSES, once_the_disk_is_back, said_of, without
+from plumbline.launcher.requeue import without
 from plumbline.launcher.runtime.run.status import note_refusal
 from plumbline.launcher.runtime.run.status_file import told_by_rank_0
-from plumbline.launcher.runtime.system.attempts import FROZEN, LACKING, accuse
+from plumbline.launcher.runtime.system.attempts import FROZEN, LACKING, accuse, accused, once_the_disk_is_back
 from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
-from plumbline.launcher.runtime.system.nodes import Job
+from plumbline.launcher.runtime.system.nodes import PAUSES
 
 
 @pytest.fixture
@@ -21,18 +21,14 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def job_on(*nodes: str) -> Job:
-    return Job("7", "7", "RUNNING", "None", nodes, (), len(nodes), frozenset({"all"}), frozenset())
-
-
 def test_what_ranks_say_of_most_nodes_is_not_about_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     accuse(tmp_path, ["n1", "n2"], LACKING)
-    assert said_of(job_on("n1"), tmp_path) == {"n1": LACKING}, "of one node nobody knows better"
-    assert said_of(job_on("n1", "n3"), tmp_path) == {"n1": LACKING}
-    assert said_of(job_on("n1", "n2"), tmp_path) == {}
-    assert said_of(job_on("n1", "n2", "n3"), tmp_path) == {}
-    assert said_of(job_on("n1", "n2", "n3", "n4"), tmp_path) == {"n1": LACKING, "n2": LACKING}
+    assert accused(tmp_path, ["n1"]) == {"n1": LACKING}, "of one node nobody knows better"
+    assert accused(tmp_path, ["n1", "n3"]) == {"n1": LACKING}
+    assert accused(tmp_path, ["n1", "n2"]) == {}
+    assert accused(tmp_path, ["n1", "n2", "n3"]) == {}
+    assert accused(tmp_path, ["n1", "n2", "n3", "n4"]) == {"n1": LACKING, "n2": LACKING}
 
 
 def test_the_decision_says_which_nodes_the_job_does_without() -> None:

@@ -41,16 +41,16 @@ def stock_folder(spec: str) -> Path:
     return hub_folder(spec, ["config.json"])
 
 
-def model_folder(name: str | Path) -> Path:
+def model_folder(name: str) -> Path:
     """Return the folder of a model that a command is given: of hf:NAME that of its copy, downloaded if need be.
 
     Raises:
         DamagedFileError: the hub does not give it.
     """
-    if not str(name).startswith(HUB):
+    if not name.startswith(HUB):
         return Path(name)
     with reading(f"--model {name}"):
-        return hub_folder(str(name), [*FILES, *TOKENIZER_FILES])
+        return hub_folder(name, [*FILES, *TOKENIZER_FILES])
 
 
 def hub_folder(spec: str, patterns: list[str], download: bool = True) -> Path:

@@ -51,7 +51,8 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
     """
     least = min(reports, key=lambda report: report.facts["free_bytes"])
     facts, findings = least.facts, []
-    node = EVERYWHERE if len({report.facts["folder"] for report in reports}) == 1 else least.node
+    shared = len({report.facts["folder"] for report in reports}) == 1
+    node = EVERYWHERE if shared else least.node
     free, need = facts["free_bytes"], facts["checkpoint_bytes"]
     where = f"{gigabytes(free)} free at {facts['folder']}"
     remedy = "free some space, or set run.root to a larger file system"
@@ -67,7 +68,8 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
             f"{fewest.facts['free_files']} inodes free at {fewest.facts['folder']}, a checkpoint may take "
             f"{fewest.facts['checkpoint_files']}"
         )
-        findings.append(Finding("bad", node, text, "delete files there, or set run.root to another file system"))
+        remedy = "delete files there, or set run.root to another file system"
+        findings.append(Finding("bad", EVERYWHERE if shared else fewest.node, text, remedy))
     findings += _judge_local(reports)
     takes = "" if need is None else f", one checkpoint takes {gigabytes(need)}"
     return findings or [Finding("ok", EVERYWHERE, where + takes)]

@@ -7,16 +7,20 @@ survives that Slurm kills the job's processes, and is the same for all jobs of a
 that the count begins anew.
 """
 
+import errno
 import json
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, UNUSABLE
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.launch import job_id, restart_count
+from plumbline.launcher.runtime.system.nodes import PAUSES
 
 VARIABLE = "PLUMBLINE_FRUITLESS_ATTEMPTS"
 TALLY = "attempts"
@@ -36,6 +40,9 @@ FINAL = {
 """Exit codes after which another attempt would end alike, and what they say."""
 
 
+AWAY = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN)
+"""What a shared file system says while its server or this node's client starts again."""
+Result = TypeVar("Result")
 Progress = tuple[int, ...]
 """How much of a job's work is saved, of two moments the later one greater: of a run (step of its newest checkpoint,);
 of a sweep (finished runs, sum of the steps of the newest checkpoints of the others)."""
@@ -66,6 +73,22 @@ class Decision:
 
     requeue: bool
     reason: str
+
+
+def once_the_disk_is_back(action: Callable[[], Result]) -> Result:
+    """Return what `action` returns; call it again for a minute while the file system does not answer.
+
+    Raises:
+        OSError: it has not answered for so long, or has, and does not let us.
+    """
+    for pause in PAUSES:
+        try:
+            return action()
+        except OSError as error:
+            if error.errno not in AWAY:
+                raise
+            time.sleep(pause)
+    return action()
 
 
 def read_limit() -> int:
@@ -116,7 +139,7 @@ def _fruitless_before(attempt: Attempt, tally: Path) -> int:
         return 0
     kept = json.loads(tally.read_text(encoding="utf-8"))
     counted = job_id() is not None and (kept.get("job"), kept.get("restart")) == (job_id(), restart_count())
-    return int(kept["fruitless"]) - counted if tuple(kept["saved"]) == attempt.before else 0
+    return int(kept["fruitless"]) - int(counted) if tuple(kept["saved"]) == attempt.before else 0
 
 
 def accuse(folder: Path, nodes: Iterable[str], fault: str) -> None:
@@ -130,15 +153,18 @@ def accuse(folder: Path, nodes: Iterable[str], fault: str) -> None:
         write_json(file, {"job": job_id(), "restart": restart_count(), "fault": fault})
 
 
-def accused(folder: Path) -> dict[str, str]:
-    """Return name -> fault of the nodes that ranks of this attempt of this job have accused."""
+def accused(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
+    """Return name -> fault of the nodes of a job that ranks of this attempt have accused.
+
+    Where that is most of several nodes, it is not the nodes, and none is returned.
+    """
     found = {}
     for file in folder.glob(f"{ACCUSED}/*.json"):
         with suppress(OSError, ValueError, KeyError):  # a hint, without which the job goes on as well
             word = json.loads(file.read_text(encoding="utf-8"))
-            if (word["job"], word["restart"]) == (job_id(), restart_count()):
+            if file.stem in nodes and (word["job"], word["restart"]) == (job_id(), restart_count()):
                 found[file.stem] = word["fault"]
-    return found
+    return found if len(found) <= max(1, len(nodes) // 2) else {}
 
 
 def forget(folder: Path) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.threads import NAME, host_threads
 
-GPU_FILES = ("nvidia0", "kfd", "dxg")
+NVIDIA = "nvidia0"
+GPU_FILES = (NVIDIA, "kfd", "dxg")
 """Files in /dev where there is a GPU of NVIDIA, of AMD, or of the Windows that hosts this Linux."""
 OF_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID")
-
-
 HIDDEN = ("", "-1", "NoDevFiles")
 """Values of CUDA_VISIBLE_DEVICES that show no GPU; the last is what Slurm says to a task without any."""
 

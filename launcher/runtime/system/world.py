@@ -11,7 +11,7 @@ import torch
 
 from plumbline.launcher.runtime.system import nodes
 from plumbline.launcher.runtime.system.log import TRAINING
-from plumbline.launcher.runtime.system.starting import GPU_FILES, HIDDEN, has_gpus, slurm_ranks
+from plumbline.launcher.runtime.system.starting import HIDDEN, NVIDIA, has_gpus, slurm_ranks
 
 
 class MissingGPUError(ValueError):
@@ -167,7 +167,7 @@ def _miss_gpus(local_rank: int, size: int) -> None:
         raise MissingGPUError(f"SLURM_GPUS_ON_NODE = {promised}, but {why}")
     if not has_gpus() or "SLURM_JOB_ID" in os.environ:  # a job may have asked for CPUs alone
         return
-    if size > 1 and torch.version.cuda is not None and has_gpus(files=GPU_FILES[:1]):
+    if size > 1 and torch.version.cuda is not None and has_gpus(files=(NVIDIA,)):
         raise MissingGPUError(f"this host has GPUs, but {why}")
     if local_rank == 0:
         TRAINING.warning(f"this host has GPUs, but {why} without this line")

@@ -117,6 +117,9 @@ def test_inodes_run_out_as_well(reports: Reports, tmp_path: Path) -> None:
     for count, level in ((50, "bad"), (10_000, "ok"), (None, "ok")):
         facts["free_files"] = count
         assert [finding.level for finding in disk.judge(reports([facts]))] == [level]
+    elsewhere = {**facts, "folder": "/", "free_files": 50, "free_bytes": 2 * facts["free_bytes"]}
+    (found,) = disk.judge(reports([facts, elsewhere]))
+    assert found.node == "n1", "the one that has few, not the one with the least space"
 
 
 def test_a_real_file_system_keeps_its_promises_and_is_left_as_it_was(reports: Reports, tmp_path: Path) -> None:

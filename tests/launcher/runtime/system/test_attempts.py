@@ -17,6 +17,8 @@ from plumbline.launcher.runtime.system.attempts import (
     read_limit,
 )
 
+NODES = ["n1", "n2", "n3", "n4", "n5", "n6"]
+
 
 @pytest.fixture
 def tally(tmp_path: Path) -> Path:
@@ -104,13 +106,13 @@ def test_what_was_said_against_nodes_holds_for_one_attempt_of_a_job(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     accuse(tmp_path, ["n1", "n2"], WRONG)
     accuse(tmp_path, ["n3"], LACKING)
-    assert accused(tmp_path) == {"n1": WRONG, "n2": WRONG, "n3": LACKING}
+    assert accused(tmp_path, NODES) == {"n1": WRONG, "n2": WRONG, "n3": LACKING}
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert accused(tmp_path) == {}
+    assert accused(tmp_path, NODES) == {}
     accuse(tmp_path, ["n2"], LACKING)
-    assert accused(tmp_path) == {"n2": LACKING}
+    assert accused(tmp_path, NODES) == {"n2": LACKING}
     monkeypatch.setenv("SLURM_JOB_ID", "8")
-    assert accused(tmp_path) == {}
+    assert accused(tmp_path, NODES) == {}
 
 
 def test_an_attempt_counts_once_however_often_it_is_written_down(tally: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,4 +129,4 @@ def test_words_against_nodes_that_cannot_be_read_are_none(tmp_path: Path, monkey
     accuse(tmp_path, ["n1"], WRONG)
     for name, text in (("n2", "{"), ("n3", "{}")):
         (tmp_path / "accused" / f"{name}.json").write_text(text)
-    assert accused(tmp_path) == {"n1": WRONG}
+    assert accused(tmp_path, NODES) == {"n1": WRONG}

@@ -98,7 +98,7 @@ def test_nodes_are_blamed_for_what_is_theirs(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "here")
     blame(error, tmp_path)
-    assert accused(tmp_path / "slurm") == nodes
+    assert accused(tmp_path / "slurm", ["n1", "n2", "n3", "n4", "here"]) == nodes
 
 
 def test_what_cuda_says_of_a_broken_gpu_is_told_with_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
