@@ -71,6 +71,10 @@ PROOFS = [
 """What `make test` leaves to `make proofs`."""
 
 
+UNTIL = float(os.environ.get("PLUMBLINE_TESTS_UNTIL", "inf"))
+"""Seconds since 1970 after which no test begins."""
+
+
 def pytest_configure() -> None:
     """Let no command that a test runs in this process listen to Ctrl-C.
 
@@ -99,6 +103,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return SLOWEST_FIRST.index(folder) if folder in SLOWEST_FIRST else len(SLOWEST_FIRST)
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup() -> None:
+    """Skip what there is no time for."""
+    if time.time() > UNTIL:
+        pytest.skip("no time is left (PLUMBLINE_TESTS_UNTIL)")
 
 
 def pytest_collection_finish() -> None:
