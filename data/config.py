@@ -10,7 +10,7 @@ from pydantic import model_validator as validator
 from plumbline.data.batch_plan import BatchPlan, BatchStage
 from plumbline.data.mixture import step_changes
 from plumbline.data.remote.cache import CacheConfig
-from plumbline.data.remote.fetch import check_url, is_url
+from plumbline.data.remote.fetch import HomePath, check_url, is_url
 from plumbline.data.tasks.kinds import AnyTaskConfig
 
 
@@ -30,7 +30,7 @@ class WeightChange(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
 class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Describe one corpus or task and its share of the training samples."""
 
-    path: str | list[str] | None = None
+    path: HomePath | list[HomePath] | None = None
     """A corpus folder made by launcher/prepare.py, or the PREFIX of any Megatron-LM PREFIX.bin/PREFIX.idx pair; a
     folder, a glob or a list of such pairs is read as one, sorted by path. All may be URLs: s3://, gs://, hf://,
     https:// and what else fsspec knows. Give this or task."""

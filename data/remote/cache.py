@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, PositiveInt
 
-from plumbline.data.remote.fetch import TRIES, RemoteError, download
+from plumbline.data.remote.fetch import TRIES, HomePath, RemoteError, download
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.plans import Plan, needs_of_all, same_file
 from plumbline.data.remote.shelf import PARTIAL, Shelf
@@ -37,7 +37,7 @@ NOW = -1
 class CacheConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say where corpora that are opened by a URL are kept on this machine."""
 
-    path: str | None = None
+    path: HomePath | None = None
     """Folder, shared by all processes of a machine, best on a local disk. None: plumbline/corpora in the user's cache
     directory ($XDG_CACHE_HOME, else ~/.cache)."""
 

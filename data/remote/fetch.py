@@ -11,9 +11,10 @@ import re
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import xxhash
+from pydantic import AfterValidator
 
 from plumbline.data.indexed import BLOCK_BYTES
 from plumbline.data.remote.piece import Piece
@@ -41,6 +42,10 @@ VERSIONS = ("ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "last_mo
 
 class RemoteError(OSError):
     """State that a remote file cannot be had."""
+
+
+HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A path in a configuration, in which `~` is the home folder: no shell has seen it. A URL stays as it is."""
 
 
 def is_url(path: object) -> bool:

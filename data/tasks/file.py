@@ -18,6 +18,7 @@ from pydantic import PositiveInt, field_validator
 
 from plumbline.data.indexed import Int64s, Integers
 from plumbline.data.order import derive_key
+from plumbline.data.remote.fetch import HomePath
 from plumbline.data.tasks.draws import Draws
 from plumbline.data.tasks.task import Example, SplitName, TaskConfig, answering
 from plumbline.data.tokenizers import Encoder, tokenizer_folder, tokenizer_sha256, trained_size
@@ -36,9 +37,9 @@ class FileConfig(TaskConfig):
 
     name: Literal["file"] = "file"
     """Which task."""
-    path: str
+    path: HomePath
     """The file: an object of JSON in each line; blank lines are passed over."""
-    tokenizer: str = "byte"
+    tokenizer: HomePath = "byte"
     """byte, a folder with a tokenizer (corpora/NAME/tokenizer is that of a corpus), or hf:NAME."""
     prompt_key: str = "prompt"
     """Key of the text that is read."""

@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from plumbline.data.indexed import Int64s
 from plumbline.data.order import derive_key
+from plumbline.data.remote.fetch import HomePath
 from plumbline.data.tasks.candidates import CandidatesConfig
 from plumbline.data.tasks.draws import Draws
 from plumbline.data.tasks.task import Example, SplitName
@@ -42,7 +43,7 @@ class ProsqaConfig(CandidatesConfig):
 
     name: Literal["prosqa"] = "prosqa"
     """Which task."""
-    path: str
+    path: HomePath
     """The file: prosqa_train.json, prosqa_valid.json or prosqa_test.json of the Coconut repository, or one alike."""
     names: int = Field(default=32, ge=28, le=1000)
     """Names of nodes, at least as many as the largest graph has nodes. A model knows those that it was trained on, so

@@ -1,11 +1,9 @@
-"""Estimate what a run will cost before it starts: bytes of a checkpoint, FLOPs and time."""
+"""Count what a run has before it starts: its parameters, and the bytes of a checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.table import parameter_shapes
 from plumbline.model.parameterization.tensors import Role
@@ -29,24 +27,6 @@ def state_beyond_adamw(config: Config) -> float:
     roles: tuple[Role, ...] | None = None if kind.all_tensors else ("hidden_matrix",)
     shapes = parameter_shapes(config.model, config.objective, roles).values()
     return sum(kind.state_beyond_adamw(shape, config.optimizer) for shape in shapes)
-
-
-@dataclass(frozen=True)
-class Compute:
-    """Hold work and time of a run; of a branch, without its parent."""
-
-    steps: int
-    tokens: int
-    flops: float
-    hours: float
-
-
-def compute(config: Config, plan: RunPlan, devices: int, tflops: float, mfu: float) -> Compute:
-    """Return the FLOPs of a run, and hours on `devices` of `tflops` peak each at an assumed utilisation."""
-    steps = plan.total_steps - plan.first_step
-    tokens = plan.total_tokens - plan.batches.tokens_before(plan.first_step)
-    flops = tokens * training_flops_per_token(config.model, config.data.sequence_length, config.objective)
-    return Compute(steps, tokens, flops, flops / (devices * tflops * 1e12 * mfu) / 3600)
 
 
 @dataclass(frozen=True)

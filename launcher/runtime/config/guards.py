@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from plumbline.data.remote.fetch import HomePath
+
 
 class NonFiniteConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say how many updates may be skipped because their gradient is not finite."""
@@ -46,7 +48,7 @@ class GradientSpikeConfig(SpikeConfig, extra="forbid", frozen=True, strict=True,
 class TransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say with which run the sizes of updates are compared."""
 
-    base: str | None = Field(default=None, min_length=1)
+    base: HomePath | None = Field(default=None, min_length=1)
     """Run folder of the base model, whose sizes are expected here as well. None: sizes are logged, so that this run can
     be a base."""
     factor: float = Field(default=1.25, gt=1.0)

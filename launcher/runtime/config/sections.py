@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema
 from pydantic import model_validator as validator
 
+from plumbline.data.remote.fetch import HomePath
 from plumbline.launcher.runtime.optim.duration import Duration
 from plumbline.launcher.runtime.trackers import TrackerName
 
@@ -15,7 +16,7 @@ class RunConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
 
     name: str = Field(min_length=1, pattern=r"^[\w.+-]*[\w+-][\w.+-]*$")
     """Name of the run and of its folder: letters, digits, _ . + and -, not dots alone."""
-    root: str = Field(default="runs", min_length=1)
+    root: HomePath = Field(default="runs", min_length=1)
     """Folder in which run folders lie. It is made if need be."""
     seed: NonNegativeInt = Field(default=1, json_schema_extra={"shapes": "run"})
     """Seed of the initial weights, the order of the data and dropout."""
@@ -61,7 +62,7 @@ class TrainConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     eval_batches: PositiveInt | None = 16
     """Held-out micro-batches of one evaluation, over all ranks: another data.micro_batch_size scores other text. None:
     all of the held-out text."""
-    initialize_from: str | None = Field(default=None, json_schema_extra={"shapes": "run"})
+    initialize_from: HomePath | None = Field(default=None, json_schema_extra={"shapes": "run"})
     """Start from the weights of a model of a class that export.py writes: a Hugging Face folder, or hf:NAME. The model
     section may then be left out. None: weights are drawn."""
     sample_prompts: list[str] = []
@@ -137,7 +138,7 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
 class LocalCheckpointConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
     """Say where each node keeps a checkpoint of its own ranks, between those of the run folder."""
 
-    path: str
+    path: HomePath
     """Absolute path of a folder on storage of the node's own (NVMe, /dev/shm), which outlives a job."""
     interval: PositiveInt
     """Steps from one checkpoint there to the next; below checkpoint.interval."""

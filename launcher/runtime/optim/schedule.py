@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, PositiveInt
 from pydantic import model_validator as validator
 
 from plumbline.data.batch_plan import BatchPlan
+from plumbline.data.remote.fetch import HomePath
 from plumbline.launcher.runtime.optim.duration import UNITS, Duration, DurationKey
 from plumbline.model.kinds import kind_named
 
@@ -50,7 +51,7 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
     train.tokens stay the parent's.
     """
 
-    checkpoint: str
+    checkpoint: HomePath
     """A checkpoint folder of the parent, or the parent's run folder for its newest whole checkpoint."""
     steps: PositiveInt | None = None
     """Length of the cooldown in steps. Give this, tokens or fraction."""

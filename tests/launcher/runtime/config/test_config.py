@@ -38,6 +38,16 @@ def test_overrides_win_and_are_typed(file: Path) -> None:
     assert config.run.folder == Path("runs/other")
 
 
+def test_a_tilde_is_the_home_folder(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = ["run.root=~/runs", "data.train=[{path: ~/a}, {path: [~/b-*, s3://c/~d]}]", "data.cache.path=~/cache"]
+    config = load_config(file, [*paths, "model.vocab_size=99", "guards.transfer.base=~/base"])
+    assert config.run.folder == tmp_path / "runs" / config.run.name
+    assert [source.paths for source in config.data.train] == [[f"{tmp_path}/a"], [f"{tmp_path}/b-*", "s3://c/~d"]]
+    assert config.data.cache.folder == tmp_path / "cache"
+    assert config.guards.transfer.base == f"{tmp_path}/base"
+
+
 def test_an_override_replaces_a_list_and_adds_to_a_section(file: Path) -> None:
     config = load_config(file, ["data.train=[{path: a, weight: 2}, {path: b}]", "deepspeed.zero_stage=3"])
     assert [(source.path, source.weight) for source in config.data.train] == [("a", 2.0), ("b", 1.0)]
