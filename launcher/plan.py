@@ -54,17 +54,11 @@ if __name__ == "__main__":
 import torch
 
 from plumbline.launcher.runtime.checkpoint import branch
-from plumbline.launcher.runtime.config.budget import (
-    GIB,
-    Compute,
-    ParameterCount,
-    compute,
-    totals,
-)
+from plumbline.launcher.runtime.config.budget import GIB, ParameterCount, totals
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.network import Machine
+from plumbline.launcher.runtime.engine.network import Compute, Machine, compute
 from plumbline.launcher.runtime.engine.stage import StageEstimate, estimate_stages, fastest, preferred
 from plumbline.launcher.runtime.laws import prediction
 from plumbline.launcher.runtime.optim.proportions import Proportions
@@ -183,7 +177,7 @@ def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) 
         schedule=plan.schedule.describe(),
         proportions=plan.proportions,
         cautions=tuple(cautions(config, plan)),
-        compute=compute(config, plan, arguments.devices, arguments.peak_tflops, arguments.mfu),
+        compute=compute(config, plan, estimates[config.deepspeed.zero_stage].step),
         fastest=fastest(estimates, arguments.device_gib * GIB),
         law=law,
     )
@@ -231,7 +225,7 @@ def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argpa
     )
     print(f"schedule    {facts.schedule}")
     print(f"compute     {work.flops:.3g} FLOPs ({facts.flops_per_token:.3g} per token)")
-    print_time(config, facts, arguments)
+    print_time(facts, arguments)
     print_stages(config, facts, arguments)
     if facts.law is not None:
         print()
@@ -239,18 +233,17 @@ def print_plan(config: Config, plan: RunPlan, facts: PlanFacts, arguments: argpa
             print(line)
 
 
-def print_time(config: Config, facts: PlanFacts, arguments: argparse.Namespace) -> None:
+def print_time(facts: PlanFacts, arguments: argparse.Namespace) -> None:
     """Print how long the run takes by the roofline, and what it costs."""
-    work, step = facts.compute, facts.stages[config.deepspeed.zero_stage].step
-    arithmetic = work.tokens / config.data.batch_plan.tokens_per_step * step.compute_seconds / 3600
-    network = work.steps * step.network_seconds / 3600
+    work = facts.compute
     print(
-        f"time        {arithmetic:.2f} hours on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
-        f"at {arguments.mfu:.0%} of the peak, {work.tokens / arithmetic / 3600:,.0f} tokens/s; messages at "
-        f"{arguments.network_gbs:g} GB/s add {network:.2f} hours at most, where nothing hides them"
+        f"time        {work.hours:.2f} hours on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
+        f"at {arguments.mfu:.0%} of the peak, {work.tokens / work.hours / 3600:,.0f} tokens/s; messages at "
+        f"{arguments.network_gbs:g} GB/s add {work.network_hours:.2f} hours at most, where nothing hides them"
     )
     if arguments.price is not None:
-        least, most = (arguments.price * arguments.devices * hours for hours in (arithmetic, arithmetic + network))
+        hourly = arguments.price * arguments.devices
+        least, most = hourly * work.hours, hourly * (work.hours + work.network_hours)
         print(f"cost        {least:,.0f} to {most:,.0f} at {arguments.price:g} for an hour of a device")
 
 

@@ -26,6 +26,8 @@ class SourcedLaw:
     """What was not reported: answers that need it are refused."""
     undetermined: frozenset[str] = frozenset()
     """Constants that the points of a fit left open: D_crit is not stated where it stands on one."""
+    warnings: tuple[str, ...] = ()
+    """What the points of a fit could not tell."""
 
 
 UNKNOWN = (float("nan"), float("nan"))

@@ -22,11 +22,11 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.resume import check_resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.tensors import shard_name
-from plumbline.launcher.runtime.config.budget import compute
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.network import StepTime, compute
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system.slurm import Request
@@ -315,8 +315,8 @@ def test_the_rate_under_a_horizon_is_the_one_compared(own_folder: Path) -> None:
 
 def test_a_plan_counts_the_branch_alone_and_a_job_is_checked_before_the_queue(own_folder: Path) -> None:
     config = resolved(own_folder, at(own_folder, 20), "schedule.branch.steps=7")
-    work = compute(config, plan_run(config), 1, 1.0, 1.0)
-    assert (work.steps, work.tokens) == (7, 7 * 256)
+    work = compute(config, plan_run(config), StepTime(sent_bytes=1.0, compute_seconds=3600.0, network_seconds=1800.0))
+    assert (work.steps, work.tokens, work.hours, work.network_hours) == (7, 7 * 256, 7.0, 3.5)
     job = Request(nodes=2, tasks_per_node=1)
     check_job(load(own_folder, "job", at(own_folder, 20), "schedule.branch.steps=7"), job)
     with pytest.raises(CheckpointError, match="at its peak from step 12 to 32"):

@@ -1,12 +1,12 @@
 """Say what a rank sends in a step under each ZeRO stage, and how long a step takes with it: a roofline of two roofs.
 
 What is sent follows what DeepSpeed 0.19.8 does, which is more than its settings say (docs/performance.md), and what is
-done in its place at stage 1 in bf16;
-tests/distributed/test_step_budget.py compares it with the messages of real ranks.
+done in its place at stage 1 in bf16; tests/distributed/test_step_budget.py compares it with the messages of real ranks.
 """
 
 from dataclasses import dataclass
 
+from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.memory import LIVE
 from plumbline.model.flops import training_flops_per_token
@@ -99,3 +99,26 @@ def step_time(config: Config, parameters: int, stage: int, recomputed: Recompute
     exchanged = messages(config, parameters, stage, config.data.accumulation_steps(machine.devices))
     sent = exchanged.sent(machine.devices)
     return StepTime(sent, work / (machine.devices * machine.flops), sent / machine.bandwidth)
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Hold work and time of a run; of a branch, without its parent."""
+
+    steps: int
+    tokens: int
+    flops: float
+    """Of training; without what is computed a second time."""
+    hours: float
+    """Of arithmetic, with what is computed a second time."""
+    network_hours: float
+    """That messages add, where nothing hides them."""
+
+
+def compute(config: Config, plan: RunPlan, step: StepTime) -> Compute:
+    """Return the FLOPs of a run, and its hours where a step takes `step`."""
+    steps = plan.total_steps - plan.first_step
+    tokens = plan.total_tokens - plan.batches.tokens_before(plan.first_step)
+    flops = tokens * training_flops_per_token(config.model, config.data.sequence_length, config.objective)
+    hours = tokens / config.data.batch_plan.tokens_per_step * step.compute_seconds / 3600
+    return Compute(steps, tokens, flops, hours, network_hours=steps * step.network_seconds / 3600)

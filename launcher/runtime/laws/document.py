@@ -138,5 +138,6 @@ def open_law(name: str) -> SourcedLaw:
         law = form(**{name: float(value) for name, value in document["constants"].items()})
         training = document["training"]
         ranges = tuple(training["parameters"]), tuple(training["tokens"])
-        undetermined = frozenset(map(str, document["undetermined"]))
-        return SourcedLaw(law, f"{path}, {document['source']}", *ranges, undetermined=undetermined)
+        source = f"{path}, {document['source']}"
+        open_constants, warnings = frozenset(map(str, document["undetermined"])), tuple(map(str, document["warnings"]))
+        return SourcedLaw(law, source, *ranges, undetermined=open_constants, warnings=warnings)

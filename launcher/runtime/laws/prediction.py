@@ -64,7 +64,8 @@ class Prediction:
     """Loss of training in bf16."""
     bits: dict[str, int]
     """weight_bits, activation_bits and kv_bits of training."""
-    loss_at_bits: float
+    loss_at_bits: float | None
+    """Loss of training in these widths; None: the law does not know one of them."""
     quantized: list[str]
     """Those widths that the law knows."""
     training: list[AtTrainingBits]
@@ -104,7 +105,10 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
     flops = 6.0 * parameters * tokens
     loss = _loss(sourced, name, points(parameters, tokens))
     unanswered = open_questions(law, sourced.undetermined)
-    notes = [*_notes(name, sourced, parameters, tokens), *unanswered.values()]
+    unknown = [width for width, value in bits.items() if value != BF16 and width not in law.USES]
+    notes = list(dict.fromkeys([*_notes(name, sourced, parameters, tokens), *unanswered.values()]))
+    if unknown:
+        notes.append(f"this law knows no {', '.join(unknown)}: what training in this precision costs is left out")
     questions: dict[str, Callable[[], Allocation]] = {}
     if "split" not in unanswered:
         questions["at_16_bits"] = lambda: allocate(law, flops)
@@ -125,7 +129,7 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
         tokens=tokens,
         loss=loss,
         bits=dict(bits),
-        loss_at_bits=_loss(sourced, name, points(parameters, tokens, **bits)),
+        loss_at_bits=None if unknown else _loss(sourced, name, points(parameters, tokens, **bits)),
         quantized=[TRAINING[index] for index in law.indices] if isinstance(law, PrecisionLaw) else [],
         training=_training(law, parameters, tokens),
         post=_post(law, parameters, tokens, states_critical="critical" not in unanswered),
@@ -171,7 +175,7 @@ def _post(law: Law, parameters: int, tokens: int, *, states_critical: bool) -> l
 
 def _notes(name: str, sourced: SourcedLaw, parameters: int, tokens: int) -> list[str]:
     """Return what a reader must know before believing a number."""
-    notes = []
+    notes = list(sourced.warnings)
     if name in PUBLISHED:
         notes.append("published constants belong to their data and architecture and do not transfer; fit your own")
     if sourced.missing:
@@ -190,7 +194,7 @@ def lines(found: Prediction) -> Iterator[str]:
         f"prediction  {found.loss:.4f} nats per token in bf16, N {found.parameters:.4g} without embedding and "
         f"head, D {found.tokens:.4g}"
     )
-    if set(found.bits.values()) != {BF16}:
+    if found.loss_at_bits is not None and set(found.bits.values()) != {BF16}:
         widths = ", ".join(f"{name.removesuffix('_bits')} {bits}" for name, bits in found.bits.items())
         yield f"            {found.loss_at_bits:.4f} nats per token in this precision, bits of {widths}"
     yield f"compute     {found.flops:.3g} as the law counts it, (6/16) N D P with P = {BF16:g}"

@@ -257,8 +257,22 @@ def test_what_stands_on_an_open_constant_is_not_stated(run: Run, tiny_config: Pa
     assert "gamma_D" in caution
     law = json.loads(run(plan.main, "--config", tiny_config, "--law", folder / "law.json", "--json")[1])["law"]
     assert not any("critical_tokens" in row for row in law["post"])
-    assert caution in law["notes"]
+    assert [note for note in law["notes"] if note in facts["warnings"]] == facts["warnings"], "each is told, once"
+    assert caution in facts["warnings"]
     assert "at_16_bits" not in law
+
+
+def test_a_law_that_knows_no_bits_states_no_loss_in_low_precision(run: Run, tiny_config: Path, tmp_path: Path) -> None:
+    rows = [row for row in synthetic() if row["weight_bits"] == 16 and row["post_bits"] is None]
+    file, folder = write(tmp_path / "points.jsonl", rows), tmp_path / "out"
+    assert run(fit.main, file, "--output", folder, "--form", "chinchilla", "--bootstrap", "0", "--json")[0] == 0
+    asked = ("--config", tiny_config, "--law", folder / "law.json", "precision.weights=4")
+    law = json.loads(run(plan.main, *asked, "--json")[1])["law"]
+    assert law["loss_at_bits"] is None
+    assert "this law knows no weight_bits: what training in this precision costs is left out" in law["notes"]
+    assert "in this precision, bits of" not in run(plan.main, *asked)[1]
+    plain = json.loads(run(plan.main, *asked[:-1], "--json")[1])["law"]
+    assert plain["loss_at_bits"] == plain["loss"]
 
 
 def test_plan_without_a_law_does_not_mention_one(run: Run, tiny_config: Path) -> None:
