@@ -103,11 +103,15 @@ def _computing_in(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+PERIOD = 4
+"""Blocks after which a deep model repeats itself, whatever is computed again: some ways take every second or fourth."""
+
+
 def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: Recomputed, on_gpu: bool) -> int:
     """Return the most bytes that one micro-batch takes in forward and backward pass, beside weights and gradients.
 
     Blocks count as they are uncompiled; compiled ones keep less. The loss counts as compiled on a GPU that compiles it,
-    float8 layers as bf16 ones.
+    float8 layers as bf16 ones. Of a deep model two shallow ones are counted: each further PERIOD adds as much.
 
     Args:
         config: the run.
@@ -116,6 +120,23 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
         recomputed: what the backward pass computes again.
         on_gpu: count what kernels on GPUs keep, not those on CPUs.
     """
+    depth = config.model.num_hidden_layers
+    more = depth % PERIOD + 2 * PERIOD
+    if depth <= more:
+        return count_activations(config, micro_batch, stage, recomputed, on_gpu)
+    fewer, counted = (
+        count_activations(_of_depth(config, layers), micro_batch, stage, recomputed, on_gpu)
+        for layers in (more - PERIOD, more)
+    )
+    return counted + (counted - fewer) * (depth - more) // PERIOD
+
+
+def _of_depth(config: Config, layers: int) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update={"num_hidden_layers": layers})})
+
+
+def count_activations(config: Config, micro_batch: int, stage: int, recomputed: Recomputed, on_gpu: bool) -> int:
+    """Return what `activation_bytes` does, counted at the depth that the model has."""
     bf16 = config.deepspeed.precision == "bf16"
     autocast: AbstractContextManager[object] = nullcontext()
     if bf16 and stage == 0:

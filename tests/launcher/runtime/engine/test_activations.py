@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.activations import activation_bytes
+from plumbline.launcher.runtime.engine.activations import activation_bytes, count_activations
 from plumbline.launcher.runtime.engine.build import blocks_of, build_model
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.recomputation import Recomputed, recompute
@@ -65,6 +65,16 @@ def allocated(model: TrainedLM, batch: dict[str, Any]) -> int:
             now += event.nbytes()
             peak = max(peak, now)
     return peak
+
+
+@pytest.mark.parametrize("recomputed", ["none", "selective", 4, "full"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_deep_model_is_two_shallow_ones_and_as_much_for_each_period(
+    tiny_config: Path, model: str, recomputed: Recomputed
+) -> None:
+    config = load_config(tiny_config, [*MODELS[model], "model.num_hidden_layers=15"])
+    counted = count_activations(config, 2, 1, recomputed, on_gpu=True)
+    assert activation_bytes(config, 2, 1, recomputed, on_gpu=True) == counted
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
