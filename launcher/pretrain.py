@@ -107,7 +107,7 @@ from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.trackers import check_trackers
-from plumbline.launcher.runtime.train.endings import OF_ALL_RANKS, blame, code_of, is_of_device, to_tell
+from plumbline.launcher.runtime.train.endings import OF_ALL_RANKS, blame, code_of, to_tell
 from plumbline.launcher.runtime.train.guards.transfer import read_base
 from plumbline.launcher.runtime.train.rehearsal import rehearse
 from plumbline.launcher.runtime.train.train import train
@@ -156,7 +156,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         return refuse(error, arguments)
     except RuntimeError as error:
-        if not is_of_device(error):
+        if to_tell(error) is error:  # a bug
             raise
         return refuse(error, arguments)
     stamp_lines()

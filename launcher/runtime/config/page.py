@@ -3,10 +3,12 @@
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from plumbline.launcher.runtime.config.errors import DISCRIMINATORS
 from plumbline.launcher.runtime.config.keys import LEFT_OUT, Node, described
+from plumbline.launcher.runtime.config.synonyms import SYNONYMS, WITHOUT_KEY
 
 HEAD = """\
 # The configuration: every key
@@ -31,6 +33,14 @@ first line, elsewhere with the path from the file to it:
 
 A duration is written `40 steps`, `1e9 tokens` or `2%`. Numbers may have underscores: `10_000_000_000`.
 """
+ELSEWHERE = """\
+## Names in other trainers
+
+A key by one of these names (of nanoGPT, Megatron-LM, litgpt, torchtitan, transformers, ...) is an error that says how it
+is written here.
+
+| here | elsewhere |
+|---|---|"""
 
 
 def page() -> str:
@@ -42,7 +52,16 @@ def page() -> str:
     for section, node in schema["properties"].items():
         for path, names in places(section, node, keys, headings):
             lines += [f"{'###' if '.' in path else '##'} {path}", "", *tables([keys[name] for name in names], headings)]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join([*lines, *elsewhere()]).rstrip() + "\n"
+
+
+def elsewhere() -> Iterator[str]:
+    """Yield the table of what other trainers call our keys."""
+    yield ELSEWHERE
+    for key, names in SYNONYMS.items():
+        yield f"| `{key}` | {', '.join(f'`{name}`' for name in names.split())} |"
+    for remedy, names in groupby(WITHOUT_KEY, key=WITHOUT_KEY.__getitem__):
+        yield f"| {remedy} | {', '.join(f'`{name}`' for name in names)} |"
 
 
 def places(path: str, node: Node, keys: dict[str, Node], headings: dict[str, str]) -> list[tuple[str, list[str]]]:

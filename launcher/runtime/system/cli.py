@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import platform
 import re
 import select
 import sys
@@ -12,6 +13,7 @@ from typing import Any, NoReturn
 
 from plumbline.launcher.runtime.system.completion import complete
 from plumbline.launcher.runtime.system.exit_codes import INTERRUPTED, UNREAD, UNUSABLE
+from plumbline.launcher.runtime.system.faults import is_out_of_memory, out_of_memory
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.threads import sleep_while_waiting
@@ -73,6 +75,11 @@ def code_of(command: Callable[[], int | None], interrupted: str = "interrupted")
         if isinstance(error, BrokenPipeError) and _is_unread():
             return UNREAD
         LOG.error(error)
+        return UNUSABLE
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        LOG.error(out_of_memory(error, platform.node(), "less at once, such as a smaller batch, takes less"))
         return UNUSABLE
     except KeyboardInterrupt:
         LOG.error(interrupted)

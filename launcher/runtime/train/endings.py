@@ -12,6 +12,7 @@ from plumbline.launcher.runtime.doctor.start import UnfitError
 from plumbline.launcher.runtime.run.lock import RunLockedError
 from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, LACKING, UNFIT, WRONG, accuse
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
+from plumbline.launcher.runtime.system.faults import is_of_device, is_out_of_memory, out_of_memory
 from plumbline.launcher.runtime.system.nodes import node_name, own_job
 from plumbline.launcher.runtime.system.startup import UnmetError
 from plumbline.launcher.runtime.system.world import MissingGPUError
@@ -32,17 +33,10 @@ OF_ALL_RANKS = (UnsavedError, TrainingError, UnfitError, RunLockedError)
 """Errors that every rank has, so that rank 0 alone need tell them."""
 MAY_PASS = (OSError, UnmetError, UnfitError, MissingGPUError)
 """Those that another attempt, on other nodes or a little later, may not meet."""
-DEVICE_FAULTS = (
-    "uncorrectable ECC error",
-    "uncorrectable NVLink error",
-    "hardware stack error",
-    "device(s) is/are busy or unavailable",
-    "no CUDA-capable device is detected",
-    "system not yet initialized",
-    "CUDA error: unknown error",
+LESS_MEMORY = (
+    "train.activation_checkpointing=auto or full, a smaller data.micro_batch_size and deepspeed.zero_stage=auto take "
+    "less, and plan.py --devices says how much"
 )
-"""Words of CUDA's errors that come from the device or its driver (214, 220, 714, 46, 100, 802, 999), not from a kernel:
-an illegal address, or a launch that failed, may be a bug of ours."""
 
 
 def code_of(error: Exception, folder: Path, step: int = 0) -> int:
@@ -62,20 +56,18 @@ def code_of(error: Exception, folder: Path, step: int = 0) -> int:
         return CORRUPT
     if isinstance(error, TrainingError):
         return BROKEN
+    lacks_memory = is_out_of_memory(error)
+    may_pass = (lacks_memory or isinstance(error, MAY_PASS)) and (step or _has_checkpoint(folder))
     # Ranks of a job that do not meet may wait for one that has died, on whatever step
-    may_pass = isinstance(error, MAY_PASS) and (step or _has_checkpoint(folder))
     if may_pass or (isinstance(error, UnmetError) and own_job() is not None):
         return UNREACHED
-    return UNUSABLE if isinstance(error, SAID) else CRASHED
-
-
-def is_of_device(error: Exception) -> bool:
-    """Return whether CUDA reports by an error that a GPU of this node is broken, or cannot be used by anybody."""
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in DEVICE_FAULTS)
+    return UNUSABLE if lacks_memory or isinstance(error, SAID) else CRASHED
 
 
 def to_tell(error: Exception) -> Exception:
-    """Return the error to tell: of a broken GPU one of our own, since CUDA says neither where it is nor what to do."""
+    """Return the error to tell: one of our own where torch and CUDA do not say which node it was, or what to do."""
+    if is_out_of_memory(error):
+        return out_of_memory(error, node_name(), LESS_MEMORY)
     if not is_of_device(error):
         return error
     return RuntimeError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+from torch import OutOfMemoryError
 
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST, CheckpointError, UnreadError, UnsavedError
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ECC = RuntimeError("CUDA error: uncorrectable ECC error encountered\nSearch for `cudaErrorECCUncorrectable' in ...")
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.25 GiB is "
+    "free. Including non-PyTorch memory, this process has 77.80 GiB memory in use. Of the allocated memory ..."
+)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +46,8 @@ ECC = RuntimeError("CUDA error: uncorrectable ECC error encountered\nSearch for 
         (WrongNodeError("other bits.", ["n1"]), CORRUPT, CORRUPT),
         (TrainingError("not finite"), BROKEN, BROKEN),
         (ECC, CORRUPT, CORRUPT),
+        (OutOfMemoryError(FULL), UNUSABLE, UNREACHED),
+        (RuntimeError("CUDA error: out of memory"), UNUSABLE, UNREACHED),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), CRASHED, CRASHED),
         (ValueError("a bug"), CRASHED, CRASHED),
     ],
@@ -107,3 +115,16 @@ def test_what_cuda_says_of_a_broken_gpu_is_told_with_its_node(monkeypatch: pytes
     assert "the GPU of this rank on n4 cannot be used (CUDA error: uncorrectable ECC error encountered): look" in told
     other = OSError("Stale file handle")
     assert to_tell(other) is other
+
+
+def test_what_takes_less_memory_is_told_where_there_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMD_NODENAME", "n4")
+    told = str(to_tell(OutOfMemoryError(FULL)))
+    assert "no memory is left on n4 (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total" in told
+    assert "of which 1.25 GiB is free): train.activation_checkpointing=auto or full, a smaller data.micro_b" in told
+    assert told.endswith("nvidia-smi shows what other processes have")
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**60, dtype=torch.uint8)
+    told = str(to_tell(refused.value))
+    assert "no memory is left on n4 ([enforce fail at" in told
+    assert told.endswith("says how much")
