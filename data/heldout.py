@@ -103,7 +103,10 @@ def choose(parts: Iterable[tuple[UInt64s, UInt64s]], fraction: float) -> HeldOut
     if fraction == 1:
         return HeldOut(fraction, count, total, EVERYTHING, math.inf)
     if count > 1 and lowest == highest:
-        raise ValueError(f"all {count} documents are the same, so none can be held out; check --document-separator")
+        raise ValueError(
+            f"all {count} documents are the same, so none can be held out; give more text, or see to "
+            "--document-separator if it cuts files of text"
+        )
     threshold = max(min(asked, highest), lowest + 1)
     held_out = at_lowest if asked <= lowest else total - at_highest if asked > highest else below
     if count == 1:

@@ -10,14 +10,14 @@ import json
 import os
 import re
 import sysconfig
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from plumbline.data.manifest import MANIFEST
 from plumbline.data.preparation.long_text import PART_BYTES
 
-LINES = (".jsonl", ".ndjson")
+LINES = (".jsonl", ".jsonlines", ".jl", ".ndjson")
 COMPRESSED_LINES = tuple(f"{lines}{packed}" for lines in (*LINES, ".json") for packed in (".gz", ".zst"))
 ROWS = (*LINES, *COMPRESSED_LINES, ".parquet", ".arrow")
 TABLES = (".csv", ".tsv", ".xls", ".xlsx")
@@ -33,6 +33,8 @@ NOT_READ = {
     "document in each row",
     "array": "one array of JSON objects, which would be read as one text: write it as .jsonl, one object a "
     "line; or name the folder it is in, of which it is one text",
+    "rows": "lines that are JSON objects, which would be read as one text: give it a name that ends in .jsonl; or name "
+    "the folder it is in, of which it is one text",
 }
 """Kinds of files that are refused where they are named, and what to do."""
 IN_FOLDER = {
@@ -42,6 +44,7 @@ IN_FOLDER = {
     "packed": "packed files are left out: unpack them",
     "table": "tables are read as one text each: write them as .jsonl or .parquet",
     "array": "arrays of JSON objects are read as one text each: write them as .jsonl",
+    "rows": "files whose lines are JSON objects are read as one text each: name them .jsonl",
 }
 """Kinds of what is in a folder that is warned of."""
 
@@ -62,22 +65,32 @@ def kind_of(path: Path, fields: Collection[str]) -> str:
 
 
 def _begins_with_rows(path: Path, fields: Collection[str]) -> bool:
-    """Return whether the first two lines of a file are objects, as in an unpacked .json.gz; blank ones do not count.
+    """Return whether the first two lines of a file are objects, as in an unpacked .json.gz.
 
-    The only line of a file is a row if it has the fields: in a folder of code it is a setting or a manifest. A line
-    longer than `PART_BYTES` is none: it may be all of a large file.
+    The only line of a file is a row if it has the fields: in a folder of code it is a setting or a manifest.
     """
-    rows: list[Any] = []
+    rows = _first_rows(path)
+    return len(rows) == 2 or (len(rows) == 1 and rows[0].keys() >= set(fields))
+
+
+def _first_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the first two lines of a file if all of them are objects, else none; blank lines do not count.
+
+    A line longer than `PART_BYTES` is no object: it may be all of a large file.
+    """
+    rows: list[dict[str, Any]] = []
     with path.open("rb") as file:
         while len(rows) < 2 and (line := file.readline(PART_BYTES)):
             if not line.strip():
                 continue
             try:
-                rows.append(json.loads(line))
+                row = json.loads(line)
             except (ValueError, RecursionError):
-                return False
-    objects = [row for row in rows if isinstance(row, dict)]
-    return len(objects) == 2 or (len(rows) == len(objects) == 1 and objects[0].keys() >= set(fields))
+                return []
+            if not isinstance(row, dict):
+                return []
+            rows.append(row)
+    return rows
 
 
 def _is_array_of_rows(path: Path) -> bool:
@@ -88,11 +101,46 @@ def _is_array_of_rows(path: Path) -> bool:
 
 
 def files_of(spec: str) -> list[Path]:
-    """Return the files of a source, sorted: of a path, a glob, a folder or `stdlib`.
+    """Return the files of a source, each once, sorted: of a path, a glob, a folder or `stdlib`.
 
     Raises:
         ValueError: there is no such file.
     """
+    named = _named_by(spec)
+    again = _again(named)
+    return [path for path in named if path not in again]
+
+
+def check_no_rows(spec: str, files: Iterable[Path]) -> None:
+    """Refuse files that are read as one text each though their lines are JSON objects, unless a folder has them.
+
+    Raises:
+        ValueError: names the first.
+    """
+    if not Path(spec).is_dir() and (path := next(filter(_is_text_of_rows, files), None)):
+        raise ValueError(f"--source {path}: {NOT_READ['rows']}")
+
+
+def _again(paths: list[Path]) -> dict[Path, Path]:
+    """Return the names of files that have another one among these, each with that one, by which the file is read.
+
+    A link goes before what it links to: in a cache of the hub it alone has an ending.
+    """
+    real = {folder: os.path.realpath(folder) for folder in {path.parent for path in paths}}
+    links = {path for path in paths if path.is_symlink()}
+    if not links and len(set(real.values())) == len(real):
+        return {}
+    first: dict[str, Path] = {}
+    again = {}
+    for path in sorted(paths, key=lambda path: path not in links):
+        target = os.path.realpath(path) if path in links else f"{real[path.parent]}/{path.name}"
+        if (read := first.setdefault(target, path)) != path:
+            again[path] = read
+    return again
+
+
+def _named_by(spec: str) -> list[Path]:
+    """Return the files of a source, sorted, under all their names; ValueError as `files_of`."""
     if Path(spec).is_dir() and not os.access(spec, os.R_OK | os.X_OK):
         raise ValueError(f"--source {spec}: a folder that you may not open")
     if spec == "stdlib":
@@ -134,13 +182,22 @@ def _check_folders(spec: str, matches: list[str]) -> None:
             )
 
 
-def strange_in(spec: str) -> str:
-    """Return what is in a folder and not read as one may think, with counts and an example each; often nothing."""
+def surprises_in(spec: str, fields: Collection[str]) -> str:
+    """Return what in a source is not read as one may think, with counts and an example each; often nothing."""
+    twice = ""
+    if again := _again(_named_by(spec)):
+        name, read = min(again.items())
+        twice = f"files that links name again are read once ({len(again):,}, such as {name}, which is {read})"
+    return "; ".join(filter(None, (twice, strange_in(spec, again), texts_beside_rows(spec, fields))))
+
+
+def strange_in(spec: str, again: Collection[Path] = ()) -> str:
+    """Return what is in a folder and not read as one may think, without `again`; often nothing."""
     if spec == "stdlib" or not Path(spec).is_dir():
         return ""
     found: dict[str, list[Path]] = {}
     for path in _below(Path(spec)):
-        if kind := _strange(path):
+        if path not in again and (kind := _strange(path)):
             found.setdefault(kind, []).append(path)
     return "; ".join(
         f"{text} ({len(found[kind]):,}, such as {min(found[kind])})"
@@ -153,7 +210,7 @@ def texts_beside_rows(spec: str, fields: Collection[str]) -> str:
     """Return which files of a folder are read as one text each where most of its bytes are rows; often nothing."""
     if spec == "stdlib" or not Path(spec).is_dir():
         return ""
-    files = files_under(Path(spec))
+    files = files_of(spec)
     rows = [path for path in files if path.name.lower().endswith(ROWS)]
     texts = [path for path in files if rows and _not_read(path) is None and kind_of(path, fields) == "text"]
     if not texts or sum(path.stat().st_size for path in texts) > sum(path.stat().st_size for path in rows):
@@ -165,7 +222,7 @@ def texts_beside_rows(spec: str, fields: Collection[str]) -> str:
 def _strange(path: Path) -> str | None:
     """Return the kind of what is in a folder, one of `IN_FOLDER`; None for what is read as one thinks."""
     if path.is_file():
-        return _not_read(path)
+        return _not_read(path) or ("rows" if _is_text_of_rows(path) else None)
     if path.is_symlink():
         return "link"
     if not os.access(path, os.R_OK | os.X_OK):
@@ -180,6 +237,10 @@ def _not_read(path: Path) -> str | None:
     if path.suffix.lower() in TABLES:
         return "table"
     return "array" if _is_array_of_rows(path) else None
+
+
+def _is_text_of_rows(path: Path) -> bool:
+    return not path.name.lower().endswith((*ROWS, ".json")) and len(_first_rows(path)) == 2
 
 
 def is_packed(path: Path) -> bool:

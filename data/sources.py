@@ -1,7 +1,7 @@
 """Name the inputs of a corpus, in the same order every time, and cut them into units that one process reads.
 
-    PATH, GLOB, DIRECTORY       .jsonl, .ndjson, .json of such lines, each also as .gz or .zst, .parquet, .arrow: one
-                                document per row; any other file: one document per file
+    PATH, GLOB, DIRECTORY       .jsonl, .jsonlines, .jl, .ndjson, .json of such lines, each also as .gz or .zst,
+                                .parquet, .arrow: one document per row; any other file: one document per file
     hf:NAME[:CONFIG[:SPLIT]]    a Hugging Face dataset from the hub or a local folder, streamed; SPLIT is train
     stdlib                      the Python standard library's own source code, already on every machine
 
@@ -22,7 +22,7 @@ import xxhash
 
 from plumbline.data.hub import is_reachable
 from plumbline.data.preparation.long_text import PART_BYTES
-from plumbline.data.source_files import ROWS, files_of, files_under, is_packed, kind_of, strange_in, texts_beside_rows
+from plumbline.data.source_files import ROWS, check_no_rows, files_of, files_under, is_packed, kind_of, surprises_in
 
 UNIT_BYTES = 64 << 20
 """Most bytes of a file of lines, or of small files together, that are one unit."""
@@ -90,6 +90,11 @@ class Sources:
             return (self.text_key.partition(".")[0],)
         return tuple(dict.fromkeys(field for _, field, _, _ in string.Formatter().parse(self.template) if field))
 
+    @property
+    def names(self) -> list[str]:
+        """Return the sources as a manifest names them."""
+        return list(map(printable, self.specs))
+
     def fingerprint(self) -> str:
         """Return a hash of the names, sizes and modification times of all files; of a dataset on the hub, of its name.
 
@@ -100,7 +105,7 @@ class Sources:
         files = [_files_of(spec) for spec in self.specs]
         self._check_once(files)
         for spec, paths in zip(self.specs, files, strict=True):
-            digest.update(f"{spec}\n".encode())
+            digest.update(os.fsencode(f"{spec}\n"))
             for path in paths:
                 status = path.stat()
                 digest.update(os.fsencode(f"{path} {status.st_size} {status.st_mtime_ns}\n"))
@@ -134,9 +139,9 @@ class Sources:
                     )
 
     def warnings(self) -> Iterator[str]:
-        """Yield for each folder what in it is not read as one may think, in one line."""
+        """Yield for each source what in it is not read as one may think, in one line."""
         for spec in self.specs:
-            if found := "; ".join(filter(None, (strange_in(spec), texts_beside_rows(spec, self.fields)))):
+            if not spec.startswith("hf:") and (found := surprises_in(spec, self.fields)):
                 yield f"--source {spec}: {found}"
 
     def reading_as(self, request: Mapping[str, Any]) -> "Sources":
@@ -168,7 +173,9 @@ class Sources:
             if spec.startswith("hf:"):
                 yield from _units_of_dataset(number, spec)
             else:
-                yield from self._units_of_files(number, _files_of(spec))
+                files = files_of(spec)
+                check_no_rows(spec, files)
+                yield from self._units_of_files(number, files)
 
     def _units_of_files(self, source: int, files: list[Path]) -> Iterator[Unit]:
         group: list[str] = []  # of small files of text, in a row
@@ -208,6 +215,11 @@ def unescaped(text: str | None) -> str | None:
     return None if text is None else re.sub(r"\\([nrt\\])", lambda found: meant[found[1]], text)
 
 
+def printable(text: str) -> str:
+    """Return a text with escapes for what is not Unicode, as bytes of a file's name may be: JSON does not hold it."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _units_of_dataset(source: int, spec: str) -> Iterator[Unit]:
     folder, _, split = _dataset_of(spec)
     saved = Path(folder) / split if (Path(folder) / SAVED_SPLITS).is_file() else Path(folder)
@@ -233,7 +245,8 @@ def open_dataset(spec: str) -> Any:
         raise ValueError(f"--source {spec}: the hub cannot be reached; give files, or see to the network")
     try:
         return datasets.load_dataset(name, config or None, split=split, streaming=True)
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: it is a script, which none runs any more
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        # RuntimeError: it is a script, which none runs any more
         raise ValueError(f"--source {spec}: datasets cannot load it: {str(error).splitlines()[0]}") from error
 
 

@@ -36,10 +36,10 @@ from plumbline.data.preparation.records import BINARY, NOT_UTF8
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.shards import Totals, finished_shard, write_shard
 from plumbline.data.preparation.survey import EXAMPLES, PIECE_BYTES, SurveyJob, sample_entries, survey_unit
-from plumbline.data.preparation.work import Bad, Work
+from plumbline.data.preparation.work import Bad, Lost, Work
 from plumbline.data.preparation.workers import Call, Workers
 from plumbline.data.progress import Progress
-from plumbline.data.sources import Unit
+from plumbline.data.sources import Unit, printable
 from plumbline.data.tokenizers import Encoder, build_tokenizer, sample_bytes, trained_size
 from plumbline.data.workspace import sync
 
@@ -47,7 +47,7 @@ LOG = logging.getLogger(__name__)
 TRIED_CHARACTERS = 1 << 14
 """Most of each text that a tokenizer of somebody else's is tried on."""
 LOST = 0.01
-"""Share of the texts from which on it is a warning that they are not UTF-8."""
+"""Share of the texts, or of their bytes, from which on it is a warning that they are not UTF-8."""
 FEED_BELOW = 4
 """Tasks per process below which an input that cannot be cut is read here and tokenized by all, not by one of them."""
 
@@ -63,10 +63,16 @@ class Surveyed:
     first_documents: list[int] = field(default_factory=list)
     """Number of each unit's first document among all."""
     documents: int = 0
+    source_bytes: int = 0
+    documents_of: Counter[int] = field(default_factory=Counter)
+    """Documents by the number of their source."""
     tasks: int = 0
     """Places from which units can be read."""
     skipped: Counter[str] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
+    first_bad: dict[int, str] = field(default_factory=dict)
+    """The first bad record by the number of its source."""
+    lost: Lost = field(default_factory=Lost)
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,8 @@ def fill(
     with Workers(request.workers) as workers:
         surveyed = _survey(request, work, workers)
         _check_any(surveyed)
+        _warn_of_empty_sources(request, surveyed)
+        _warn_of_what_is_left_out(surveyed)
         kept = _kept(request, work, surveyed)
         parts = _places_and_sizes(work, surveyed, kept)
         held_out = decide(parts) if decide else choose(parts, request.validation_fraction)
@@ -154,15 +162,19 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
                 raise ValueError(f"{texts[-1]} (--on-bad-record skip leaves such out)")
             records[unit.names] += facts.records
             found.bad.extend(texts[: EXAMPLES - len(found.bad)])
+            for text in texts[:1]:
+                found.first_bad.setdefault(unit.source, text)
+            found.lost = found.lost.plus(facts.lost)
             found.skipped.update(facts.skipped)
             found.first_documents.append(found.documents)
             found.documents += facts.documents
+            found.documents_of[unit.source] += facts.documents
+            found.source_bytes += facts.source_bytes
             found.tasks += bool(facts.marks) + sum(mark.after is not None for mark in facts.marks[:-1])
             for entry in sample_entries(work, number):
                 found.sample.add(*entry)
             progress.update(facts.source_bytes)
     _warn_of_separator(request.sources.document_separator, units, records)
-    _warn_of_what_is_left_out(found)
     return found
 
 
@@ -177,9 +189,13 @@ def _warn_of_separator(separator: str | None, units: list[Unit], records: Counte
 def _warn_of_what_is_left_out(found: Surveyed) -> None:
     """Say so where much of the text may be in an encoding that is not read, or in no text at all."""
     lost = found.skipped[NOT_UTF8] + found.skipped[BINARY]
-    if lost > LOST * (found.documents + lost):
-        first = f"; the first: {found.bad[0]}" if found.bad else ""
-        LOG.warning(f"{lost:,} of {found.documents + lost:,} texts are not UTF-8 or binary, and left out{first}")
+    text = f"{lost:,} of {found.documents + lost:,} texts are not UTF-8 or binary, and left out"
+    total = found.source_bytes + found.lost.size
+    if found.lost.size > LOST * total:
+        share = f"{found.lost.size:,} of {total:,} bytes"
+        LOG.warning(f"{text}, files of {share}; the largest: {printable(found.lost.problem)}")
+    elif lost > LOST * (found.documents + lost):
+        LOG.warning(f"{text}; the first: {found.bad[0]}")
 
 
 def _warn_of_what_is_lost(request: Request, surveyed: Surveyed, encoder: Encoder) -> None:
@@ -205,10 +221,21 @@ def _check_any(surveyed: Surveyed) -> None:
         )
 
 
+def _warn_of_empty_sources(request: Request, surveyed: Surveyed) -> None:
+    """Name the sources that give nothing: often files that did not arrive whole."""
+    empty = [number for number in range(len(request.sources.specs)) if not surveyed.documents_of[number]]
+    if empty:
+        names = ", ".join(request.sources.names[number] for number in empty[:EXAMPLES])
+        problem = surveyed.first_bad.get(empty[0], "there is nothing in it")
+        count = f"{len(empty)} of {len(request.sources.specs)} sources"
+        LOG.warning(f"{count} hold no document to read: {names}; the first: {problem}")
+
+
 def _located(bad: Bad, before: int) -> str:
     """Return file, line and reason of a bad record, of a unit that `before` records of the same file precede."""
     number = str(before + bad.number)
-    return f"{bad.where.replace('{line}', number).replace('{row}', number)}: {bad.detail or bad.reason}"
+    where = bad.where.replace("{line}", number).replace("{row}", number)
+    return printable(f"{where}: {bad.detail or bad.reason}")
 
 
 def _kept(request: Request, work: Work, surveyed: Surveyed) -> npt.NDArray[np.bool_] | None:
@@ -298,7 +325,7 @@ class _Encoding:
 
     def write(self, folder: Path, name_pair: Callable[[str, int], str]) -> tuple[Totals, Int64s]:
         """Write the shards that are not finished; return what is in all of them."""
-        work, specs = self._plan.work, self._request.sources.specs
+        work, specs = self._plan.work, self._request.sources.names
         with closing(Progress("tokenizing", self._plan.held_out.source_bytes)) as progress:
 
             def pieces(done: Iterator[Piece]) -> Iterator[tuple[Piece, str]]:

@@ -8,6 +8,7 @@ import codecs
 import gzip
 import io
 import json
+import textwrap
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -25,6 +26,8 @@ FORMATS = {"gz": "a whole gzip", "zst": "a whole zstd", "parquet": "a parquet", 
 """Endings of files that can be damaged as a whole."""
 LONG_WINDOW = "requires too much memory for decoding"
 """What zstd says of a whole frame whose window is larger than the 128 MiB that it allows."""
+MOST_SAID = 300
+"""Most characters of an error of `datasets`, which lists all columns."""
 BLOCK_BYTES = 1 << 20
 ROWS, TABLE_BYTES = 1024, 4 << 20
 """Most rows, and about the most bytes, of a parquet file that become Python's objects at once."""
@@ -73,6 +76,8 @@ def read_records(sources: Sources, unit: Unit, at: int | None = None) -> Iterato
             yield Record(None, "window too large", detail, name, 0, None)
             return
         detail = f"not {FORMATS[ending]} file ({error}); copy it again"
+        if isinstance(error, UnicodeEncodeError):  # nothing that is read is encoded
+            detail = "has a name that is not UTF-8, by which pyarrow opens no file; rename it"
         yield Record(None, "damaged file", detail, name, 0, None)
 
 
@@ -131,7 +136,7 @@ def _read_separated(sources: Sources, unit: Unit, at: int | None) -> Iterator[Re
             yield Record(None, BINARY, "a binary file", name, 0, None)
             return
         file.seek(0)
-        if at is None and (problem := _not_utf8(file)):
+        if at is None and (problem := not_utf8(file)):
             yield Record(None, NOT_UTF8, problem, name, 0, None)
             return
         begin = at or len(codecs.BOM_UTF8) * start.startswith(codecs.BOM_UTF8)  # of the document, in the file
@@ -149,14 +154,16 @@ def _read_separated(sources: Sources, unit: Unit, at: int | None) -> Iterator[Re
         yield _document(buffer.decode(), name, 0, None)
 
 
-def _not_utf8(file: BinaryIO) -> str | None:
+def not_utf8(file: BinaryIO) -> str | None:
+    """Return which byte of a file is not UTF-8, in the words of the decoder; None if all are."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         while block := file.read(BLOCK_BYTES):
             decoder.decode(block)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        return str(error)
+        at = file.tell() - len(error.object) + error.start  # the decoder counts from what it was given last
+        return f"'utf-8' codec can't decode byte {error.object[error.start]:#04x} in position {at}: {error.reason}"
     return None
 
 
@@ -294,8 +301,20 @@ def _read_dataset(sources: Sources, unit: Unit, _: int | None) -> Iterator[Recor
     rows = _opened(spec)
     if unit.stop > 1:
         rows = rows.shard(num_shards=unit.stop, index=unit.start)
-    for number, row in enumerate(rows):
+    for number, row in enumerate(_streamed(spec, rows)):
         yield _record_of_row(sources, row, f"{spec}: row {{row}}", number, None)
+
+
+def _streamed(spec: str, rows: Iterable[Any]) -> Iterator[Any]:
+    """Yield rows of a dataset, and name it where that fails: ValueError if it would again, else OSError."""
+    try:
+        yield from rows
+    except Exception as error:  # datasets, and what it reads files by, have errors of their own
+        problem = textwrap.shorten(str(error), MOST_SAID) or type(error).__name__
+        text = f"--source {spec}: datasets cannot read its rows ({problem}); "
+        if isinstance(error, ValueError):
+            raise ValueError(f"{text}mend it, or name its files as sources, whose columns may differ") from error
+        raise OSError(f"{text}see to the dataset or the network: the same command goes on from here") from error
 
 
 _opened = lru_cache(maxsize=4)(open_dataset)  # once a process, since the hub is asked each time
@@ -312,14 +331,15 @@ def _record_of_row(sources: Sources, row: Any, where: str, number: int, after: i
 
 def _text_of(sources: Sources, row: Any) -> str:
     keys = (sources.text_key,) if sources.template is None else sources.fields
+    if not isinstance(row, dict):
+        found = f"the row is {type(row).__name__}, expected an object with field {keys[0]!r}"
+        raise BadRecordError("no object", f"{found}: write one object a line")
     values: dict[str, str] = {}
     for key in keys:
         try:
-            value = field_of(row, key) if isinstance(row, dict) else None
+            value = field_of(row, key)
         except KeyError:
             raise _no_field(key, row) from None
-        if not isinstance(row, dict):
-            raise _no_field(key, ())
         if sources.template is not None and isinstance(value, int | float):
             value = str(value)
         if value is not None and not isinstance(value, str):

@@ -13,7 +13,7 @@ from plumbline.data.tokenizers import check_tokenizer, tokenizer_sha256, trained
 
 LIBRARIES = ("numpy", "tokenizers", "sentencepiece", "transformers", "datasets")
 
-WORK_FORMAT = 4
+WORK_FORMAT = 5
 """Changes with what is kept of work in progress, which then is not gone on with."""
 
 
@@ -69,7 +69,7 @@ class Request:
         """
         local = Path(self.tokenizer) / "tokenizer.json"
         identity = {
-            "source": list(self.sources.specs),
+            "source": self.sources.names,
             "source_fingerprint": self.sources.fingerprint(),
             **self.sources.options(),
             "tokenizer": self.tokenizer,

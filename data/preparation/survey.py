@@ -11,8 +11,17 @@ import numpy as np
 from plumbline.data.heldout import Sample, place
 from plumbline.data.preparation.duplicates import keys_of, keys_of_long_text
 from plumbline.data.preparation.long_text import byte_of_cut, scan
-from plumbline.data.preparation.records import BINARY, EMPTY, HARMLESS, NOT_UTF8, Record, is_binary, read_records
-from plumbline.data.preparation.work import Bad, Mark, UnitFacts, Work, whole
+from plumbline.data.preparation.records import (
+    BINARY,
+    EMPTY,
+    HARMLESS,
+    NOT_UTF8,
+    Record,
+    is_binary,
+    not_utf8,
+    read_records,
+)
+from plumbline.data.preparation.work import Bad, Lost, Mark, UnitFacts, Work, whole
 from plumbline.data.source_files import LOOKED_AT
 from plumbline.data.sources import Sources, Unit
 
@@ -75,6 +84,8 @@ def _survey(job: SurveyJob, number: int, unit: Unit, sample: Sample, path: Path)
             if record.reason is not None:
                 if found.leave_out(record, record.reason):
                     break
+                if unit.kind in ("text", "separated") and record.reason in (NOT_UTF8, BINARY):
+                    found.lost = found.lost.plus(_lost(record.where, record.detail))
             elif record.text is not None:
                 data = record.text.encode()
                 where = place(data, job.seed)
@@ -91,7 +102,13 @@ def _survey(job: SurveyJob, number: int, unit: Unit, sample: Sample, path: Path)
         dict(found.skipped),
         found.bad,
         found.fatal,
+        found.lost,
     )
+
+
+def _lost(name: str, problem: str) -> Lost:
+    size = Path(name).stat().st_size
+    return Lost(size, size, f"{name}: {problem}")
 
 
 class _Found:
@@ -103,6 +120,7 @@ class _Found:
         self.bad: list[Bad] = []
         self.marks: list[Mark] = []
         self.fatal = False
+        self.lost = Lost()
         self._job = job
         self._rows: list[tuple[int, int, list[int]]] = []
 
@@ -134,12 +152,17 @@ def _survey_long_text(job: SurveyJob, number: int, unit: Unit, sample: Sample, p
     (name,) = unit.names
     with Path(name).open("rb") as file:
         binary = is_binary(file.read(LOOKED_AT))
-    found = None if binary else scan(Path(name), job.seed)
+        found = None if binary else scan(Path(name), job.seed)
+        file.seek(0)
+        problem = "a binary file" if binary else not_utf8(file) if found is None else None
+    if problem:
+        path.touch()
+        reason = BINARY if binary else NOT_UTF8
+        bad = [Bad(name, 0, reason, problem)]
+        return UnitFacts(0, 0, 0, [], {reason: 1}, bad, fatal=False, lost=_lost(name, problem))
     if found is None or found.blank:
         path.touch()
-        reason = EMPTY if found else BINARY if binary else NOT_UTF8
-        bad = [] if found else [Bad(name, 0, reason, "")]
-        return UnitFacts(0, 0, 0, [], {reason: 1}, bad, fatal=False)
+        return UnitFacts(0, 0, 0, [], {EMPTY: 1}, [], fatal=False)
     keys: list[int] = []
     if job.deduplicate:
         digest = scan(Path(name), seed=0)

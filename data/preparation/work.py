@@ -13,7 +13,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,22 @@ class Bad(NamedTuple):
     detail: str
 
 
+class Lost(NamedTuple):
+    """Hold what is lost with the files that are left out whole, as they are not UTF-8 or binary."""
+
+    size: int = 0
+    """Bytes of all of them."""
+    largest: int = 0
+    """Bytes of the largest."""
+    problem: str = ""
+    """Names the largest, and what is wrong with it."""
+
+    def plus(self, other: "Lost") -> "Lost":
+        """Return what is lost with the files of both."""
+        _, largest, problem = max(self, other, key=lambda lost: lost.largest)
+        return Lost(self.size + other.size, largest, problem)
+
+
 @dataclass(frozen=True)
 class UnitFacts:
     """Hold what the survey found in one unit."""
@@ -58,6 +74,7 @@ class UnitFacts:
     """The first of those that are worth a look."""
     fatal: bool
     """Whether the last of `bad` ends the work."""
+    lost: Lost = field(default_factory=Lost)
     cut: int = 0
     """Byte of a long text at which to cut it, if a part of it is held out."""
 
@@ -105,6 +122,7 @@ class Work:
         found: dict[str, Any] = json.loads(path.read_text())
         found["marks"] = [Mark(*mark) for mark in found["marks"]]
         found["bad"] = [Bad(*bad) for bad in found["bad"]]
+        found["lost"] = Lost(*found["lost"])
         facts = UnitFacts(**found)
         whole = self.unit(unit, "documents").stat().st_size == facts.documents * self.row.itemsize
         return facts if whole else None

@@ -2,10 +2,12 @@
 
 import codecs
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from plumbline.data.corpus import read_manifest
 from plumbline.data.preparation.records import read_records
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
@@ -14,6 +16,11 @@ from plumbline.data.sources import Sources
 def texts_of(path: Path, separator: str | None = None) -> list[str]:
     sources = Sources((str(path),), document_separator=separator)
     return [record.text for unit in sources.units() for record in read_records(sources, unit) if record.text]
+
+
+def write_rows(path: Path, count: int = 200) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": f"row {n} of {path.name}"}) + "\n" for n in range(count)))
 
 
 def test_a_corpus_in_a_folder_is_no_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -51,7 +58,7 @@ def test_a_text_of_another_encoding_is_said(tmp_path: Path, caplog: pytest.LogCa
     (tmp_path / "c.txt").write_text("one \0 in many" + " letters" * 99)
     result = prepare(Request(Sources((str(tmp_path / "*.txt"),)), "byte", tmp_path / "c", 0.5))
     assert result.manifest.skipped == {"not UTF-8": 1}
-    assert "1 of 3 texts are not UTF-8 or binary, and left out; the first: " in caplog.text
+    assert "1 of 3 texts are not UTF-8 or binary, and left out, files of 14 of 873 bytes; the largest: " in caplog.text
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
@@ -59,3 +66,82 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     assert texts_of(tmp_path / "a.txt") == ["a text"]
     (tmp_path / "b.txt").write_bytes(codecs.BOM_UTF8 + b"one|two" + b" " * (5 << 20))
     assert texts_of(tmp_path / "b.txt", separator="|")[0] == "one"
+
+
+@pytest.mark.parametrize("separator", [None, "|"])
+@pytest.mark.parametrize("size", [100_000, 5 << 20])
+def test_a_lost_file_that_is_much_of_the_text_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int, separator: str | None
+) -> None:
+    write_rows(tmp_path / "in" / "a.jsonl")
+    (tmp_path / "in" / "b.txt").write_bytes(b"\xff")
+    (tmp_path / "in" / "big.txt").write_bytes(b"x" * size + b"\xe9.")
+    sources = Sources((str(tmp_path / "in"),), document_separator=separator)
+    manifest = prepare(Request(sources, "byte", tmp_path / "c", 0.1)).manifest
+    problem = f"big.txt: 'utf-8' codec can't decode byte 0xe9 in position {size}: invalid continuation byte"
+    assert f"2 of 202 texts are not UTF-8 or binary, and left out, files of {size + 3:,} of " in caplog.text
+    assert f"; the largest: {tmp_path}/in/{problem}" in caplog.text
+    assert manifest.bad_records[1].endswith(problem)
+
+
+def test_sources_that_give_nothing_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_rows(tmp_path / "a.jsonl")
+    (tmp_path / "b.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "c.jsonl").touch()
+    sources = Sources(tuple(f"{tmp_path}/{name}" for name in ("a.jsonl", "b.txt", "c.jsonl")))
+    prepare(Request(sources, "byte", tmp_path / "made", 0.1))
+    named = (
+        f"2 of 3 sources hold no document to read: {tmp_path}/b.txt, {tmp_path}/c.jsonl; the first: {tmp_path}/b.txt"
+    )
+    assert f"{named}: 'utf-8' codec can't decode" in caplog.text
+    prepare(Request(Sources(sources.specs[::2]), "byte", tmp_path / "other", 0.1))
+    assert f"1 of 2 sources hold no document to read: {tmp_path}/c.jsonl; the first: there is nothing" in caplog.text
+
+
+def test_a_corpus_of_files_whose_names_are_not_utf8_opens(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    write_rows(folder / "a.jsonl")
+    (folder / os.fsdecode(b"\xfc.txt")).write_bytes(b"\xfc")
+    request = Request(Sources((str(folder),)), "byte", tmp_path / "c", 0.1)
+    manifest = prepare(request).manifest
+    assert read_manifest(tmp_path / "c") == manifest
+    assert manifest.request["source"] == list(manifest.sources) == [f"{tmp_path}/caf\\udce9"]
+    assert manifest.bad_records[0].startswith(f"{tmp_path}/caf\\udce9/\\udcfc.txt: 'utf-8' codec")
+    assert prepare(request).seconds is None
+
+
+def test_a_file_that_links_name_again_is_read_once(tmp_path: Path) -> None:
+    write_rows(tmp_path / "blobs" / "0123")
+    for name in ("snapshots/r1/d.jsonl", "snapshots/r2/d.jsonl"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).symlink_to(tmp_path / "blobs" / "0123")
+    (tmp_path / "linked").symlink_to(tmp_path / "snapshots")
+    rows = [f"row {n} of 0123" for n in range(200)]
+    again = f"{tmp_path}/blobs/0123, which is {tmp_path}/snapshots/r1/d.jsonl"
+    for spec, count, example in (
+        (tmp_path, 2, again),
+        (tmp_path / "snapshots", 1, "r2/d.jsonl, which is "),
+        (tmp_path / "**" / "[0d]*", 4, "which is "),
+        (tmp_path / "*" / "r1" / "*", 1, "snapshots/r1/d.jsonl, which is "),
+    ):
+        sources = Sources((str(spec),))
+        assert texts_of(spec) == rows
+        (warning,) = sources.warnings()
+        assert f"files that links name again are read once ({count}, such as " in warning
+        assert example in warning
+        assert sources.fingerprint()
+    write_rows(tmp_path / "rows" / "a.jsonl")
+    (tmp_path / "also").symlink_to(tmp_path / "rows")
+    assert len(texts_of(tmp_path / "*" / "a.jsonl")) == 200
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.JSONL.bak", "0123"])
+def test_rows_are_not_read_as_one_text(tmp_path: Path, name: str) -> None:
+    write_rows(tmp_path / name)
+    (tmp_path / "b.txt").write_text('{"one": 1}\nand no more\n')
+    for spec in (tmp_path / name, tmp_path / "*"):
+        with pytest.raises(ValueError, match=rf"{name}: lines that are JSON objects, .*: give it a name that ends in"):
+            texts_of(spec)
+    assert len(texts_of(tmp_path)) == 2, "in a folder of text it is text"
+    (warning,) = Sources((str(tmp_path),)).warnings()
+    assert f"JSON objects are read as one text each: name them .jsonl (1, such as {tmp_path}/{name})" in warning

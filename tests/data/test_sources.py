@@ -3,9 +3,13 @@
 import gzip
 import json
 import os
+import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
+import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -76,7 +80,10 @@ def test_rows_by_the_names_that_others_give_them(tmp_path: Path) -> None:
     (tmp_path / "c.NDJSON.GZ").write_bytes(gzip.compress(json_lines(*TEXTS)))
     (tmp_path / "d.json").write_bytes(json_lines(*TEXTS))
     pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), tmp_path / "e.PARQUET")
-    assert read(tmp_path) == (TEXTS * 5, {})
+    (tmp_path / "f.jsonlines").write_bytes(json_lines(*TEXTS))
+    (tmp_path / "g.jl").write_bytes(json_lines(*TEXTS))
+    (tmp_path / "h.jl.gz").write_bytes(gzip.compress(json_lines(*TEXTS)))
+    assert read(tmp_path) == (TEXTS * 8, {})
 
 
 def test_json_of_lines_that_are_objects_is_rows_whatever_their_fields(tmp_path: Path) -> None:
@@ -109,6 +116,13 @@ def test_a_name_that_is_not_utf8_is_read(tmp_path: Path) -> None:
         (tmp_path / os.fsdecode(f"caf\xe9.{ending}".encode("latin-1"))).write_bytes(json_lines(*TEXTS))
     assert Sources((str(tmp_path),)).fingerprint()
     assert read(tmp_path)[0] == [*TEXTS, json_lines(*TEXTS).decode()]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl.zst"])
+def test_a_name_that_pyarrow_does_not_open_is_no_damage(tmp_path: Path, ending: str) -> None:
+    (tmp_path / os.fsdecode(f"caf\xe9.{ending}".encode("latin-1"))).write_bytes(b"")
+    with pytest.raises(ValueError, match=rf"{ending}: has a name that is not UTF-8, .*; rename it"):
+        read(tmp_path)
 
 
 def test_a_separator_is_typed_as_python_writes_it() -> None:
@@ -153,8 +167,6 @@ def test_arrow_files_of_both_formats(tmp_path: Path) -> None:
 
 
 def test_datasets_that_were_saved_to_disk(tmp_path: Path) -> None:
-    import datasets
-
     rows = datasets.Dataset.from_dict({"text": TEXTS})
     rows.save_to_disk(tmp_path / "one", num_shards=2)
     datasets.DatasetDict({"train": rows, "test": rows.select([2])}).save_to_disk(tmp_path / "two")
@@ -222,6 +234,32 @@ def test_hugging_face_datasets_stream(tmp_path: Path) -> None:
         read(f"hf:{tmp_path}/scripted")
 
 
+def test_a_dataset_that_fails_in_mid_stream_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines("one"))
+    (tmp_path / "b.jsonl").write_text('{"text": "two", "other": 7}\n')
+    start = f"--source hf:{re.escape(str(tmp_path))}: datasets cannot read its rows"
+    with pytest.raises(ValueError, match=rf"{start} \(Couldn't cast .* don't match\); mend it, or name its files"):
+        read(f"hf:{tmp_path}")
+
+    class Broken(list[object]):
+        num_shards = 1
+
+        def __iter__(self) -> Iterator[object]:
+            raise datasets.exceptions.DatasetGenerationError("no\nrow")
+
+    monkeypatch.setattr("plumbline.data.sources.open_dataset", Broken)
+    monkeypatch.setattr("plumbline.data.preparation.records._opened", Broken)
+    with pytest.raises(OSError, match=rf"{start} \(no row\); .*: the same command goes on from here"):
+        read(f"hf:{tmp_path}")
+
+
+def test_an_error_of_datasets_alone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = datasets.exceptions.ManualDownloadError("by hand")
+    monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=error))
+    with pytest.raises(ValueError, match=r"--source hf:.*: datasets cannot load it: by hand"):
+        list(Sources((f"hf:{tmp_path}",)).units())
+
+
 def test_separator_cuts_plain_text_only(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\n\n\n\nthree")
     (tmp_path / "b.jsonl").write_bytes(json_lines("x\n\ny"))
@@ -245,7 +283,8 @@ def test_what_is_not_text_is_counted(tmp_path: Path) -> None:
             b'{"txt": "a", "id": 3}',
             r"a\.jsonl:2: no field 'text' \(fields: txt, id\); name the right one with --text-key",
         ),
-        (b'["a"]', r"a\.jsonl:2: no field 'text'"),
+        (b'[{"text": "a"}]', r"a\.jsonl:2: the row is list, expected an object with field 'text': write one object a"),
+        (b"7", r"a\.jsonl:2: the row is int, expected an object"),
         (b'{"text": 7}', r"a\.jsonl:2: field 'text' is int, expected text"),
         (b'{"text": ' + b"7" * 5000 + b"}", r"a\.jsonl:2: not JSON \(Exceeds the limit"),
     ],
