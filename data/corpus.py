@@ -1,9 +1,9 @@
 """Open a tokenized corpus: a folder made by launcher/prepare.py, or any Megatron-LM `PREFIX.bin`/`PREFIX.idx` pairs.
 
 A corpus folder is `train.bin/.idx`, `validation.bin/.idx`, `tokenizer/` and `corpus.json`, the manifest that says what
-the others must be; it may name several pairs for a split. Opening compares sizes only, so it is instant at any size;
-preparation/verifying.py reads every byte. A folder that is opened by a URL is read by way of a cache, and each part of
-it is checked when it arrives (remote/).
+the others must be; it may name several pairs for a split. Opening a folder compares sizes, and reads no token;
+preparation/verifying.py reads every byte. For bare pairs no manifest vouches, so their indices are read whole. A folder
+that is opened by a URL is read by way of a cache, and each part of it is checked when it arrives (remote/).
 """
 
 import math

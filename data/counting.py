@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from plumbline.data.corpus import Split
+from plumbline.data.damage import DamagedFileError
 from plumbline.data.finding import next_document
-from plumbline.data.indexed import Int64s
+from plumbline.data.indexed import Int64s, Integers
 
 BLOCK = 2**22
 """Tokens that are read at a time."""
@@ -21,8 +22,10 @@ class Counts:
 
     tokens: int
     """Number of tokens that were counted: all, or `BLOCKS` blocks of them."""
-    by_token: Int64s
-    """[highest id + 1]: how often each occurs."""
+    ids: Int64s
+    """[n]: the token ids that occur, in their order."""
+    by_id: Int64s
+    """[n]: how often each occurs."""
     by_length: Int64s
     """[k + 1]: documents of no tokens, then of 2^(k-1) to 2^k - 1 tokens."""
 
@@ -35,25 +38,47 @@ class Counts:
 
     def frequent(self, most: int) -> list[tuple[int, int]]:
         """Return the ids that occur most often, at most so many, with how often."""
-        ids = np.argsort(-self.by_token, kind="stable")[:most]
-        return [(int(token), int(self.by_token[token])) for token in ids if self.by_token[token]]
+        first = np.argsort(-self.by_id, kind="stable")[:most]
+        return [*zip(self.ids[first].tolist(), self.by_id[first].tolist(), strict=True)]
 
 
 def count(split: Split) -> Counts:
-    """Count the tokens and documents of a split, block by block, so that memory does not grow with it."""
+    """Count the tokens and documents of a split, block by block, so that memory does not grow with it.
+
+    Raises:
+        DamagedFileError: an id is below 0.
+    """
     blocks = -(-split.num_tokens // BLOCK)
     chosen = [number * blocks // min(BLOCKS, blocks) for number in range(min(BLOCKS, blocks))]
-    by_token, by_length = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    ids, by_id, by_length = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
     counted = 0
     for number in chosen:
         first, stop = number * BLOCK, min((number + 1) * BLOCK, split.num_tokens)
-        by_token = _sum(by_token, np.bincount(split.indexed.read(first, stop)))
+        tokens = split.indexed.read(first, stop)
+        if tokens.min() < 0:
+            raise DamagedFileError(
+                f"{split}: token {first + int(tokens.argmin()):,} has the id {tokens.min()}, and none is below 0: "
+                "the file is damaged; copy or prepare it again"
+            )
+        found, times = _occurring(tokens)
+        ids, places = np.unique(np.concatenate([ids, found]), return_inverse=True)
+        by_id = np.bincount(places, np.concatenate([by_id, times])).astype(np.int64)
         begins = split.indexed.document_starts(first - 1, stop)
         if begins.size:
             lengths = np.diff(begins, append=next_document(split, stop - 1))
             by_length = _sum(by_length, np.bincount(np.frexp(lengths)[1]))
         counted += stop - first
-    return Counts(counted, by_token, by_length)
+    return Counts(counted, ids, by_id, by_length)
+
+
+def _occurring(tokens: Integers) -> tuple[Int64s, Int64s]:
+    """Return the ids among some tokens, and how often each occurs."""
+    if tokens.max() >= BLOCK:  # too high for an array of all ids
+        ids, times = np.unique(tokens, return_counts=True)
+        return ids.astype(np.int64), times
+    by_token = np.bincount(tokens)
+    ids = np.flatnonzero(by_token)
+    return ids, by_token[ids]
 
 
 def _sum(some: Int64s, more: Int64s) -> Int64s:

@@ -6,6 +6,7 @@ Which samples read a window is `TrainOrder.samples_of`.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -24,6 +25,9 @@ PIECE, PIECES = 2**13, 2**7
 MARGIN = 16
 """Tokens more on either side of a piece: what stands first or last in a text may be decoded otherwise."""
 
+PLACES = 1000
+"""Places of a text that are looked for in one document, which may be all of a corpus."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -37,6 +41,8 @@ class Found:
     """Windows that hold a part of the document as input; none where it is the split's last few tokens."""
     text_windows: Sequence[int]
     """Of these, the windows that hold the text."""
+    more: bool = False
+    """Whether later windows may hold the text as well: no more than `PLACES` places are looked for in a document."""
 
 
 Holding = Callable[[int, int], Sequence[int]]
@@ -63,7 +69,7 @@ def find(source: SampleSource, text: str, length: int | None, packed: Holding | 
     if isinstance(split, TaskStream):
         return _among_examples(split, text, decoder)
     assert isinstance(split, Split), "a source is a corpus or a task"
-    return _among_documents(split, text, decoder, packed or _end_to_end(split, length))
+    return _among_documents(split, text, decoder, length, packed)
 
 
 def _among_examples(stream: TaskStream, text: str, decoder: Decoder) -> Iterator[Found]:
@@ -79,11 +85,40 @@ def _end_to_end(split: Split, length: int | None) -> Holding:
     return lambda first, stop: windows[first // length : (stop - 1) // length + 1] if length else windows
 
 
-def _among_documents(split: Split, text: str, decoder: Decoder, holding: Holding) -> Iterator[Found]:
+def _among_documents(
+    split: Split, text: str, decoder: Decoder, length: int | None, packed: Holding | None
+) -> Iterator[Found]:
+    holding = packed or _end_to_end(split, length)
     start = 0
-    while place := next_occurrence(split, text, decoder, start):
-        begin, start = document_around(split, place[0])
-        yield Found(begin, start, holding(begin, start), holding(*place))
+    while place := next_occurrence(split, text, decoder, start, split.num_tokens):
+        begin, stop = document_around(split, place[0])
+        places = _places(split, text, decoder, place, stop, length, begin if packed else 0) if length else ()
+        windows = sorted({window for place in islice(places, PLACES) for window in holding(*place)})
+        yield Found(begin, stop, holding(begin, stop), windows, next(iter(places), None) is not None)
+        start = stop
+
+
+def _places(
+    split: Split, text: str, decoder: Decoder, first: tuple[int, int], stop: int, length: int, origin: int
+) -> Iterator[tuple[int, int]]:
+    """Yield a range of tokens that spells a text, and from there to `stop` one in each further window that has any.
+
+    Args:
+        split: what is read.
+        text: what to look for.
+        decoder: of the tokens.
+        first: the first range.
+        stop: the end of its document.
+        length: tokens of a window.
+        origin: a token at which a window begins, or would.
+    """
+    longest = len(text.encode())  # each token of the text spells a byte of it or more
+    place: tuple[int, int] | None = first
+    while place:
+        yield place
+        end = place[1] + (origin - place[1]) % length  # of the window
+        # What begins earlier ends in a window that is known
+        place = next_occurrence(split, text, decoder, max(place[0] + 1, end - longest + 1), stop)
 
 
 def document_around(split: Split, token: int) -> tuple[int, int]:
@@ -111,18 +146,18 @@ def _begins(split: Split, after: int, before: int) -> Int64s:
     return split.indexed.document_starts(max(-1, after), min(before, split.num_tokens))
 
 
-def next_occurrence(split: Split, text: str, decoder: Decoder, start: int) -> tuple[int, int] | None:
-    """Return the first range of tokens [first, stop) from `start` on that spells a text; None where there is none."""
+def next_occurrence(split: Split, text: str, decoder: Decoder, start: int, stop: int) -> tuple[int, int] | None:
+    """Return the first range of tokens that spells a text and begins in [start, stop); None where there is none."""
     search = _in_bytes if decoder.is_bytes else _in_pieces
-    return search(split, text, decoder, start)
+    return search(split, text, decoder, start, stop)
 
 
-def _in_bytes(split: Split, text: str, _decoder: Decoder, start: int) -> tuple[int, int] | None:
+def _in_bytes(split: Split, text: str, _decoder: Decoder, start: int, stop: int) -> tuple[int, int] | None:
     """Look for a text in tokens that are its bytes, without decoding them."""
     size = len(text.encode())
     pattern = np.frombuffer(text.encode(), np.uint8).astype("<u2").tobytes()
-    for first in range(start, split.num_tokens, BLOCK):
-        data = split.indexed.read(first, first + BLOCK + size - 1).astype("<u2", copy=False).tobytes()
+    for first in range(start, stop, BLOCK):
+        data = split.indexed.read(first, min(first + BLOCK, stop) + size - 1).astype("<u2", copy=False).tobytes()
         place = data.find(pattern)
         while place % 2 == 1 and place > 0:  # between two tokens
             place = data.find(pattern, place + 1)
@@ -131,23 +166,21 @@ def _in_bytes(split: Split, text: str, _decoder: Decoder, start: int) -> tuple[i
     return None
 
 
-def _in_pieces(split: Split, text: str, decoder: Decoder, start: int) -> tuple[int, int] | None:
+def _in_pieces(split: Split, text: str, decoder: Decoder, start: int, stop: int) -> tuple[int, int] | None:
     """Look for a text in pieces of tokens that are decoded, a few at first, for the next document may be near."""
     behind = len(text.encode()) + MARGIN  # each token of the text spells a byte of it or more
     pieces = 1
-    while start < split.num_tokens:
-        begins = range(start, min(split.num_tokens, start + pieces * PIECE), PIECE)
+    while start < stop:
+        begins = range(start, min(stop, start + pieces * PIECE), PIECE)
+        ends = [min(begin + PIECE, stop) for begin in begins]
         lows = [max(0, begin - MARGIN) for begin in begins]
-        tokens = split.indexed.read(lows[0], begins[-1] + PIECE + behind)
-        ids = [
-            tokens[low - lows[0] : begin + PIECE + behind - lows[0]].tolist()
-            for begin, low in zip(begins, lows, strict=True)
-        ]
-        for begin, low, its, decoded in zip(begins, lows, ids, decoder.pieces(ids), strict=True):
-            for first, stop in _within(its, text, decoder) if text in decoded else ():
-                if begin <= low + first < begin + PIECE:  # others are found in the piece that they begin in
-                    return low + first, low + stop
-        start = begins[-1] + PIECE
+        tokens = split.indexed.read(lows[0], ends[-1] + behind)
+        ids = [tokens[low - lows[0] : end + behind - lows[0]].tolist() for low, end in zip(lows, ends, strict=True)]
+        for begin, end, low, its, decoded in zip(begins, ends, lows, ids, decoder.pieces(ids), strict=True):
+            for first, last in _within(its, text, decoder) if text in decoded else ():
+                if begin <= low + first < end:  # others are found in the piece that they begin in
+                    return low + first, low + last
+        start = ends[-1]
         pieces = min(2 * pieces, PIECES)
     return None
 

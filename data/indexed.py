@@ -53,7 +53,7 @@ def token_dtype(vocab_size: int) -> np.dtype[np.integer[Any]]:
 
 @dataclass(frozen=True)
 class IndexedTokens:
-    """Hold an open, memory-mapped `.bin`/`.idx` pair; opening costs the same for a kilobyte and a terabyte."""
+    """Hold an open, memory-mapped `.bin`/`.idx` pair; opening reads some or all of its index, and no token."""
 
     prefix: Path
     tokens: Integers
@@ -303,10 +303,15 @@ class FileDigest:
 
 def file_facts(path: Path) -> FileFacts:
     """Read a whole file to find its size and checksums."""
-    digest = FileDigest()
     with path.open("rb") as file:
-        while data := file.read(1 << 22):
-            digest.update(data)
+        return facts_of(file)
+
+
+def facts_of(file: BinaryIO) -> FileFacts:
+    """Read an open file to its end, in little memory, to find its size and checksums."""
+    digest = FileDigest()
+    while data := file.read(1 << 22):
+        digest.update(data)
     return digest.facts()
 
 

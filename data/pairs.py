@@ -5,14 +5,13 @@ The order is that of their paths, however they were listed.
 
 import contextlib
 import glob
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import xxhash
-
-from plumbline.data.indexed import file_facts, open_indexed, read_header
+from plumbline.data.indexed import facts_of, file_facts, open_indexed, read_header
 from plumbline.data.remote.cache import Cache
 from plumbline.data.remote.fetch import TRIES, RemoteError, again, call, check_url, facts, file_system, is_url
 from plumbline.data.remote.files import unchecked
@@ -40,13 +39,16 @@ def find_pairs(entries: Sequence[str]) -> list[str]:
     if not entries:
         raise ValueError("data: path = []: an empty list of pairs; name at least one")
     found: list[str] = []
+    known: set[str] = set()
     for entry in entries:
         prefixes = _remote_prefixes(entry) if is_url(entry) else _local_prefixes(entry)
         if not prefixes:
             raise NoPairError(f"{entry}: no .idx file here; give the prefix of a pair, a folder of pairs, or a glob")
-        twice = [prefix for prefix in prefixes if prefix in found]
+        places = [prefix if is_url(prefix) else os.path.realpath(prefix) for prefix in prefixes]
+        twice = [prefix for prefix, place in zip(prefixes, places, strict=True) if place in known]
         if twice:
             raise ValueError(f"{entry}: {twice[0]} is in the list already; name each pair once")
+        known.update(places)
         found += prefixes
     return sorted(found)
 
@@ -130,7 +132,7 @@ def _look(prefix: str, cache: Cache) -> _Pair:
     if is_url(prefix):
         tokens = _open_remote(prefix, cache)
         with cache.open(tokens.index_piece) as file:
-            return _Pair(len(tokens), tokens.num_documents, xxhash.xxh3_64_hexdigest(file.read()))
+            return _Pair(len(tokens), tokens.num_documents, facts_of(file).xxh3_64)
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     if not data.is_file():
         raise ValueError(f"{data}: no such file; a corpus needs both {index.name} and {data.name}")

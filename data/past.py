@@ -25,11 +25,19 @@ def same_past(old: DataConfig, new: DataConfig, step: int, drawn: Mapping[str, s
     """
     samples = new.batch_plan.samples_before(step)
     old = old.model_copy(update={"train": list(_found_again(old, new, drawn, now)), "cache": new.cache})
+    histories = [_history(new, samples)]
     try:
-        histories = [TrainBatches(config, seed=0).order.mixture.history(samples) for config in (old, new)]
-    except (ValueError, OSError):  # they cannot be read together, as they could then
+        histories.append(_history(old, samples))
+    except ValueError:  # its sources cannot be read together any more
         return False
     return histories[0] == histories[1]
+
+
+def _history(config: DataConfig, samples: int) -> list[tuple[int, list[tuple[str, int, int]]]]:
+    """Return what the first samples depend on, see `Mixture.history`."""
+    # One sample is a micro-batch, which fits every batch size of a warm-up, whatever the ranks are
+    alone = config.model_copy(update={"micro_batch_size": 1})
+    return TrainBatches(alone, seed=0).order.mixture.history(samples)
 
 
 def _found_again(

@@ -33,7 +33,7 @@ class Batch(TypedDict):
 
 
 def check_ids(batch: Batch, vocab_size: int, source_of: Callable[[int], object]) -> Batch:
-    """Return a batch as it is, if its token ids are all below `vocab_size`.
+    """Return a batch as it is, if its token ids are all from 0 to below `vocab_size`.
 
     Args:
         batch: what was gathered.
@@ -44,9 +44,10 @@ def check_ids(batch: Batch, vocab_size: int, source_of: Callable[[int], object])
         DamagedFileError: names the source, and the id.
     """
     ids, labels = batch["input_ids"].numpy(), batch["labels"].numpy()
-    if ids.max() < vocab_size and labels.max() < vocab_size and ids.min() >= 0:
+    wrong = (labels >= vocab_size) | ((labels < 0) & (labels != IGNORED))
+    if ids.max() < vocab_size and ids.min() >= 0 and not wrong.any():
         return batch
-    worst = np.where(labels >= vocab_size, labels, ids)
+    worst = np.where(wrong, labels, ids)
     row, place = np.argwhere((worst < 0) | (worst >= vocab_size))[0].tolist()
     raise DamagedFileError(
         f"{source_of(row)}: holds token id {worst[row, place]}, and the vocabulary of the model ends at "

@@ -261,7 +261,7 @@ def print_found(
         lines.append(f"{name}: {place}")
         if run is not None:
             reads = run.reads(name, it)
-            entry |= {"windows": [*it.windows], "reads": [asdict(read) for read in reads]}
+            entry |= {"windows": [*it.windows], "reads": [asdict(read) for read in reads], "more_text": it.more}
             lines.extend(read_lines(run, it, reads))
         facts["found"].append(entry)
     if not found:
@@ -281,7 +281,8 @@ def read_lines(run: "SeenRun", found: Found, reads: "list[Read]") -> Iterator[st
     until = f"of {run.plan.total_steps:,}, of which {run.last_step:,} are made"
     yield f"  the text is read in {f'steps {steps_in_words(text, STEPS)}' if text else 'no step'} {until}"
     if rest:
-        yield f"  the rest of its document in steps {steps_in_words(rest, STEPS)}"
+        more = ", where it may hold more of the text," if found.more else ""
+        yield f"  the rest of its document{more} in steps {steps_in_words(rest, STEPS)}"
 
 
 def spelled(decoder: "Decoder | None", tokens: Sequence[int]) -> str | None:

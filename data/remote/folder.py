@@ -9,6 +9,7 @@ import xxhash
 
 from plumbline.data.folders import ShardFacts
 from plumbline.data.indexed import BLOCK_BYTES, FileFacts
+from plumbline.data.manifest import MANIFEST
 from plumbline.data.remote.cache import Cache
 from plumbline.data.remote.fetch import TRIES, WRONG, RemoteError, again, call, check_url, facts, read
 from plumbline.data.remote.files import RemoteFile, unchecked
@@ -109,7 +110,10 @@ class RemoteFolder:
         Raises:
             RemoteError: it cannot be had, or is another than corpus.json says.
         """
-        folder = self._cache.folder / "tokenizers" / f"{sha256[:16]}-{xxhash.xxh3_64_hexdigest(self.path.encode())[:8]}"
+        # Settings beside tokenizer.json may change with corpus.json; a generation has none, and a name of its own
+        manifest = self._small[MANIFEST].key if MANIFEST in self._small else ""
+        place = xxhash.xxh3_64_hexdigest(f"{self.path}{manifest}".encode())
+        folder = self._cache.folder / "tokenizers" / f"{sha256[:16]}-{place[:8]}"
         with self._cache.locked("tokenizers.lock"):
             if not folder.is_dir():
                 partial = folder.with_name(f"{folder.name}.partial")

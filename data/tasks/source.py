@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -9,11 +10,18 @@ import numpy as np
 
 from plumbline.data.indexed import Int64s
 from plumbline.data.streams import Rows, Window
+from plumbline.data.tasks.file import FileConfig
 from plumbline.data.tasks.task import Example, SplitName, TaskConfig
 from plumbline.data.tokenizers import tokenizer_sha256
 
 KEPT = 2**19
 """A split of no more examples than this is computed once and kept: held-out examples and fixed sets are read often."""
+
+KEPT_BYTES = 2**30
+"""Bytes of a split that are kept at most; of a larger one, what is read first."""
+
+EXAMPLE_BYTES, TOKEN_BYTES = 512, 16
+"""Bytes that an example takes beside its tokens, and those of a token with its label."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +67,15 @@ class TaskStream:
             return self._kept[number]
         make = self.task.with_another_question if self.another_question else self.task.example
         example = make(self.name, number)
-        if self.task.num_examples(self.name) <= KEPT:
+        if len(self._kept) < self._most_kept:
             self._kept[number] = example
         return example
+
+    @cached_property
+    def _most_kept(self) -> int:
+        if isinstance(self.task, FileConfig) or self.task.num_examples(self.name) > KEPT:
+            return 0  # those of a file are in memory as tokens
+        return KEPT_BYTES // (EXAMPLE_BYTES + TOKEN_BYTES * self.task.longest)
 
     def bits_per_byte(self, loss: float) -> None:
         """Return None, since there is no text."""

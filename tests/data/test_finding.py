@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from plumbline.data import finding
 from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.finding import Found, find
+from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.packed import PackedSplit, open_packed
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
@@ -109,6 +111,45 @@ def test_windows_are_those_whose_input_holds_the_text(corpus: Corpus) -> None:
                 assert text not in read(found.text_windows[:-1])
                 checked += 1
     assert checked > 30
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_all_windows_of_a_document_that_hold_the_text_are_named(
+    corpus: Corpus, packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the windows of every place of the text, one token after the other."""
+    assert corpus.tokenizer_path is not None
+    monkeypatch.setenv("PLUMBLINE_CACHE", str(tmp_path))
+    split, decoder, length = corpus.splits["train"], Decoder(corpus.tokenizer_path), 32
+    packed = open_packed(split, corpus.fingerprint, length) if packing == "best_fit" else None
+    holding = packed.windows_with if packed else finding._end_to_end(split, length)
+    most = 0
+    for text in ("needle", "m", "🙂"):
+        for found in find(corpus, text, length, packed.windows_with if packed else None):
+            windows: set[int] = set()
+            start = found.first
+            while place := finding.next_occurrence(split, text, decoder, start, found.stop):
+                windows.update(holding(*place))
+                start = place[0] + 1
+            assert found.text_windows == sorted(windows)
+            most = max(most, len(windows))
+    assert most > 5
+
+
+def test_a_document_is_searched_for_so_many_places_and_it_is_said_that_there_may_be_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (b"x" * 99 + b"needle") * 9 + b"x" * 99
+    with IndexedWriter(tmp_path / "pair", token_dtype(257)) as writer:
+        writer.add_documents(np.frombuffer(text, np.uint8), [len(text)])
+    corpus = replace(open_corpus(tmp_path / "pair"), tokenizer_path=tokenizer_folder("byte"))
+    (found,) = find(corpus, "needle", 15)
+    assert found.text_windows == [place // 15 for place in range(99, 945, 105)]
+    assert not found.more
+    for places, more in ((9, False), (8, True)):
+        monkeypatch.setattr(finding, "PLACES", places)
+        (found,) = find(corpus, "needle", 15)
+        assert (len(found.text_windows), found.more) == (places, more)
 
 
 def test_the_last_tokens_fill_no_window(corpus: Corpus) -> None:

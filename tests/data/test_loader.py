@@ -18,6 +18,7 @@ from plumbline.data.boundaries import KEPT, Boundaries
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.damage import DamagedFileError
+from plumbline.data.indexed import IndexedWriter
 from plumbline.data.loader import TrainBatches, ValidationBatches
 from plumbline.data.opening import open_corpora, validation_splits
 from plumbline.data.prefetch import prefetch
@@ -389,3 +390,10 @@ def test_ids_beyond_the_vocabulary_name_their_corpus(make_pair: MakePair, make_c
     assert len(list(ValidationBatches(held_out, 8, 4, vocab_size=265))) == 9
     with pytest.raises(DamagedFileError, match=r"large\.bin: holds token id 100, .* ends at 99"):
         list(ValidationBatches(held_out, 8, 4, vocab_size=100))
+
+
+def test_an_id_below_zero_that_is_only_a_label_names_its_corpus(tmp_path: Path) -> None:
+    with IndexedWriter(tmp_path / "ids", np.dtype("<i4")) as writer:
+        writer.add_documents(np.array([1, 2, 3, 4, -1]), [5])
+    with pytest.raises(DamagedFileError, match=r"ids\.bin: holds token id -1, "):
+        list(ValidationBatches(open_corpus(tmp_path / "ids").held_out, 4, 1, vocab_size=10))

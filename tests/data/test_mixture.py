@@ -225,6 +225,22 @@ def test_the_past_of_a_mixture_is_what_a_resume_compares(make_pair: MakePair) ->
     assert not past(plain, data_of(a | {"weight": 2.0}, b), 25)
 
 
+def test_the_past_is_compared_where_the_batches_of_a_warm_up_fit_some_ranks_only(make_pair: MakePair) -> None:
+    """On two ranks micro-batches of 6 fit the first batches of 12; on one, those of 8 do not."""
+    a, b = ({"path": str(make_pair([900 + at], name).path)} for at, name in enumerate("ab"))
+    shape = {
+        "global_batch_size": 24,
+        "micro_batch_size": 8,
+        "batch_size_warmup": [{"tokens": 1000, "global_batch_size": 12}],
+    }
+    old = data_of(a, b, **shape)
+    old.accumulation_steps(world_size=2)
+    new = data_of(a | {"weight_changes": [{"tokens": 6000, "weight": 0.5}]}, b, **shape)
+    ours = fingerprints(data_of(a, b))
+    assert same_past(old, new, 16, ours, ours)
+    assert not same_past(old, new, 99, ours, ours)
+
+
 def move_pair(prefix: Path, to: Path) -> None:
     to.parent.mkdir()
     for ending in (".bin", ".idx"):

@@ -1,7 +1,10 @@
 """The folder that pieces of remote files are kept in: its limit, what goes first, processes that share it and die."""
 
 import fcntl
+import io
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,8 +16,10 @@ from typing import BinaryIO
 import numpy as np
 import pytest
 
-from plumbline.data.corpus import read_manifest
+from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.damage import DamagedFileError
+from plumbline.data.indexed import file_facts
+from plumbline.data.pairs import open_pairs
 from plumbline.data.remote.cache import Cache, CacheConfig
 from plumbline.data.remote.files import RemoteFile
 from plumbline.data.remote.piece import Piece
@@ -265,3 +270,41 @@ def test_a_piece_that_is_cut_while_it_is_read_is_an_error(
     monkeypatch.setattr(Cache, "open", cut)
     with pytest.raises(DamagedFileError, match=r"train\.bin: a part of it was cut after it had been checked: "):
         tokens.read(0, 10)
+
+
+def test_the_index_of_a_bare_pair_is_hashed_in_blocks(
+    sharded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index may have gigabytes, and sixteen are opened at a time."""
+
+    class Blocks(io.FileIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            assert size is not None
+            assert 0 <= size <= 1 << 22
+            return super().read(size)
+
+    opened = Cache.open
+
+    def in_blocks(cache: Cache, piece: Piece) -> Blocks:
+        with opened(cache, piece) as file:
+            return Blocks(os.dup(file.fileno()))
+
+    monkeypatch.setattr(Cache, "open", in_blocks)
+    prefixes = [f"file://{sharded}/train-0000{number}" for number in range(2)]
+    _, checksums = open_pairs(prefixes, Cache(CacheConfig(path=str(tmp_path))))
+    assert checksums == [file_facts(sharded / f"train-0000{number}.idx").xxh3_64 for number in range(2)]
+
+
+def test_settings_of_a_tokenizer_are_fetched_again_with_another_manifest(byte_corpus: Path, tmp_path: Path) -> None:
+    there = shutil.copytree(byte_corpus, tmp_path / "there")
+    cache = CacheConfig(path=str(tmp_path / "cache"))
+    before = open_corpus(f"file://{there}", cache).tokenizer_path
+    assert open_corpus(f"file://{there}", cache).tokenizer_path == before
+    for name, key in (("tokenizer/tokenizer_config.json", "chat_template"), ("corpus.json", "tokenized_by")):
+        settings = json.loads((there / name).read_text())
+        (there / name).write_text(json.dumps({**settings, key: "another"}))
+    after = open_corpus(f"file://{there}", cache).tokenizer_path
+    assert before is not None
+    assert after is not None
+    told = [json.loads((folder / "tokenizer_config.json").read_text()) for folder in (before, after)]
+    assert [settings.get("chat_template") for settings in told] == [None, "another"], "who holds one may still read it"

@@ -71,6 +71,10 @@ def test_a_list_with_nothing_or_twice_the_same_is_refused(tmp_path: Path, byte_c
         open_corpus([first, second, f"{first}.bin"])
     with pytest.raises(ValueError, match=r"part-01 is in the list already"):
         open_corpus([second, str(tmp_path / "web")])
+    (tmp_path / "link").symlink_to("web")
+    for spelling in (f"{tmp_path}/./web/part-00", f"{tmp_path}/web/../web/part-00", f"{tmp_path}/link/part-00"):
+        with pytest.raises(ValueError, match=r"part-00 is in the list already"):
+            open_corpus([first, spelling])
     with pytest.raises(ValueError, match="empty list"):
         open_corpus([])
     with pytest.raises(ValueError, match="a whole corpus in a list of pairs"):

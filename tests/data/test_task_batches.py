@@ -1,6 +1,7 @@
 """Tasks as sources of samples: one example for each sample, in an order and on ranks like windows of text."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus
 from plumbline.data.loader import TrainBatches, ValidationBatches
 from plumbline.data.opening import open_corpora, validation_splits
+from plumbline.data.tasks import source
 from plumbline.data.tasks.addition import AdditionConfig
 from plumbline.data.tasks.draws import Draws
+from plumbline.data.tasks.file import FileConfig
 from plumbline.data.tasks.retrieval import RetrievalConfig
-from plumbline.data.tasks.source import TaskSource, TaskStream
+from plumbline.data.tasks.source import EXAMPLE_BYTES, TOKEN_BYTES, TaskSource, TaskStream
 from plumbline.data.tasks.task import Example
 
 MakePair = Callable[..., Corpus]
@@ -151,6 +154,17 @@ def test_what_is_read_often_is_computed_once(monkeypatch: pytest.MonkeyPatch, an
         assert (len(drawn) > before) == again, "of endless examples none is kept"
         assert [part.tolist() for part in first] == [part.tolist() for part in second]
         assert stream.read(6, 8).inputs.tolist() != first.inputs.tolist()
+
+
+def test_what_is_kept_has_a_limit_and_a_file_is_not_kept_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fixed = TaskStream(TASK.model_copy(update={"examples": 12}), "train")
+    monkeypatch.setattr(source, "KEPT_BYTES", 5 * (EXAMPLE_BYTES + TOKEN_BYTES * TASK.longest))
+    (tmp_path / "file.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n' * 12)
+    of_file = TaskStream(FileConfig(path=str(tmp_path / "file.jsonl")), "train")
+    for stream, kept in ((fixed, 5), (of_file, 0)):
+        windows = [[stream.read(number, 16).inputs.tolist() for number in range(12)] for _ in range(2)]
+        assert windows[0] == windows[1]
+        assert len(stream._kept) == kept
 
 
 def test_a_sequence_that_is_too_short_is_refused_with_the_length_that_is_needed() -> None:

@@ -4,16 +4,21 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from plumbline.data.finding import Found
 from plumbline.data.indexed import IndexedWriter
 from plumbline.data.tasks.retrieval import RetrievalConfig
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.tokenizers import Decoder, tokenizer_folder
 from plumbline.launcher.runtime.inspection.samples import Sample, spread
+from plumbline.launcher.runtime.inspection.seen import Read
 from plumbline.launcher.runtime.inspection.text import CUT, block, escaped, sample_lines
+from plumbline.launcher.show import read_lines
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -121,3 +126,11 @@ def test_answers_of_a_task_without_text_stand_in_brackets() -> None:
         assert line == f"  | {' '.join(words)}"
         answers.add(line.count("["))
     assert answers == {1, 2}
+
+
+def test_it_is_said_where_a_text_was_not_looked_for() -> None:
+    run: Any = SimpleNamespace(plan=SimpleNamespace(total_steps=9), last_step=9)
+    reads = [Read(step, step, 0, step, step == 1) for step in (1, 2)]
+    for more, words in ((False, ""), (True, ", where it may hold more of the text,")):
+        *_, last = read_lines(run, Found(0, 99, [1, 2], [1], more), reads)
+        assert last.startswith(f"  the rest of its document{words} in steps 2")

@@ -36,8 +36,8 @@ A duration is written `40 steps`, `1e9 tokens` or `2%`. Numbers may have undersc
 ELSEWHERE = """\
 ## Names in other trainers
 
-A key by one of these names (of nanoGPT, Megatron-LM, litgpt, torchtitan, transformers, ...) is an error that says how it
-is written here.
+A key by one of these names (of nanoGPT, Megatron-LM, litgpt, torchtitan, transformers, ...) is an error that says how
+it is written here.
 
 | here | elsewhere |
 |---|---|"""
@@ -60,8 +60,8 @@ def elsewhere() -> Iterator[str]:
     yield ELSEWHERE
     for key, names in SYNONYMS.items():
         yield f"| `{key}` | {', '.join(f'`{name}`' for name in names.split())} |"
-    for remedy, names in groupby(WITHOUT_KEY, key=WITHOUT_KEY.__getitem__):
-        yield f"| {remedy} | {', '.join(f'`{name}`' for name in names)} |"
+    for remedy, others in groupby(WITHOUT_KEY, key=WITHOUT_KEY.__getitem__):
+        yield f"| {remedy} | {', '.join(f'`{name}`' for name in others)} |"
 
 
 def places(path: str, node: Node, keys: dict[str, Node], headings: dict[str, str]) -> list[tuple[str, list[str]]]:

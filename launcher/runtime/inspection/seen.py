@@ -176,7 +176,8 @@ class SeenRun:
             found: what holds the text.
             most: reads of either kind to list.
         """
-        others = [window for window in found.windows if window not in found.text_windows]
+        texts = {*found.text_windows}  # of a long document many, and its windows are more
+        others = [window for window in found.windows if window not in texts]
         both = (self._reads(source, found.text_windows, True), self._reads(source, others, False))
         return [read for reads in both for read in sorted(islice(reads, most), key=lambda it: it.sample)]
 

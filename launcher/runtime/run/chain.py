@@ -12,12 +12,14 @@ the checkpoint's manifest.json, which has the checksum of each of its files.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from plumbline.data.workspace import sync
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.system.files import read_json_lines, write_whole
 from plumbline.launcher.runtime.system.log import LOG
@@ -80,17 +82,45 @@ class Step:
     grad_norm: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Read:
     """Hold a chain that was read."""
 
-    steps: dict[int, Step]
-    checkpoints: dict[int, str]
+    steps: dict[int, Step] = field(default_factory=dict)
+    checkpoints: dict[int, str] = field(default_factory=dict)
     """Step -> hash of the manifest."""
-    head: str
+    head: str = BEGIN
     """Hash of the last line."""
-    problems: list[tuple[int, str]]
+    problems: list[tuple[int, str]] = field(default_factory=list)
     """Step and text of what is wrong with its lines and links; what stands behind is read all the same."""
+    last: int = 0
+    """Step of the last line that has one."""
+
+    def add(self, number: int, entry: dict[str, Any]) -> None:
+        """Read the next line and check its link.
+
+        Args:
+            number: of the line, from 1.
+            entry: what it holds, of which the hash is taken out.
+        """
+        told = entry.pop("hash", None)
+        if told != linked(self.head, entry)["hash"]:
+            at = _position(entry)
+            text = f"line {number}: its hash is not that of this line behind the one before"
+            self.problems.append((self.last if at is None else at, text))
+        self.head = str(told)
+        try:
+            if "checkpoint" in entry:
+                self.checkpoints[int(entry["checkpoint"])] = str(entry["manifest"])
+                return
+            its = Step(int(entry["step"]), str(entry["samples"]), float(entry["loss"]), float(entry["grad_norm"]))
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            text = f"line {number}: neither a step nor a checkpoint ({type(error).__name__} {error})"
+            self.problems.append((self.last, text))
+            return
+        if self.steps and its.step != self.last + 1:
+            self.problems.append((self.last + 1, f"line {number}: step {its.step} stands behind step {self.last}"))
+        self.steps[its.step], self.last = its, its.step
 
 
 def linked(before: str, entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,29 +136,10 @@ def read_chain(path: Path) -> Read:
         DamagedFileError: a line is no JSON object.
         OSError: it cannot be read.
     """
-    found = Read({}, {}, BEGIN, [])
-    head, last = BEGIN, 0
+    found = Read()
     for number, entry in read_json_lines(path):
-        told = entry.pop("hash", None)
-        if told != linked(head, entry)["hash"]:
-            at = _position(entry)
-            found.problems.append(
-                (last if at is None else at, f"line {number}: its hash is not that of this line behind the one before")
-            )
-        head = str(told)
-        try:
-            if "checkpoint" in entry:
-                found.checkpoints[int(entry["checkpoint"])] = str(entry["manifest"])
-                continue
-            its = Step(int(entry["step"]), str(entry["samples"]), float(entry["loss"]), float(entry["grad_norm"]))
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            text = f"line {number}: neither a step nor a checkpoint ({type(error).__name__} {error})"
-            found.problems.append((last, text))
-            continue
-        if found.steps and its.step != last + 1:
-            found.problems.append((last + 1, f"line {number}: step {its.step} stands behind step {last}"))
-        found.steps[its.step], last = its, its.step
-    return replace(found, head=head)
+        found.add(number, entry)
+    return found
 
 
 def noted_checkpoint(run: Path) -> int | None:
@@ -150,25 +161,38 @@ class ChainFile:
 
     def __init__(self, folder: Path, step: int) -> None:
         self.path = folder / CHAIN
-        kept = self._keep(step) if self.path.exists() else []
-        self._head: str = kept[-1]["hash"] if kept else BEGIN
-        self._noted = max((entry["checkpoint"] for entry in kept if "checkpoint" in entry), default=0)
+        self._head, self._noted = BEGIN, 0
+        if self.path.exists():
+            self._keep(step)
         self._lines = Lines(self.path)
 
-    def _keep(self, step: int) -> list[dict[str, Any]]:
-        """Keep what belongs to a run that stands at `step`, and return it.
+    def _keep(self, step: int) -> None:
+        """Keep what belongs to a run that stands at `step`.
 
         The line of a checkpoint stands behind that of the step at which training saved the next one, so those of
         earlier checkpoints stay and that of the checkpoint of `step` itself comes again.
         """
-        if problems := read_chain(self.path).problems:
-            LOG.warning(f"{self.path}: this chain was damaged or tampered with: {problems[0][1]}; training goes on")
-        kept = [entry for _, entry in read_json_lines(self.path) if _is_before(entry, step)]
-        last = max((entry["step"] for entry in kept if "step" in entry), default=0)
+        found, last = Read(), 0
+        kept: list[int] = []
+        for number, entry in read_json_lines(self.path):
+            if _is_before(entry, step):
+                kept.append(number)
+                self._head, last = entry["hash"], max(last, entry.get("step", 0))
+                self._noted = max(self._noted, entry.get("checkpoint", 0))
+            found.add(number, entry)
+        if found.problems:
+            told = found.problems[0][1]
+            LOG.warning(f"{self.path}: this chain was damaged or tampered with: {told}; training goes on")
         if last < step:
             LOG.warning(f"{self.path} has no line of steps {last + 1} to {step}: they were lost with their process")
-        write_whole(self.path, "".join(f"{json.dumps(entry)}\n" for entry in kept))
-        return kept
+        content = self.path.read_bytes()
+        lines = content.split(b"\n")
+        whole = b"".join(lines[number - 1] + b"\n" for number in kept)
+        if content.startswith(whole):  # but for damage, and a last line without an end
+            os.truncate(self.path, len(whole))
+            sync(self.path)
+        else:
+            write_whole(self.path, whole)
 
     def add_step(self, step: Step) -> None:
         """Write the line of a step."""

@@ -12,8 +12,10 @@ from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.run import chain
 from plumbline.launcher.runtime.run.chain import BEGIN, CHAIN, FED, ChainFile, Step, digest_of, read_chain
+from plumbline.launcher.runtime.system.files import read_json_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -171,3 +173,38 @@ def test_a_checkpoint_is_named_once(written: Path) -> None:
         file.add_checkpoint(9, written / "9.json")
     file.close()
     assert [line["checkpoint"] for line in lines_of(written) if "checkpoint" in line] == [3, 6, 9]
+
+
+def test_a_chain_is_read_once_and_cut_where_it_goes_on(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start of a long run does not wait for all of its lines to be written again."""
+    reads = []
+
+    def counted(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+        reads.append(path)
+        return read_json_lines(path)
+
+    monkeypatch.setattr(chain, "read_json_lines", counted)
+    monkeypatch.setattr(chain, "write_whole", None)
+    before, place = (written / CHAIN).read_bytes(), (written / CHAIN).stat().st_ino
+    ChainFile(written, 6).close()
+    assert reads == [written / CHAIN]
+    assert (written / CHAIN).stat().st_ino == place
+    assert before.startswith((written / CHAIN).read_bytes())
+    assert [line.get("step", "checkpoint") for line in lines_of(written)] == [1, 2, 3, 4, 5, 6, "checkpoint"]
+
+
+@pytest.mark.parametrize("end", [b"", b'\n{"step": 11, "samp', b"\n\n"])
+def test_a_last_line_without_an_end_is_written_with_one(written: Path, end: bytes) -> None:
+    before = (written / CHAIN).read_bytes()
+    (written / CHAIN).write_bytes(before.removesuffix(b"\n") + end)
+    write(written, 10, 11).close()
+    assert (written / CHAIN).read_bytes().startswith(before)
+    assert read_chain(written / CHAIN).problems == []
+    assert list(read_chain(written / CHAIN).steps) == list(range(1, 12))
+
+
+def test_what_was_put_between_kept_lines_goes(written: Path) -> None:
+    lines = lines_of(written)
+    put(written, [*lines[:4], {"note": "by hand"}, *lines[4:]])
+    ChainFile(written, 10).close()
+    assert lines_of(written) == lines
