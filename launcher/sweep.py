@@ -13,7 +13,8 @@
 The same command again trains what is missing: finished cells stay, failed ones are tried again. The results are
 results.jsonl, summary.json, summary.txt and, for some kinds, summary.png in the sweep's folder; report.py makes a page
 of them. They are over all seeds that were begun, whichever --seeds names, and keep what results.jsonl says of finished
-runs whose folders are gone. With --rows, runs that another machine's results.jsonl has finished are not made again;
+runs whose folders are gone. Rows of other cells, as before another section.key=value, go to others.jsonl and count
+again once their cells are back. With --rows, runs that another machine's results.jsonl has finished are not made again;
 with --summarize it alone is read, and no run or corpus needed.
 Exit codes: 0 all finished; 1 cells failed; 2 unusable configuration, data or request; 4 all finished but what other
 processes are at; 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C), cells in progress saved: start the same command again.
@@ -90,7 +91,7 @@ from plumbline.launcher.runtime.sweep.progress import Progress
 from plumbline.launcher.runtime.sweep.result import read_rows
 from plumbline.launcher.runtime.sweep.results import SweepSummary, check_same_cells, summarize, write_results
 from plumbline.launcher.runtime.sweep.slurm import write_submission
-from plumbline.launcher.runtime.sweep.worker import ERROR, Outcome, outcome_of
+from plumbline.launcher.runtime.sweep.worker import ERROR, Outcome, outcome_of, why_failed
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
 from plumbline.launcher.runtime.trackers import check_trackers
@@ -109,16 +110,13 @@ def main() -> int:
         plan = load_plan(arguments.plan)
     else:
         plan = make_plan(arguments.config, arguments.overrides, arguments.seeds, arguments.rows)
+    check_same_cells(plan.sweep, plan.cells, train=not arguments.summarize)
     if arguments.slurm:
         return queue(plan, arguments)
     if arguments.dry_run:
         LOG.info(intention(plan, arguments))
         return 0
-    left: list[Cell] = []
-    if arguments.summarize:
-        check_same_cells(plan.sweep, plan.cells)
-    else:
-        left = train(plan, arguments)
+    left = [] if arguments.summarize else train(plan, arguments)
     summary = write_results(plan.sweep, plan.cells, plan.elsewhere, {cell.config.run.seed for cell in plan.runs})
     show(plan.sweep, summary, arguments.json, plan.sweep.folder)
     if STOP:
@@ -191,8 +189,7 @@ def report_failed(cells: list[Cell]) -> bool:
     """Name the runs that failed and why. Returns whether there are any."""
     failed = [cell for cell in cells if outcome_of(cell.config) == "failed"]
     for cell in failed:
-        error = cell.config.run.folder / ERROR
-        LOG.info(f"failed: {cell}: {error.read_text(encoding='utf-8').splitlines()[0]} ({error})")
+        LOG.info(f"failed: {cell}: {why_failed(cell.config)} ({cell.config.run.folder / ERROR})")
     return bool(failed)
 
 

@@ -21,7 +21,6 @@ from plumbline.launcher.runtime.config.identity import TRAINED, mark_of
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.config.sections import RunConfig
 from plumbline.launcher.runtime.config.yaml_files import escape
 from plumbline.launcher.runtime.optim.schedule import PHASES
 from plumbline.launcher.runtime.run.inputs import open_inputs
@@ -31,7 +30,9 @@ from plumbline.launcher.runtime.system.world import World
 from plumbline.model.flops import training_flops_per_token
 from plumbline.model.parameterization.multipliers import multipliers
 
-NOT_AS_WRITTEN = {"parameterization", "horizon", "run"}  # what counts is what `_effect` says of the two, and the seed
+NOT_AS_WRITTEN = {"parameterization", "horizon", "run"}
+"""What counts is what `_effect` says of the two, the seed and REPEATS."""
+REPEATS = {"deterministic", "reproducible"}
 HASHED_TOO = {"data.micro_batch_size"}  # it changes nothing but the last bits, and cells are compared to the last bit
 
 
@@ -86,7 +87,8 @@ def expand(sweep: SweepConfig, base: Path, overrides: list[str]) -> list[Cell]:
                 raise ConfigError(f"cell {_text(labels)}: {error}") from error
             effect = _effect(config)
             for seed in sweep.seeds:
-                run = RunConfig(name=_signature(config, seed, effect, corpora), root=root, seed=seed)
+                name = _signature(config, seed, effect, corpora)
+                run = config.run.model_copy(update={"name": name, "root": root, "seed": seed})
                 cell = Cell(labels, config.model_copy(update={"run": run}))
                 first = cells.setdefault(json.dumps([labels, seed], sort_keys=True), cell)
                 if first.signature != cell.signature:
@@ -179,5 +181,7 @@ def _signature(config: Config, seed: int, effect: dict[str, Any], corpora: dict[
             determined["schedule"].pop(phase, None)
             length = getattr(config.schedule, phase)
             determined["schedule"][f"{phase}_{length.unit}"] = length.amount
+    if repeats := config.run.model_dump(include=REPEATS, exclude_defaults=True):
+        determined["run"] = repeats
     facts = {**determined, "seed": seed, "effect": effect, "corpora": corpora}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]

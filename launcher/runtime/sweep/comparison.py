@@ -2,16 +2,18 @@
 
 A variant is a label of one axis. Another axis may keep things apart that have losses of their own, such as tasks: each
 of its labels gets a table. The other axes are what a variant is tuned over: its row is that of its best point, by mean
-over seeds. A point counts only if all its seeds have finished.
+over seeds. A point counts only if all its seeds have finished; those that do not are named beside the row.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from plumbline.launcher.runtime.sweep.cautions import caution
 from plumbline.launcher.runtime.sweep.result import MATCHES, Result
 from plumbline.launcher.runtime.sweep.statistics import Estimate, estimate, wilson
 
@@ -37,6 +39,7 @@ MERITS: dict[Merit, tuple[str, ...]] = {
     "answer_match": ("answer_match",),
     "thinking_answer_match": ("thinking_answer_match", "answer_match"),
 }  # what each goes by, in this order; then by the loss
+NAMED = 3  # points that are left out of a variant; the others are counted
 Point = dict[str, Estimate]
 """Those of COLUMNS that every seed of a point has, each over seeds."""
 
@@ -66,6 +69,8 @@ class Variant:
     """Those of PLOTTED that the best point has: quantity -> seed -> value."""
     solved: Solved | None = None
     """None where `ComparisonConfig.solved` is, or no point is complete."""
+    notes: list[str] = field(default_factory=list)
+    """What the best point was not chosen from, and on which axes it is at an end."""
 
     @property
     def at_best(self) -> Point | None:
@@ -79,13 +84,16 @@ class ComparisonSummary:
 
     tables: dict[str, dict[str, Variant]]
     """Table -> variant, the best first. A table is named as its label of `within`; without it there is one, "all"."""
+    cautions: dict[str, str]
+    """Table -> which of its losses do not compare; tables of which all do are not there."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the tables as plain values."""
         tables: dict[str, Any] = asdict(self)["tables"]
         for variant in (variant for variants in tables.values() for variant in variants.values()):
-            if variant["solved"] is None:
-                del variant["solved"]
+            for key in ("solved", "notes"):
+                if not variant[key]:
+                    del variant[key]
         return tables
 
 
@@ -135,9 +143,11 @@ def check(settings: ComparisonConfig | None, results: Sequence[Result]) -> None:
 def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> ComparisonSummary:
     """Sort cells into tables, variants and points, and find the best point of each variant."""
     tables: dict[str, dict[str, dict[str, list[Result]]]] = {}
+    results_of: dict[str, list[Result]] = {}
     for result in results:
         labels = dict(result.labels)
         table = "all" if settings.within is None else str(labels.pop(settings.within))
+        results_of.setdefault(table, []).append(result)
         variant = str(labels.pop(settings.variants))
         point = " ".join(f"{axis}={label}" for axis, label in labels.items())
         tables.setdefault(table, {}).setdefault(variant, {}).setdefault(point, []).append(result)
@@ -145,7 +155,8 @@ def summarize(settings: ComparisonConfig, results: Sequence[Result]) -> Comparis
         {
             table: _ranked({name: _variant(points, settings) for name, points in variants.items()}, settings.by)
             for table, variants in tables.items()
-        }
+        },
+        {table: said for table, of_table in results_of.items() if (said := caution(of_table)) is not None},
     )
 
 
@@ -157,7 +168,33 @@ def _variant(points: dict[str, list[Result]], settings: ComparisonConfig) -> Var
     solved = None
     if best is not None and settings.solved is not None:
         solved = _solved(points[best], settings.by, settings.solved)
-    return Variant(best, found, seeds, solved)
+    return Variant(best, found, seeds, solved, [] if best is None else [*_notes(points, complete, best)])
+
+
+def _notes(points: dict[str, list[Result]], complete: Collection[str], best: str) -> Iterator[str]:
+    """Yield which points are out for want of a loss of every seed, and which numbers of the best are at an end."""
+    out = [point for point in points if point not in complete]
+    if out:
+        named = (f"{point} ({_missing(points[point])})" for point in out[:NAMED])
+        more = f" and {len(out) - NAMED} more" if len(out) > NAMED else ""
+        yield f"left out: {', '.join(named)}{more}"
+    labels = points[best][0].labels
+    for axis, value in labels.items():
+        line = {
+            point: cells[0].labels.get(axis)
+            for point, cells in points.items()
+            if {**cells[0].labels, axis: None} == {**labels, axis: None}
+        }
+        if len(line) > 1 and all(type(other) in (int, float) for other in line.values()):
+            known = [float(str(line[point])) for point in line if point in complete]
+            if float(str(value)) in (min(known), max(known)):
+                yield f"{axis} is the last of its grid"
+
+
+def _missing(cells: Sequence[Result]) -> str:
+    """Return how the seeds of a point without a loss ended."""
+    ended = Counter(cell.outcome.status for cell in cells if cell.outcome.loss is None)
+    return ", ".join(f"{count} of {len(cells)} {status}" for status, count in ended.items())
 
 
 def _solved(cells: Sequence[Result], by: Merit, threshold: float) -> Solved:
@@ -210,6 +247,8 @@ def lines(summary: ComparisonSummary) -> Iterator[str]:
         if len(summary.tables) > 1:
             yield table
         yield from _table(variants)
+        if table in summary.cautions:
+            yield summary.cautions[table]
 
 
 def _table(variants: dict[str, Variant]) -> Iterator[str]:
@@ -219,7 +258,7 @@ def _table(variants: dict[str, Variant]) -> Iterator[str]:
     yield f"{'':<{width}}  " + " ".join(f"{COLUMNS[key]:>17}" for key in columns) + "  at"
     for name, point in best.items():
         cells = " ".join(f"{_text(point.get(key)):>17}" for key in columns)
-        yield f"{name:<{width}}  {cells}  {variants[name].best}"
+        yield f"{name:<{width}}  {cells}  {variants[name].best}{''.join(f'  {note}' for note in variants[name].notes)}"
     for name, solved in ((name, variants[name].solved) for name in best):
         if solved is not None:
             first = ", ".join(f"{'never' if step is None else step} ({seed})" for seed, step in solved.steps.items())

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from plumbline.launcher.runtime.sweep.cautions import caution
 from plumbline.launcher.runtime.sweep.result import Label, Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 
@@ -28,10 +29,15 @@ class GridSummary:
     """Hold all points, the best first."""
 
     points: list[Point]
+    caution: str | None = None
+    """Which of their losses do not compare."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary as plain values."""
-        return asdict(self)
+        values = asdict(self)
+        if self.caution is None:
+            del values["caution"]
+        return values
 
 
 def check(_settings: None, _results: Sequence[Result]) -> None:
@@ -55,12 +61,14 @@ def summarize(_settings: None, results: Sequence[Result]) -> GridSummary:
                 statuses=sorted({cell.outcome.status for cell in cells}),
             )
         )
-    return GridSummary(sorted(found, key=lambda point: (point.loss is None, point.loss or 0.0)))
+    return GridSummary(sorted(found, key=lambda point: (point.loss is None, point.loss or 0.0)), caution(results))
 
 
 def lines(summary: GridSummary) -> Iterator[str]:
-    """Yield one line for each point."""
+    """Yield one line for each point, and one about losses that do not compare."""
     for point in summary.points:
         error = "" if point.loss_error is None else f" ± {point.loss_error:.4f}"
         loss = ", ".join(point.statuses) if point.loss is None else f"{point.loss:.4f}{error}"
         yield f"{loss:<18}  {' '.join(f'{axis}={label}' for axis, label in point.labels.items())}"
+    if summary.caution is not None:
+        yield summary.caution

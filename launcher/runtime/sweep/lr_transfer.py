@@ -372,6 +372,8 @@ def _row(size: SizeSummary) -> str:
     if size.intervals is not None:
         moved, costs = _range(size.intervals.shift, "+.2f"), _range(size.intervals.penalty, ".4f")
         notes += [f"shift {moved} octaves, lost {costs}: 95 % over seeds"]
+        if share := size.intervals.unresolved:
+            notes += [f"{100 * share:.2f} % of samples at the end of a grid"]
     return (
         f"{2**best.optimum:>10.3g} {_with_error(best.optimum, best.optimum_error, '.2f'):>15} "
         f"{'-' if best.loss is None else _with_error(best.loss, best.loss_error, '.4f'):>17} "

@@ -48,6 +48,7 @@ def make(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
             html.facts(_describe(folder, summary, results)),
             *_answer(folder, summary),
             html.heading(POINTS, "The best first; a loss is the mean over seeds, with its standard error."),
+            *([] if found.caution is None else [f"<p>{escape(found.caution)}</p>"]),
             _table(found.points, results),
             *map(html.group, shown),
             *([html.heading(FAILED), html.table(["run", "why"], failed, words=2)] if failed else []),

@@ -15,10 +15,12 @@ import torch
 from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.worker import ERROR, Outcome, Place, Run, work
 from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.signals import SIGNALS, StopRequest
 
 Report = Callable[[Cell, Outcome], None]
 POLL_SECONDS = 0.5  # between looks at whether we were asked to stop
+EXIT_SECONDS = 5.0  # for a worker that has closed its pipe to end by itself
 _context = multiprocessing.get_context("spawn")  # a fork would inherit torch's threads and locks
 
 
@@ -112,7 +114,7 @@ def run_all(
         tell: told how each cell ended.
 
     Raises:
-        ValueError: a worker cannot start.
+        ValueError: a worker cannot start, and no other has; beside others, its place stays empty.
     """
     waiting = list(cells)
     workers = [Worker(place, run, keep) for place in where[: len(waiting)]]
@@ -126,9 +128,15 @@ def run_all(
             if stop and not any(worker.cell for worker in workers):
                 break
             heard = wait([worker.pipe for worker in workers if not worker.pipe.closed], timeout=POLL_SECONDS)
-            for worker in workers:
-                if worker.pipe in heard:
+            for worker in [worker for worker in workers if worker.pipe in heard]:
+                try:
                     _listen(worker, waiting, stop, tell)
+                except ValueError as error:
+                    worker.end()
+                    workers.remove(worker)
+                    if not any(other.ready for other in workers):  # then none is at a cell
+                        raise
+                    LOG.warning(f"{error}; the sweep goes on with {len(workers)} worker(s)")
     finally:
         for worker in workers:
             worker.end()
@@ -140,6 +148,7 @@ def _listen(worker: Worker, waiting: list[Cell], stop: StopRequest, tell: Report
     try:
         outcome = worker.listen()
     except (EOFError, ConnectionResetError):
+        worker.process.join(EXIT_SECONDS)  # its pipe closes a moment before it ends; `end` would be how it ended
         how = worker.end()
         if not (worker.ready or stop):
             raise ValueError(f"a worker ended before it could start ({how}): see {worker.place.log}") from None

@@ -2,6 +2,8 @@
 
 results.jsonl   one object for each cell: labels, sizes, learning rate, how it ended, losses, and its result.json.
                 What it says of a finished run stays when the run's folder is gone
+others.jsonl    the same of finished runs of other cells: what results.jsonl said before the sweep's file, the values
+                given with it or a corpus changed. Summaries leave them out; they count again once their cells are back
 summary.json    how many cells ended how, and what the sweep's kind makes of the results
 summary.txt     the same in lines, as sweep.py prints them
 summary.png     the figure, for kinds that have one
@@ -34,8 +36,10 @@ from plumbline.launcher.runtime.system.files import (
     write_json_lines,
     write_whole,
 )
+from plumbline.launcher.runtime.system.log import LOG
 
 RESULTS, SUMMARY, LINES, FIGURE, LOCK = "results.jsonl", "summary.json", "summary.txt", "summary.png", "lock"
+OTHERS = "others.jsonl"
 NOWHERE: Mapping[str, RunOutcome] = MappingProxyType({})
 LAST = 0.1  # share of the logged steps that train_loss averages over, at the end of the run
 
@@ -184,25 +188,28 @@ def summarize(sweep: SweepConfig, results: Sequence[Result]) -> SweepSummary:
     )
 
 
-def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell]) -> None:
-    """Refuse to rebuild results of one sweep from the cells of another.
+def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell], train: bool = False) -> None:
+    """Refuse to rebuild results of one sweep from the cells of another; warn where they are to be trained.
 
     Raises:
         ValueError: the sweep's folder has finished runs, none of them these cells'.
     """
-    file = sweep.folder / RESULTS
-    finished = _finished_runs(file).keys()
-    if finished and not finished & {cell.signature for cell in cells}:
-        raise ValueError(
-            f"{file} holds {len(finished)} finished runs, none of them of these cells: give the section.key=value that "
-            "the sweep was run with, or rename the sweep"
-        )
+    finished = {signature for name in (OTHERS, RESULTS) for signature in _finished_rows(sweep.folder / name)}
+    if not finished or finished & {cell.signature for cell in cells}:
+        return
+    message = (
+        f"{sweep.folder / RESULTS} holds {len(finished)} finished runs, none of them of these cells: give the "
+        "section.key=value that the sweep was run with, or rename the sweep"
+    )
+    if not train:
+        raise ValueError(message)
+    LOG.warning(f"{message}; otherwise their rows move to {OTHERS}")
 
 
-def _finished_runs(file: Path) -> dict[str, RunOutcome]:
-    """Return signature -> outcome of the runs that a results.jsonl has finished; none if there is no such file."""
+def _finished_rows(file: Path) -> dict[str, Result]:
+    """Return signature -> a row of each run that a file has finished; none if there is no such file."""
     rows = read_rows(file) if file.is_file() else []
-    return {row.signature: row.outcome for row in rows if row.outcome.status in FINISHED}
+    return {row.signature: row for row in rows if row.outcome.status in FINISHED}
 
 
 def write_results(
@@ -220,17 +227,24 @@ def write_results(
         seeds: leave out what other seeds have not begun; None: all are asked for.
 
     Raises:
-        ValueError: there is a results.jsonl that cannot be read; its rows may be all that is left of their runs.
+        ValueError: results.jsonl or others.jsonl cannot be read; its rows may be all that is left of their runs.
     """
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with (sweep.folder / LOCK).open("w") as lock:
         # One process of a sweep at a time, or one that looked early could overwrite what a later one saw
         fcntl.flock(lock, fcntl.LOCK_EX)
-        results = read_results(cells, {**_finished_runs(sweep.folder / RESULTS), **elsewhere})
+        earlier, latest = (_finished_rows(sweep.folder / name) for name in (OTHERS, RESULTS))
+        known = {signature: row.outcome for signature, row in {**earlier, **latest}.items()}
+        results = read_results(cells, {**known, **elsewhere})
         if seeds is not None:
             begun = {result.seed for result in results if result.outcome.status in FINISHED}
             results = [result for result in results if result.seed in begun.union(seeds)]
         summary = summarize(sweep, results)
+        ours = {cell.signature for cell in cells}
+        if moved := {signature: row for signature, row in latest.items() if signature not in ours}:
+            write_json_lines(sweep.folder / OTHERS, (row.to_json() for row in {**earlier, **moved}.values()))
+        if others := {*earlier, *moved} - ours:
+            LOG.info(f"{sweep.folder / OTHERS} keeps {len(others)} finished run(s) of other cells, out of the summary")
         write_json_lines(sweep.folder / RESULTS, (result.to_json() for result in results))
         write_json(sweep.folder / SUMMARY, summary.to_json())
         write_whole(sweep.folder / LINES, "\n".join(sweep.how.lines(summary.found)) + "\n")

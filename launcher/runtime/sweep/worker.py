@@ -123,6 +123,14 @@ def outcome_of(config: Config) -> Outcome | None:
     return "stopped" if checkpoints(folder / "checkpoints") else None
 
 
+def why_failed(config: Config) -> str:
+    """Return in a line why a configuration's run failed, unless another process has just begun it again."""
+    try:
+        return (config.run.folder / ERROR).read_text(encoding="utf-8").splitlines()[0]
+    except FileNotFoundError:
+        return "another process is trying it again"
+
+
 def _as_begun(config: Config) -> Config:
     """Return a configuration under the parameterization that its run was begun with: several rules can share it."""
     newest = newest_whole(checkpoints(config.run.folder / "checkpoints"), problems, warn=False)  # the loop warns

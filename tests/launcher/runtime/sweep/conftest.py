@@ -1,8 +1,12 @@
-"""Cells of sweeps that nobody trained."""
+"""Cells of sweeps that nobody trained, and a request to stop that nobody has made."""
 
+import signal
 from typing import Any
 
+import pytest
+
 from plumbline.launcher.runtime.sweep.result import Label, Result, RunOutcome
+from plumbline.launcher.runtime.system.signals import StopRequest
 
 
 def make_result(labels: dict[str, Label], seed: int, outcome: RunOutcome, **changes: Any) -> Result:
@@ -22,3 +26,14 @@ def make_result(labels: dict[str, Label], seed: int, outcome: RunOutcome, **chan
         "lr": 0.1,
     }
     return Result(labels, seed, outcome=outcome, **{**values, **changes})
+
+
+@pytest.fixture
+def stop() -> StopRequest:
+    """Yield a request that nobody has made; the handlers of this process stay what they were."""
+    numbers = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    request = StopRequest()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return request

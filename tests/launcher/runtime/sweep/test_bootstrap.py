@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from plumbline.launcher.runtime.sweep.bootstrap import Intervals, intervals
+from plumbline.launcher.runtime.sweep.bootstrap import Interval, Intervals, intervals
 from plumbline.launcher.runtime.sweep.optimum import fit, loss_at
 
 X = range(-12, -5)
@@ -61,6 +61,30 @@ def test_an_optimum_beyond_the_grid_has_no_upper_end() -> None:
     result = found(curves(-10.0), {seed: {**curve, 2.0**-5: 3.1} for seed, curve in short.items()})
     assert result.penalty.high is None
     assert found(curves(-8.0), curves(-14.0)).unresolved == 1.0
+
+
+def test_samples_at_the_end_of_a_grid_bound_shift_and_cost_to_one_side() -> None:
+    inside, above, below = curves(-8.0, 0.1), curves(-2.0, 0.1), curves(-14.0, 0.1)
+    size_beyond = found(inside, above)
+    assert size_beyond.shift.low == pytest.approx(2.0, abs=0.3), "from the base's optimum to the end of the grid"
+    assert size_beyond.penalty.low == pytest.approx(0.05 * (6.0**2 - 4.0**2), abs=0.1)
+    assert (size_beyond.shift.high, size_beyond.penalty.high) == (None, None)
+    base_beyond = found(below, inside)
+    assert base_beyond.shift.low == pytest.approx(4.0, abs=0.3)
+    assert base_beyond.shift.high is None
+    assert base_beyond.penalty.low == pytest.approx(base_beyond.penalty.high, abs=0.1), "of the best that was tried"
+    for same_end in (above, below):
+        assert found(same_end, same_end).shift == Interval(None, None)
+
+
+def test_samples_at_the_end_decide_no_end_of_an_interval_that_they_are_not_at() -> None:
+    """One seed of two at the upper end of the grid leaves the lower end of the interval what it was."""
+    base, size = curves(-8.0, 0.1, seeds=2), curves(-9.0, 0.1, seeds=2)
+    size[1] = curves(-4.0)[1]
+    result = found(base, size)
+    assert 0.7 < result.unresolved < 0.8, "all samples but those of the other seed alone"
+    assert result.shift.low == pytest.approx(-1.0, abs=0.3)
+    assert result.shift.high is None
 
 
 def test_it_finds_what_the_table_does() -> None:

@@ -57,6 +57,36 @@ def test_the_best_variant_comes_first() -> None:
     assert "no point is complete" in text[3]
 
 
+def tuned(lr: float, seed: int, loss: float | None, status: str = "finished", width: int = 64) -> Result:
+    return make_result({"block": "a", "lr": lr, "width": width}, seed, RunOutcome(status, loss=loss))
+
+
+def test_a_row_says_what_its_best_point_was_not_chosen_from() -> None:
+    results = [tuned(0.1, 1, 3.0), tuned(0.1, 2, 3.1), tuned(0.2, 1, 2.0), tuned(0.2, 2, None, "diverged")]
+    waiting = [tuned(0.1 * step, seed, None, "pending") for step in (3, 4, 5) for seed in (1, 2)]
+    summary = summarize(SETTINGS, [*results, *waiting])
+    (_, row) = lines(summary)
+    assert "left out: lr=0.2 width=64 (1 of 2 diverged), " in row
+    assert "lr=0.4 width=64 (2 of 2 pending) and 1 more  lr is the last of its grid" in row
+    assert summary.to_json()["all"]["a"]["notes"] == summary.tables["all"]["a"].notes
+
+
+def test_a_row_says_where_its_best_point_is_at_an_end_of_a_tuned_axis() -> None:
+    def notes(losses: list[float]) -> list[str]:
+        results = [tuned(0.1 * step, 1, loss) for step, loss in enumerate(losses, start=1)]
+        return summarize(SETTINGS, results).tables["all"]["a"].notes
+
+    assert notes([3.0, 2.0, 2.5]) == []
+    assert notes([3.0, 2.0, 1.5]) == notes([1.0, 2.0, 2.5]) == ["lr is the last of its grid"]
+    assert notes([3.0]) == [], "nothing was tuned"
+    narrow = [tuned(lr, 1, 3.0, width=64) for lr in (0.01, 0.1, 1.0)]
+    wide = [tuned(lr, 1, loss, width=32) for lr, loss in ((0.1, 1.0), (0.2, 2.0))]
+    assert summarize(SETTINGS, [*narrow, *wide]).tables["all"]["a"].notes == [
+        "lr is the last of its grid",
+        "width is the last of its grid",
+    ], "beside it on an axis is what has all other labels of it"
+
+
 def test_a_score_that_solves_is_counted_over_seeds_with_the_step_that_reached_it() -> None:
     def thinker(seed: int, *scores: float) -> Result:
         of_step = {500 * number: score for number, score in enumerate(scores, start=1)}

@@ -282,6 +282,17 @@ def test_another_hyperparameter_takes_the_place_of_the_learning_rate() -> None:
             check(settings, [replace(cells[0], labels=labels), *cells[1:]])
 
 
+def test_an_interval_says_where_its_samples_reach_beyond_the_grid() -> None:
+    settings = LrTransferConfig(curves="rule", bootstrap=True)
+    inside, beyond = (
+        "\n".join(lines(summarize(settings, results(lambda x, width, *_, d=d: parabola(x, -8.0 + d * (width > 64))))))
+        for d in (1, 9)
+    )
+    assert "of samples" not in inside
+    assert "octaves, lost" in beyond
+    assert "to beyond the grid: 95 % over seeds  100.00 % of samples at the end of a grid" in beyond
+
+
 def test_the_figure_is_drawn_whatever_is_missing(tmp_path: Path) -> None:
     def ragged(x: float, width: int, depth: int, seed: int) -> float | None:
         return None if x > -6.5 else parabola(x, -8.0) + (1e6 if x < -11.5 else 0.0)

@@ -1,6 +1,7 @@
 """What results.jsonl says of runs that ended in different ways, from their folders."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -129,6 +130,31 @@ def test_finished_rows_stay_when_their_runs_are_gone(tiny_config: Path, tmp_path
     with pytest.raises(ValueError, match=r"results\.jsonl, line 1: not a row"):
         write_of(plan)
     assert (plan.sweep.folder / "results.jsonl").read_text() == "{}\n", "it may be all that is left of runs"
+
+
+def test_finished_rows_of_other_cells_stay_beside_the_results(
+    tiny_config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = small_sweep(tiny_config, tmp_path)
+    plan, other = make_plan(file, []), make_plan(file, ["train.steps=7"])
+    for cell, loss in zip(plan.cells, (3.0, 2.0, 4.0), strict=False):
+        finish(cell, loss)
+    before = write_of(plan)
+    assert not (plan.sweep.folder / "others.jsonl").exists()
+    shutil.rmtree(plan.sweep.folder / "runs")
+    check_same_cells(other.sweep, other.cells, train=True)
+    assert re.search(r"warning: .*holds 3 finished runs, none of them of these cells: give", capsys.readouterr().err)
+    for _ in range(2):
+        assert write_of(other).runs == {"pending": 4}
+        assert "others.jsonl keeps 3 finished run(s) of other cells" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"holds 3 finished runs, none of them of these cells"):
+        check_same_cells(other.sweep, other.cells)
+    check_same_cells(plan.sweep, plan.cells)
+    finish(other.cells[0], 1.0)
+    assert write_of(other).runs == {"finished": 1, "pending": 3}
+    shutil.rmtree(plan.sweep.folder / "runs")
+    assert write_of(plan) == before, "they count again with their cells"
+    assert write_of(other).runs == {"finished": 1, "pending": 3}
 
 
 def test_results_are_over_all_seeds_that_were_begun(tiny_config: Path, tmp_path: Path) -> None:

@@ -20,10 +20,8 @@ from plumbline.launcher.runtime.checkpoint import commit
 from plumbline.launcher.runtime.config.load import as_yaml, save_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
-from plumbline.launcher.runtime.sweep.pool import places, run_all
-from plumbline.launcher.runtime.sweep.worker import run_cell
+from plumbline.launcher.runtime.sweep.worker import run_cell, why_failed
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World
 from tests.conftest import Job, Outcome, Pretrain, Run, Start, written
@@ -191,9 +189,10 @@ def test_a_summary_is_made_of_what_is_there(second: Outcome, plan: Plan, file: P
     assert (again.code, again.stdout) == (0, second.stdout)
     assert (plan.sweep.folder / "results.jsonl").read_text() == whole
     assert "to do" not in again.stderr
-    other = sweep(file, "--summarize", "train.steps=7").wait()
-    assert other.code == 2
-    assert re.search(r"results.jsonl holds \d finished runs, none of them of these cells", other.stderr)
+    for option, code, said in (("--summarize", 2, "error"), ("--dry-run", 0, "warning")):
+        other = sweep(file, option, "train.steps=7").wait()
+        assert other.code == code
+        assert re.search(rf"{said}: .*results.jsonl holds \d finished runs, none of them of these cells", other.stderr)
     assert (plan.sweep.folder / "results.jsonl").read_text() == whole
 
 
@@ -259,17 +258,6 @@ def cell(plan: Plan, tmp_path: Path) -> Config:
 WORLD = World(0, 0, 1, torch.device("cpu"))
 
 
-@pytest.fixture
-def stop() -> "StopRequest":
-    """Yield a request that nobody has made; the handlers of this process stay what they were."""
-    numbers = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    request = StopRequest()
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    return request
-
-
 def test_a_run_that_another_process_is_at_is_left_to_it(cell: Config, stop: StopRequest) -> None:
     with held_elsewhere(cell.run.folder):
         assert run_cell(cell, WORLD, stop, never, False) == "elsewhere"
@@ -327,20 +315,9 @@ def test_checkpoints_of_a_finished_run_stay_where_they_are_asked_for(
     assert saved.exists() is keep
 
 
-def leave_once(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
-    """Leave as a worker does that someone else asked to stop."""
-    left = config.run.folder / "left"
-    if left.exists():
-        return True
-    left.touch()
-    return False
-
-
-def test_a_cell_that_only_its_worker_was_asked_to_leave_is_taken_up_again(
-    plan: Plan, tmp_path: Path, cell: Config, stop: StopRequest
-) -> None:
-    told: list[str] = []
-    waiting = [Cell(plan.cells[0].labels, cell)]
-    run_all(waiting, places(1, tmp_path / "log"), leave_once, False, stop, lambda _cell, outcome: told.append(outcome))
-    assert told == ["finished"]
-    assert (cell.run.folder / "left").exists()
+def test_a_failed_run_that_another_process_has_just_begun_again_has_no_reason_left(cell: Config) -> None:
+    cell.run.folder.mkdir()
+    (cell.run.folder / "error.txt").write_text("ValueError: no such thing\n\nTraceback\n")
+    assert why_failed(cell) == "ValueError: no such thing"
+    (cell.run.folder / "error.txt").unlink()
+    assert why_failed(cell) == "another process is trying it again"

@@ -127,12 +127,22 @@ def test_the_longest_runs_come_first(plan: Plan) -> None:
         ("train.steps=31", False),
         ("data.global_batch_size=4", False),
         ("data.micro_batch_size=4", False),
+        ("run.deterministic=false", True),
+        ("run.deterministic=true", False),
+        ("run.reproducible=any_ranks", False),
     ],
 )
 def test_a_run_is_what_determines_its_numbers(tiny_config: Path, tmp_path: Path, override: str, same: bool) -> None:
     file = write(tmp_path, tiny_config, grids=[{"axes": {"optimizer.lr": [0.001]}}], seeds=[1])
     before, after = (make_plan(file, overrides).runs[0].signature for overrides in ([], [override]))
     assert (before == after) is same
+
+
+def test_what_makes_a_run_repeatable_reaches_its_cells(tiny_config: Path, tmp_path: Path) -> None:
+    given = {**SWEEP["set"], "run.deterministic": True}
+    cells = make_plan(write(tmp_path, tiny_config, set=given), ["run.reproducible=any_ranks"]).cells
+    assert {(cell.config.run.deterministic, cell.config.run.reproducible) for cell in cells} == {(True, "any_ranks")}
+    assert {cell.config.run.seed for cell in cells} == {1, 7}
 
 
 def test_another_text_in_the_same_place_is_another_run(tiny_config: Path, corpus: Path, tmp_path: Path) -> None:
