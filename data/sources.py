@@ -142,7 +142,7 @@ class Sources:
         """Yield for each source what in it is not read as one may think, in one line."""
         for spec in self.specs:
             if not spec.startswith("hf:") and (found := surprises_in(spec, self.fields)):
-                yield f"--source {spec}: {found}"
+                yield printable(f"--source {spec}: {found}")
 
     def reading_as(self, request: Mapping[str, Any]) -> "Sources":
         """Return these sources, read as a request of before reads its own (see `options`).

@@ -98,7 +98,7 @@ def test_sources_that_give_nothing_are_named(tmp_path: Path, caplog: pytest.LogC
     assert f"1 of 2 sources hold no document to read: {tmp_path}/c.jsonl; the first: there is nothing" in caplog.text
 
 
-def test_a_corpus_of_files_whose_names_are_not_utf8_opens(tmp_path: Path) -> None:
+def test_a_corpus_of_files_whose_names_are_not_utf8_opens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     write_rows(folder / "a.jsonl")
     (folder / os.fsdecode(b"\xfc.txt")).write_bytes(b"\xfc")
@@ -107,6 +107,9 @@ def test_a_corpus_of_files_whose_names_are_not_utf8_opens(tmp_path: Path) -> Non
     assert read_manifest(tmp_path / "c") == manifest
     assert manifest.request["source"] == list(manifest.sources) == [f"{tmp_path}/caf\\udce9"]
     assert manifest.bad_records[0].startswith(f"{tmp_path}/caf\\udce9/\\udcfc.txt: 'utf-8' codec")
+    (warning,) = request.sources.warnings()
+    assert f"such as {tmp_path}/caf\\udce9/\\udcfc.txt" in warning
+    assert caplog.text.encode(), "whatever is logged can be written"
     assert prepare(request).seconds is None
 
 
