@@ -44,11 +44,11 @@ def find_pairs(entries: Sequence[str]) -> list[str]:
         prefixes = _remote_prefixes(entry) if is_url(entry) else _local_prefixes(entry)
         if not prefixes:
             raise NoPairError(f"{entry}: no .idx file here; give the prefix of a pair, a folder of pairs, or a glob")
-        places = [prefix if is_url(prefix) else os.path.realpath(prefix) for prefix in prefixes]
-        twice = [prefix for prefix, place in zip(prefixes, places, strict=True) if place in known]
-        if twice:
-            raise ValueError(f"{entry}: {twice[0]} is in the list already; name each pair once")
-        known.update(places)
+        for prefix in prefixes:
+            place = prefix if is_url(prefix) else os.path.realpath(f"{prefix}.bin")
+            if place in known:
+                raise ValueError(f"{entry}: {prefix} is in the list already; name each pair once")
+            known.add(place)
         found += prefixes
     return sorted(found)
 

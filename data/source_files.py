@@ -124,7 +124,7 @@ def check_no_rows(spec: str, files: Iterable[Path]) -> None:
 def _again(paths: list[Path]) -> dict[Path, Path]:
     """Return the names of files that have another one among these, each with that one, by which the file is read.
 
-    A link goes before what it links to: in a cache of the hub it alone has an ending.
+    A name by which rows are read goes first, then a link: in a cache of the hub it alone has an ending.
     """
     real = {folder: os.path.realpath(folder) for folder in {path.parent for path in paths}}
     links = {path for path in paths if path.is_symlink()}
@@ -132,7 +132,7 @@ def _again(paths: list[Path]) -> dict[Path, Path]:
         return {}
     first: dict[str, Path] = {}
     again = {}
-    for path in sorted(paths, key=lambda path: path not in links):
+    for path in sorted(paths, key=lambda path: (not path.name.lower().endswith((*ROWS, ".json")), path not in links)):
         target = os.path.realpath(path) if path in links else f"{real[path.parent]}/{path.name}"
         if (read := first.setdefault(target, path)) != path:
             again[path] = read

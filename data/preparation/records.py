@@ -309,6 +309,8 @@ def _streamed(spec: str, rows: Iterable[Any]) -> Iterator[Any]:
     """Yield rows of a dataset, and name it where that fails: ValueError if it would again, else OSError."""
     try:
         yield from rows
+    except MemoryError:
+        raise
     except Exception as error:  # datasets, and what it reads files by, have errors of their own
         problem = textwrap.shorten(str(error), MOST_SAID) or type(error).__name__
         text = f"--source {spec}: datasets cannot read its rows ({problem}); "

@@ -10,6 +10,7 @@ import pytest
 from plumbline.data.corpus import read_manifest
 from plumbline.data.preparation.records import read_records
 from plumbline.data.prepare import Request, prepare
+from plumbline.data.source_files import files_of
 from plumbline.data.sources import Sources
 
 
@@ -148,3 +149,9 @@ def test_rows_are_not_read_as_one_text(tmp_path: Path, name: str) -> None:
     assert len(texts_of(tmp_path)) == 2, "in a folder of text it is text"
     (warning,) = Sources((str(tmp_path),)).warnings()
     assert f"JSON objects are read as one text each: name them .jsonl (1, such as {tmp_path}/{name})" in warning
+
+
+def test_a_link_without_an_ending_takes_no_rows_away(tmp_path: Path) -> None:
+    write_rows(tmp_path / "d.jsonl")
+    (tmp_path / "latest").symlink_to(tmp_path / "d.jsonl")
+    assert files_of(str(tmp_path)) == [tmp_path / "d.jsonl"]

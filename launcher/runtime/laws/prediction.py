@@ -105,7 +105,8 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
     flops = 6.0 * parameters * tokens
     loss = _loss(sourced, name, points(parameters, tokens))
     unanswered = open_questions(law, sourced.undetermined)
-    unknown = [width for width, value in bits.items() if value != BF16 and width not in law.USES]
+    known = {TRAINING[index] for index in law.indices} if isinstance(law, PrecisionLaw) else set(law.USES)
+    unknown = [width for width, value in bits.items() if value != BF16 and width not in known]
     notes = list(dict.fromkeys([*_notes(name, sourced, parameters, tokens), *unanswered.values()]))
     if unknown:
         notes.append(f"this law knows no {', '.join(unknown)}: what training in this precision costs is left out")

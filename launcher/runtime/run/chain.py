@@ -12,14 +12,12 @@ the checkpoint's manifest.json, which has the checksum of each of its files.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plumbline.data.workspace import sync
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.system.files import read_json_lines, write_whole
 from plumbline.launcher.runtime.system.log import LOG
@@ -185,14 +183,9 @@ class ChainFile:
             LOG.warning(f"{self.path}: this chain was damaged or tampered with: {told}; training goes on")
         if last < step:
             LOG.warning(f"{self.path} has no line of steps {last + 1} to {step}: they were lost with their process")
-        content = self.path.read_bytes()
-        lines = content.split(b"\n")
-        whole = b"".join(lines[number - 1] + b"\n" for number in kept)
-        if content.startswith(whole):  # but for damage, and a last line without an end
-            os.truncate(self.path, len(whole))
-            sync(self.path)
-        else:
-            write_whole(self.path, whole)
+        lines = self.path.read_bytes().split(b"\n")
+        # A new file, for an earlier attempt that is not dead may still write to this one
+        write_whole(self.path, b"".join(lines[number - 1] + b"\n" for number in kept))
 
     def add_step(self, step: Step) -> None:
         """Write the line of a step."""

@@ -186,8 +186,8 @@ def _notes(points: dict[str, list[Result]], complete: Collection[str], best: str
             if {**cells[0].labels, axis: None} == {**labels, axis: None}
         }
         if len(line) > 1 and all(type(other) in (int, float) for other in line.values()):
-            known = [float(str(line[point])) for point in line if point in complete]
-            if float(str(value)) in (min(known), max(known)):
+            tried = [float(str(other)) for other in line.values()]
+            if float(str(value)) in (min(tried), max(tried)):
                 yield f"{axis} is the last of its grid"
 
 

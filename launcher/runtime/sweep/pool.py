@@ -114,7 +114,7 @@ def run_all(
         tell: told how each cell ended.
 
     Raises:
-        ValueError: a worker cannot start, and no other has; beside others, its place stays empty.
+        ValueError: no worker can start; beside others, the place of one that cannot stays empty.
     """
     waiting = list(cells)
     workers = [Worker(place, run, keep) for place in where[: len(waiting)]]
@@ -134,7 +134,7 @@ def run_all(
                 except ValueError as error:
                     worker.end()
                     workers.remove(worker)
-                    if not any(other.ready for other in workers):  # then none is at a cell
+                    if not workers:
                         raise
                     LOG.warning(f"{error}; the sweep goes on with {len(workers)} worker(s)")
     finally:

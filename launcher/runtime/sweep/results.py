@@ -194,11 +194,12 @@ def check_same_cells(sweep: SweepConfig, cells: Sequence[Cell], train: bool = Fa
     Raises:
         ValueError: the sweep's folder has finished runs, none of them these cells'.
     """
-    finished = {signature for name in (OTHERS, RESULTS) for signature in _finished_rows(sweep.folder / name)}
+    files = (RESULTS,) if train else (RESULTS, OTHERS)  # those of others are out of the way already
+    finished = {signature for name in files for signature in _finished_rows(sweep.folder / name)}
     if not finished or finished & {cell.signature for cell in cells}:
         return
     message = (
-        f"{sweep.folder / RESULTS} holds {len(finished)} finished runs, none of them of these cells: give the "
+        f"{sweep.folder} holds {len(finished)} finished runs, none of them of these cells: give the "
         "section.key=value that the sweep was run with, or rename the sweep"
     )
     if not train:

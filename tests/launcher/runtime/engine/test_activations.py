@@ -72,7 +72,7 @@ def allocated(model: TrainedLM, batch: dict[str, Any]) -> int:
 def test_a_deep_model_is_two_shallow_ones_and_as_much_for_each_period(
     tiny_config: Path, model: str, recomputed: Recomputed
 ) -> None:
-    config = load_config(tiny_config, [*MODELS[model], "model.num_hidden_layers=15"])
+    config = load_config(tiny_config, [*MODELS[model], "model.num_hidden_layers=19"])
     counted = count_activations(config, 2, 1, recomputed, on_gpu=True)
     assert activation_bytes(config, 2, 1, recomputed, on_gpu=True) == counted
 

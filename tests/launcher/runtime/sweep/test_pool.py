@@ -84,3 +84,19 @@ def test_workers_that_never_start_end_the_sweep(tiny_config: Path, tmp_path: Pat
     waiting = [cell_of(tiny_config, tmp_path, "cell")]
     with pytest.raises(ValueError, match=r"a worker ended before it could start \(exit code 1\): see .*log"):
         run_all(waiting, places(1, tmp_path / "log"), leave_once, False, stop, lambda _cell, _outcome: None)
+
+
+def test_a_worker_that_never_starts_leaves_the_cells_to_the_others(
+    tiny_config: Path, tmp_path: Path, stop: StopRequest
+) -> None:
+    (tmp_path / "log").mkdir()
+    broken, whole = *places(1, tmp_path / "log"), *places(1, tmp_path / "other")
+    waiting = [cell_of(tiny_config, tmp_path, name) for name in ("first", "second")]
+    told: list[str] = []
+    run_all(waiting, [broken, whole], finish, False, stop, lambda _cell, outcome: told.append(outcome))
+    assert told == ["finished"] * 2
+
+
+def finish(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:
+    """Finish at once."""
+    return True
