@@ -111,7 +111,8 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
     """Return the most bytes that one micro-batch takes in forward and backward pass, beside weights and gradients.
 
     Blocks count as they are uncompiled; compiled ones keep less. The loss counts as compiled on a GPU that compiles it,
-    float8 layers as bf16 ones. Of a deep model two shallow ones are counted: each further PERIOD adds as much.
+    float8 layers as bf16 ones. Of a deep model that passes once two shallow ones are counted: each further PERIOD adds
+    as much.
 
     Args:
         config: the run.
@@ -122,7 +123,8 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
     """
     depth = config.model.num_hidden_layers
     more = depth % PERIOD + 2 * PERIOD
-    if depth <= more:
+    # Other objectives pass through the blocks more than once, and where they take most may change with the depth
+    if depth <= more or not config.objective.is_plain:
         return count_activations(config, micro_batch, stage, recomputed, on_gpu)
     fewer, counted = (
         count_activations(_of_depth(config, layers), micro_batch, stage, recomputed, on_gpu)

@@ -68,7 +68,7 @@ def allocated(model: TrainedLM, batch: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("recomputed", ["none", "selective", 4, "full"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", sorted(MODELS.keys() - {"multi_token", "latent_lookahead"}))
 def test_a_deep_model_is_two_shallow_ones_and_as_much_for_each_period(
     tiny_config: Path, model: str, recomputed: Recomputed
 ) -> None:
