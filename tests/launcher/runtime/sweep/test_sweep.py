@@ -192,7 +192,7 @@ def test_a_summary_is_made_of_what_is_there(second: Outcome, plan: Plan, file: P
     for option, code, said in (("--summarize", 2, "error"), ("--dry-run", 0, "warning")):
         other = sweep(file, option, "train.steps=7").wait()
         assert other.code == code
-        assert re.search(rf"{said}: .*results.jsonl holds \d finished runs, none of them of these cells", other.stderr)
+        assert re.search(rf"{said}: \S*/sweep holds \d finished runs, none of them of these cells", other.stderr)
     assert (plan.sweep.folder / "results.jsonl").read_text() == whole
 
 
