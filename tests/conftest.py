@@ -10,16 +10,13 @@ import fcntl
 import gc
 import json
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ import pytest
 from torch import Tensor
 
 from plumbline.launcher.runtime.checkpoint.tensors import read_model
+from plumbline.launcher.runtime.system.world import free_port
 from tests.fork_server import Forked, start_server
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -244,15 +242,6 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     path = f"{BIN}{os.pathsep}{kept.get('PATH', '')}"
     fixed = {"PATH": path, "PYTHONPATH": str(REPOSITORY / "launcher"), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
     return {**kept, **fixed, "CUDA_VISIBLE_DEVICES": "", **(extra or {})}
-
-
-def free_port() -> int:
-    """Return a port that nobody has, below those that the kernel gives to whoever connects in the meantime."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 @pytest.fixture(scope="session")

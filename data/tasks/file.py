@@ -52,6 +52,7 @@ class FileConfig(TaskConfig):
     short for one of them is an error."""
 
     holds_out: ClassVar[bool] = False
+    in_memory: ClassVar[bool] = True
 
     @field_validator("tokenizer")
     @classmethod

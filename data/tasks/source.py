@@ -10,7 +10,6 @@ import numpy as np
 
 from plumbline.data.indexed import Int64s
 from plumbline.data.streams import Rows, Window
-from plumbline.data.tasks.file import FileConfig
 from plumbline.data.tasks.task import Example, SplitName, TaskConfig
 from plumbline.data.tokenizers import tokenizer_sha256
 
@@ -73,8 +72,8 @@ class TaskStream:
 
     @cached_property
     def _most_kept(self) -> int:
-        if isinstance(self.task, FileConfig) or self.task.num_examples(self.name) > KEPT:
-            return 0  # those of a file are in memory as tokens
+        if self.task.in_memory or self.task.num_examples(self.name) > KEPT:
+            return 0
         return KEPT_BYTES // (EXAMPLE_BYTES + TOKEN_BYTES * self.task.longest)
 
     def bits_per_byte(self, loss: float) -> None:

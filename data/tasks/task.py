@@ -53,6 +53,9 @@ class TaskConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attrib
     holds_out: ClassVar[bool] = True
     """Whether it has examples to be evaluated on beside those to train on; without, all are for either."""
 
+    in_memory: ClassVar[bool] = False
+    """Whether its examples lie in memory by themselves, so that nobody need keep those that were read."""
+
     @property
     @abstractmethod
     def vocab_size(self) -> int:

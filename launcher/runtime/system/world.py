@@ -4,7 +4,9 @@
 """
 
 import os
+import random
 import socket
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -75,10 +77,12 @@ def _address_of_first_task() -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a TCP port that nobody has, below those that Linux gives to whoever connects in the meantime."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)  # no seed of a run decides it: two may start at once
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def emulates_bf16() -> bool:
