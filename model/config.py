@@ -113,7 +113,7 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     """Whether the MLP projections have biases."""
     tie_word_embeddings: bool
     """Use the embedding matrix as the unembedding as well."""
-    sliding_window: PositiveInt | None = None
+    sliding_window: int | None = Field(default=None, ge=2)
     """Tokens that each token attends to: itself and those right before it. None: the whole prefix."""
     document_mask: bool = False
     """Attend only within a document and restart positions at each document of a packed sequence."""

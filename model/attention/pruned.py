@@ -24,8 +24,8 @@ from plumbline.model.kinds import Need
 from plumbline.model.parameterization.multipliers import Multipliers
 from plumbline.model.parameterization.tensors import TensorRule, matrix_rules
 
-TINY = 1e-38
-"""Stands for 0 under the logarithm."""
+TINY = torch.finfo(torch.float32).tiny
+"""Stands for 0 under the logarithm: a smaller number may be flushed to 0."""
 BISECTIONS = 30
 SHRINK_BELOW = 0.75
 """A cache is packed when the fullest row needs less than this share of its slots."""

@@ -38,6 +38,7 @@ import torch
 from plumbline.data.config import DataConfig
 from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
+from plumbline.launcher.runtime.system.world import free_port
 
 BATCHES = 400  # of one turn
 SHARD = 2**23  # bytes of a file of a peer that streams, as of our blocks
@@ -250,9 +251,7 @@ def compare(case: Case, loaders: dict[str, Callable[[], Batches]], rounds: int) 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
     """Serve what is in a folder by moto, in a process of its own; gives the URL of the bucket."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     for name in ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL"):
         os.environ[name] = address

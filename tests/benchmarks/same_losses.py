@@ -21,6 +21,7 @@ import json
 import multiprocessing
 import os
 import platform
+import random
 import re
 import runpy
 import shlex
@@ -32,7 +33,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -182,10 +183,12 @@ def clean_environment() -> None:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port as this checkout's function does, which is not imported: runs of the other commit are forked."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def tensor_digests(folder: Path) -> dict[str, str]:

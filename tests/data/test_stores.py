@@ -5,7 +5,6 @@
 
 import json
 import logging
-import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from plumbline.data.remote import fetch
 from plumbline.data.remote.cache import CacheConfig
 from plumbline.data.remote.fetch import RemoteError
 from plumbline.data.sources import Sources
+from plumbline.launcher.runtime.system.world import free_port
 from tests.data.test_remote import blocky, config, read  # noqa: F401 - a fixture
 
 
@@ -43,9 +43,7 @@ def gs(monkeypatch: pytest.MonkeyPatch) -> Iterator[fsspec.AbstractFileSystem]:
     """Run Google's storage, in memory; give what writes to it."""
     gcsfs = pytest.importorskip("gcsfs", reason="pip install gcsfs gcp-storage-emulator")
     emulator = pytest.importorskip("gcp_storage_emulator.server", reason="pip install gcsfs gcp-storage-emulator")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
     server.start()
     logging.getLogger("gcp_storage_emulator").setLevel(logging.ERROR)

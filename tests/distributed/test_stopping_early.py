@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE
+from plumbline.launcher.runtime.system.world import free_port
 
 if TYPE_CHECKING:
     from tests.conftest import Job, Start
@@ -62,8 +63,7 @@ def test_a_sweep_while_python_imports(start: Start, tiny_config: Path, tmp_path:
 
 def test_while_it_waits_for_the_other_ranks(start_pretrain: Start, tiny_config: Path) -> None:
     """One rank of two: the rendezvous is in C++, where no handler of Python's runs. The second signal does no harm."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     variables = {
         "RANK": "0",
         "LOCAL_RANK": "0",

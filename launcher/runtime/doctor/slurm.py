@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
+from plumbline.launcher.runtime.system import nodes
 from plumbline.launcher.runtime.system.deadline import NOTICE, read_notice
 from plumbline.launcher.runtime.system.ours import ROOT
 
@@ -32,8 +33,8 @@ def measure(place: Place) -> Facts:
     if place.world.is_main and shutil.which("scontrol") is not None:
         facts["configuration"] = settings(_ask("config"))
         if job := os.environ.get("SLURM_JOB_ID"):
-            facts["job"] = words(_ask("job", job))
-            facts["partition"] = words(_ask("partition", facts["job"].get("Partition", "")))
+            facts["job"] = nodes.read_fields(_ask("job", job))
+            facts["partition"] = nodes.read_fields(_ask("partition", facts["job"].get("Partition", "")))
             facts["notice"] = int(read_notice()) if os.environ.get(NOTICE) else notice()
     return facts
 
@@ -51,11 +52,6 @@ def settings(answer: str) -> dict[str, str]:
     """Return name -> value of `scontrol show config`."""
     lines = (line.split("=", 1) for line in answer.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, value in lines}
-
-
-def words(answer: str) -> dict[str, str]:
-    """Return name -> value of `scontrol --oneliner show job` or of a partition."""
-    return dict(word.split("=", 1) for word in answer.split() if "=" in word)
 
 
 def notice() -> int | None:

@@ -41,16 +41,19 @@ def sends_gradients(config: Config, ranks: int) -> bool:
 
 
 def largest_block(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the elements of the largest block of the stack, or one more: DeepSpeed asks for an even number."""
+    """Return the elements of the largest block of the stack, made even."""
     elements = Counter[str]()
     for name, shape in shapes.items():
         if found := re.match(r"model\.layers\.\d+\.", name):
             elements[found[0]] += math.prod(shape)
-    largest = max(elements.values())
-    return largest + largest % 2
+    return _made_even(max(elements.values()))
 
 
 def largest_tensor(shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Return the elements of the largest tensor, or one more, likewise."""
-    largest = max(math.prod(shape) for shape in shapes.values())
-    return largest + largest % 2
+    """Return the elements of the largest tensor, made even."""
+    return _made_even(max(math.prod(shape) for shape in shapes.values()))
+
+
+def _made_even(elements: int) -> int:
+    """Return a number, or one more where it is odd: DeepSpeed asks for an even one."""
+    return elements + elements % 2

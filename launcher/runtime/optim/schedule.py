@@ -152,13 +152,18 @@ def check_phases(config: ScheduleConfig, plan: BatchPlan, total_steps: int) -> N
     """Refuse a warm-up, and a decay of wsd, that do not fit into the run; a branch has its parent's warm-up.
 
     Raises:
-        ValueError: together they are longer than the run; names them and its steps.
+        ValueError: together they are longer than the run, or the decay has fewer tokens than a step.
     """
     if config.branch is not None:
         return
     phases = {"warmup": config.warmup.steps_of(plan, total_steps)}
     if config.name == "wsd":
         phases["decay"] = config.decay.steps_of(plan, total_steps)
+        if phases["decay"] == 0 and config.decay.unit == "tokens":
+            raise ValueError(
+                f"schedule.decay = {config.decay}: a step has {plan.tokens_per_step:,} tokens, so the rate would never "
+                "decay; make it longer, or set schedule.name to constant"
+            )
     if sum(phases.values()) > total_steps:
         lengths = " and ".join(f"schedule.{phase} = {getattr(config, phase)}" for phase in phases)
         raise ValueError(

@@ -7,7 +7,8 @@ eigenvectors Q_L and Q_R a basis in which Adam's second moment is taken:
 
 with Adam's bias corrections. Every `precondition_frequency` steps the bases follow the covariances by one power
 iteration and a QR decomposition. As in the authors' code, the first gradient only sets the bases and changes no weight:
-in its own eigenbasis it is diagonal, and Adam would blow the zeros beside the diagonal up to noise of full size.
+in its own eigenbasis it is diagonal, and Adam would blow the zeros beside the diagonal up to noise of full size. A
+gradient of zeros, which hidden matrices get where the unembedding starts at zero, has no eigenbasis, and is passed by.
 
 A side longer than `precondition_block` is cut into equal blocks, and each block of the matrix has bases of its own. The
 wider an eigenbasis, the larger the share of its directions in which there is no signal, and Adam gives noise there the
@@ -50,7 +51,7 @@ class SOAP(torch.optim.Optimizer):
                 gradient = into_blocks(parameter.grad, group["precondition_block"])
                 if state:
                     _update(parameter, gradient, state, group)
-                else:
+                elif gradient.any():
                     _start(state, gradient, group)
 
 

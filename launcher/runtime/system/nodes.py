@@ -65,7 +65,7 @@ def first_address(nodes: str) -> str:
     Raises:
         OSError, ValueError: likewise, or the controller does not answer.
     """
-    return _fields(_scontrol("--oneliner", "show", "node", names_in(nodes)[0]))["NodeAddr"]
+    return read_fields(_scontrol("--oneliner", "show", "node", names_in(nodes)[0]))["NodeAddr"]
 
 
 def node_name() -> str:
@@ -106,7 +106,7 @@ def job_fields(job_id: str, patience: float | None = None) -> dict[str, str]:
         ValueError: it does not answer; with Slurm's words.
         subprocess.TimeoutExpired: it has not answered after so many seconds of patience.
     """
-    return _fields(_scontrol("--oneliner", "show", "job", job_id, patience=patience))
+    return read_fields(_scontrol("--oneliner", "show", "job", job_id, patience=patience))
 
 
 def may_go_on(job: Job) -> bool:
@@ -158,7 +158,7 @@ def _reserved(job: Job) -> set[str] | None:
     found: set[str] = set()
     for name in job.reservation.split(","):
         with suppress(ValueError):  # it is over, or not ours to see
-            found |= {*names_in(_fields(_scontrol("--oneliner", "show", "reservation", name)).get("Nodes", ""))}
+            found |= {*names_in(read_fields(_scontrol("--oneliner", "show", "reservation", name)).get("Nodes", ""))}
     return found
 
 
@@ -188,10 +188,10 @@ def _ask(job: Job) -> str:
 
 
 def _all_nodes() -> list[dict[str, str]]:
-    return [_fields(line) for line in _scontrol("--oneliner", "show", "node").splitlines() if line]
+    return [read_fields(line) for line in _scontrol("--oneliner", "show", "node").splitlines() if line]
 
 
-def _fields(line: str) -> dict[str, str]:
+def read_fields(line: str) -> dict[str, str]:
     """Return key -> value of a line of scontrol; of a value with blanks the first word."""
     return dict(word.split("=", 1) for word in line.split() if "=" in word)
 

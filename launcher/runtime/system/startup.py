@@ -45,63 +45,84 @@ def start(world: World, timeout_minutes: float) -> None:
         UnmetError: the ranks cannot meet.
     """
     with quiet_stdout():
-        os.environ["DS_ACCELERATOR"] = world.device.type  # not what else DeepSpeed may find on this host
-        threads = host_threads()
-        if threads is not None:
-            torch.set_num_threads(threads)
-        if world.device.type == "cpu":
-            # The first call of a thread into MKL (exp, cos, ...) can round differently from all later ones
-            # (seen with torch 2.13, two threads): make it here, or the first step after a resume may differ in a bit
-            torch.ones(2**20).exp()
-            keep_freed_memory()
-            compile_start_up_operator()
-        else:
-            torch.cuda.set_device(world.device)
-        allow_many_files()
-        import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
-        from deepspeed.utils import groups
-
-        with definitions_uncompiled():
-            import deepspeed.runtime.zero.muon.muon_optimizer
-
-        theirs = logging.getLogger("DeepSpeed")  # prints on every rank, and to standard output
-        theirs.handlers.clear()
-        theirs.propagate = True
-        theirs.setLevel(logging.WARNING)
-        # Of a skipped update training warns itself, with its step
-        theirs.addFilter(lambda record: "Skipping step" not in record.getMessage())
-        # DeepSpeed calls collectives by their old names, of which the newest torch warns; users cannot act on it
-        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
-        warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")  # which is the one set above
-        warnings.filterwarnings("ignore", message=UNFUSED)
+        _set_up_host(world)
+        _import_deepspeed()
         ask_torch_for_free_memory()
         listen_where_others_reach()
         backend = "nccl" if world.device.type == "cuda" else "gloo"
-        timeout = timedelta(minutes=timeout_minutes)
-        try:
-            if world.size == 1:  # nobody to meet, so no port, which another process may take before we do
-                store = dist.HashStore()  # type: ignore[attr-defined]
-                gpu = world.device if backend == "nccl" else None
-                dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=gpu)
-            deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
-            # DeepSpeed would make one of all ranks for itself, with the backend's default: ten minutes under NCCL
-            groups._WORLD_GROUP = dist.new_group(timeout=timeout)
-            release_shared_memory(world)
-        except dist.DistBackendError as error:
-            raise UnmetError(
-                f"the ranks cannot form a group over {backend}: {_first_line(error)}; NCCL_DEBUG=INFO says more, and "
-                "launcher/doctor.py names what is broken"
-            ) from error
-        except dist.DistError as error:
-            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-            raise UnmetError(
-                f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
-                f"the launcher another --master_port. {_first_line(error)}"
-            ) from error
-        except RuntimeError as error:
-            if "gloo" not in str(error).lower():
-                raise
-            raise UnmetError(_without_gloo(error)) from error
+        with _naming_what_failed(backend):
+            _meet(world, backend, timedelta(minutes=timeout_minutes))
+
+
+def _set_up_host(world: World) -> None:
+    """Prepare this process for its device, before DeepSpeed looks at it."""
+    os.environ["DS_ACCELERATOR"] = world.device.type  # not what else DeepSpeed may find on this host
+    threads = host_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if world.device.type == "cpu":
+        # The first call of a thread into MKL (exp, cos, ...) can round differently from all later ones
+        # (seen with torch 2.13, two threads): make it here, or the first step after a resume may differ in a bit
+        torch.ones(2**20).exp()
+        keep_freed_memory()
+        compile_start_up_operator()
+    else:
+        torch.cuda.set_device(world.device)
+    allow_many_files()
+
+
+def _import_deepspeed() -> None:
+    """Import DeepSpeed, and let it and torch say nothing that users cannot act on."""
+    with definitions_uncompiled():
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - only after DS_ACCELERATOR is set
+
+    theirs = logging.getLogger("DeepSpeed")  # prints on every rank, and to standard output
+    theirs.handlers.clear()
+    theirs.propagate = True
+    theirs.setLevel(logging.WARNING)
+    # Of a skipped update training warns itself, with its step
+    theirs.addFilter(lambda record: "Skipping step" not in record.getMessage())
+    # DeepSpeed calls collectives by their old names, of which the newest torch warns; users cannot act on it
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")  # which is the one set above
+    warnings.filterwarnings("ignore", message=UNFUSED)
+
+
+def _meet(world: World, backend: str, timeout: timedelta) -> None:
+    """Make the groups of all ranks, torch's and DeepSpeed's. Collective."""
+    import deepspeed
+    from deepspeed.utils import groups
+
+    if world.size == 1:  # nobody to meet, so no port, which another process may take before we do
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        gpu = world.device if backend == "nccl" else None
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout, device_id=gpu)
+    deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
+    # DeepSpeed would make one of all ranks for itself, with the backend's default: ten minutes under NCCL
+    groups._WORLD_GROUP = dist.new_group(timeout=timeout)
+    release_shared_memory(world)
+
+
+@contextmanager
+def _naming_what_failed(backend: str) -> Iterator[None]:
+    """Turn the errors of ranks that cannot meet into an `UnmetError` that says what helps."""
+    try:
+        yield
+    except dist.DistBackendError as error:
+        raise UnmetError(
+            f"the ranks cannot form a group over {backend}: {_first_line(error)}; NCCL_DEBUG=INFO says more, and "
+            "launcher/doctor.py names what is broken"
+        ) from error
+    except dist.DistError as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise UnmetError(
+            f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
+            f"the launcher another --master_port. {_first_line(error)}"
+        ) from error
+    except RuntimeError as error:
+        if "gloo" not in str(error).lower():
+            raise
+        raise UnmetError(_without_gloo(error)) from error
 
 
 @contextmanager

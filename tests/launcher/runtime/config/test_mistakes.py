@@ -68,13 +68,14 @@ def test_a_float_that_is_whole_is_an_integer_where_one_is_expected(file: Path) -
         ),
         (["schedule.warmup=50%", "schedule.decay=60%"], "11 steps, but the run has 10"),
         (["schedule.decay=1e9 tokens"], "schedule.decay = 1000000000 tokens"),
+        (["schedule.decay=1 tokens"], "schedule.decay = 1 tokens: a step has .* tokens, so the rate would never decay"),
         (
             ["schedule.name=cosine", "schedule.warmup=11 steps"],
             "schedule.warmup = 11 steps: 11 steps, but the run has 10",
         ),
     ],
 )
-def test_phases_longer_than_the_run_are_refused(file: Path, overrides: list[str], words: str) -> None:
+def test_phases_that_do_not_fit_the_run_are_refused(file: Path, overrides: list[str], words: str) -> None:
     config = load_config(file, overrides)
     with pytest.raises(ValueError, match=words):
         check_phases(config.schedule, config.data.batch_plan, last_step(config))

@@ -10,6 +10,7 @@ import torch
 
 from plumbline.launcher.runtime.doctor import slurm
 from plumbline.launcher.runtime.doctor.check import Place
+from plumbline.launcher.runtime.system import nodes
 from plumbline.launcher.runtime.system.ours import ROOT
 from plumbline.launcher.runtime.system.world import World
 
@@ -44,8 +45,8 @@ def facts(configuration: str = CONFIGURATION, job: str = JOB, partition: str = P
         "threads": "4",
         "cores asked for": "",
         "configuration": slurm.settings(configuration),
-        "job": slurm.words(job),
-        "partition": slurm.words(partition),
+        "job": nodes.read_fields(job),
+        "partition": nodes.read_fields(partition),
         "notice": 300,
         **own,
     }
@@ -55,8 +56,8 @@ def test_answers_of_scontrol_are_read() -> None:
     read = slurm.settings(CONFIGURATION)
     assert (read["KillWait"], read["JobRequeue"]) == ("30 sec", "1")
     assert read["AuthInfo"] == "socket=/run/munge.socket,cred_expire=5"
-    assert slurm.words(JOB)["TRES"] == "cpu=1,node=1,billing=1"
-    assert slurm.words(JOB)["TimeLimit"] == "1-00:00:00"
+    assert nodes.read_fields(JOB)["TRES"] == "cpu=1,node=1,billing=1"
+    assert nodes.read_fields(JOB)["TimeLimit"] == "1-00:00:00"
     assert slurm.settings("") == {}
 
 

@@ -79,6 +79,16 @@ def test_the_first_gradient_only_sets_the_bases() -> None:
     torch.testing.assert_close(rotated, torch.diag(torch.diag(rotated)))
 
 
+def test_a_gradient_of_zeros_sets_no_bases() -> None:
+    """Where the unembedding starts at zero the first gradient of a hidden matrix is zero: it begins with the next."""
+    weight, gradients = random_problem(5, 7)
+    zeros = torch.zeros_like(weight)
+    late, _ = soap_run(weight, [zeros, zeros])
+    assert torch.equal(late, weight)
+    late, _ = soap_run(weight, [zeros, zeros, *gradients])
+    assert torch.equal(late, soap_run(weight, gradients)[0])
+
+
 def test_soap_does_not_see_the_coordinates() -> None:
     """Rotate the rows and columns of weights and gradients: the result rotates along. Adam's would not."""
     weight, gradients = random_problem(5, 5)
