@@ -200,8 +200,13 @@ def folder_at(path: str | Path, cache: CacheConfig | None = None) -> CorpusFolde
 
 def _no_corpus(path: Path) -> str:
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
-    known = ", ".join(sorted(str(manifest.parent) for manifest in path.parent.glob(f"*/{MANIFEST}"))) or "none"
-    return f"{path}: no corpus here (no {path / MANIFEST}, no {prefix}.idx); corpora beside it: {known}"
+    return f"{path}: no corpus here (no {path / MANIFEST}, no {prefix}.idx); {corpora_beside(path)}"
+
+
+def corpora_beside(path: Path) -> str:
+    """Say which folders beside a path are corpora, for whoever has mistyped it."""
+    known = sorted(str(manifest.parent) for manifest in path.parent.glob(f"*/{MANIFEST}"))
+    return f"corpora beside it: {', '.join(known) or 'none'}"
 
 
 def _open_folder(folder: CorpusFolder) -> Corpus:

@@ -3,11 +3,12 @@
 Everything that is written is checked before the first corpus or model folder is looked at.
 """
 
+from pathlib import Path
 from typing import Any
 
 from plumbline.data.config import DataConfig
-from plumbline.data.corpus import read_manifest
-from plumbline.data.remote.fetch import RemoteError
+from plumbline.data.corpus import corpora_beside, read_manifest
+from plumbline.data.remote.fetch import RemoteError, is_url
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.parse import (
     check_written,
@@ -33,7 +34,8 @@ def resolve(values: dict[str, Any], source: str) -> Config:
         ConfigError: names every problem of what is written, or the corpus that is not there.
         ValueError: train.initialize_from is no model that a run can start from.
     """
-    values = with_whole_numbers(values)
+    absent = {section for section in Config.model_fields if values.get(section, ...) is None}  # taken away by null
+    values = with_whole_numbers({section: keys for section, keys in values.items() if section not in absent})
     check_written(values, source)
     model = values.get("model") or {}
     if takes_shape_from_stock(values):
@@ -59,7 +61,9 @@ def vocab_size(data: DataConfig) -> int:
     except RemoteError:  # says why it cannot be had
         raise
     except (OSError, ValueError) as error:
+        where = first.paths[0]
+        beside = "" if is_url(where) else f"{corpora_beside(Path(where))}; "
         raise ConfigError(
-            f"model.vocab_size: not given, and data.train.0.path = {first.path} holds no readable corpus.json to take "
-            "it from: prepare the corpus first (launcher/prepare.py) or set model.vocab_size"
+            f"data.train.0.path = {first.path}: holds no readable corpus.json, from which model.vocab_size is taken; "
+            f"{beside}prepare it (launcher/prepare.py), or set model.vocab_size"
         ) from error

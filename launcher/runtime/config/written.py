@@ -77,8 +77,9 @@ def _dotted(override: str) -> str:
 
 def _parse_overrides(overrides: list[str]) -> DictConfig:
     for override in overrides:
-        key, equals, _ = override.partition("=")
-        if not equals or "." not in key or not all(key.split(".")):
+        key, equals, value = override.partition("=")
+        takes_section_away = value == "null"
+        if not equals or ("." not in key and not takes_section_away) or not all(key.split(".")):
             hint = f"; {meant}" if (meant := meant_by(key, alone=True)) else ", for example optimizer.lr=0.003"
             raise ConfigError(f"{override!r}: an override is section.key=value{hint}")
     source = " ".join(overrides)

@@ -57,8 +57,8 @@ def check(config: Config) -> None:
     ]
     if lines:
         raise ValueError(
-            f"train.initialize_from = {spec} is another model; set these keys to its values, or leave the model "
-            "section out to take them all:\n" + "\n".join(lines)
+            f"train.initialize_from = {spec} is another model; set these keys to its values, or give model=null to "
+            "take them all from there:\n" + "\n".join(lines)
         )
 
 

@@ -29,6 +29,9 @@ ELSEWHERE = "192.0.2.1"
 """An address that is nobody's (RFC 5737), and so beyond this host and its network."""
 MANY_FILES = 65536
 SHARED_MEMORY = "/dev/shm"
+SAID_OTHERWISE = ("Skipping step", "untested optimizer")
+"""What DeepSpeed warns of beside us: training says itself at which step an update was skipped, and our optimizers that
+DeepSpeed does not know are tested at the stages that we permit."""
 UNFUSED = "Mismatch dtype between input and weight"
 """What torch warns of where autocast (bf16 at ZeRO-0) leaves the weights of a norm in fp32, as it is meant to be."""
 
@@ -80,8 +83,7 @@ def _import_deepspeed() -> None:
     theirs.handlers.clear()
     theirs.propagate = True
     theirs.setLevel(logging.WARNING)
-    # Of a skipped update training warns itself, with its step
-    theirs.addFilter(lambda record: "Skipping step" not in record.getMessage())
+    theirs.addFilter(lambda record: not any(words in record.getMessage() for words in SAID_OTHERWISE))
     # DeepSpeed calls collectives by their old names, of which the newest torch warns; users cannot act on it
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     warnings.filterwarnings("ignore", message=r"barrier\(\): using the device")  # which is the one set above

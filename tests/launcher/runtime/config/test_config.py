@@ -322,6 +322,15 @@ def test_what_is_written_is_checked_before_any_corpus_or_model_is_looked_at(tiny
     assert lines[1:] == ["  train.stepz = 1: unknown key; did you mean steps?"]
 
 
+def test_null_takes_a_section_away(file: Path) -> None:
+    file.write_text(yaml.safe_dump({**SMALL, "schedule": {"name": "cosine"}}))
+    assert load_config(file, ["schedule=null"]).schedule.name == "wsd"
+    with pytest.raises(ValueError, match="train.initialize_from = nowhere: cannot be read"):
+        load_config(file, ["model=null", "train.initialize_from=nowhere"])
+    assert problems(file, "modle=null")[1:] == ["  modle = None: unknown key; did you mean model?"]
+    assert "an override is section.key=value" in problems(file, "model=qwen3")[0]
+
+
 def test_what_only_the_tensors_tell_is_reported_at_once_by_the_plan(file: Path) -> None:
     config = load_config(
         file,
@@ -410,11 +419,11 @@ def test_vocabulary_and_context_come_from_the_data(tiny_config: Path, corpus: Pa
     assert load_config(tiny_config, ["model.vocab_size=300"]).model.vocab_size == 300, "a given value stays"
 
 
-def test_a_missing_corpus_is_said_where_it_matters(tiny_config: Path) -> None:
-    (line,) = problems(tiny_config, "data.train=[{path: corpora/nowhere}]")
-    assert line.startswith("model.vocab_size: not given")
+def test_a_missing_corpus_is_said_where_it_matters(tiny_config: Path, corpus: Path) -> None:
+    (line,) = problems(tiny_config, f"data.train=[{{path: {corpus.parent}/nowhere}}]")
+    assert line.startswith(f"data.train.0.path = {corpus.parent}/nowhere: holds no readable corpus.json")
+    assert f"corpora beside it: {corpus}" in line
     assert "launcher/prepare.py" in line
-    assert "corpora/nowhere" in line
 
 
 def test_steps_follow_from_tokens(file: Path) -> None:
