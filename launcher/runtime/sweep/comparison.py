@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from plumbline.launcher.runtime.sweep.cautions import caution
+from plumbline.launcher.runtime.sweep.ends import axes_at_end
 from plumbline.launcher.runtime.sweep.result import MATCHES, Result
 from plumbline.launcher.runtime.sweep.statistics import Estimate, estimate, wilson
 
@@ -178,17 +179,9 @@ def _notes(points: dict[str, list[Result]], complete: Collection[str], best: str
         named = (f"{point} ({_missing(points[point])})" for point in out[:NAMED])
         more = f" and {len(out) - NAMED} more" if len(out) > NAMED else ""
         yield f"left out: {', '.join(named)}{more}"
-    labels = points[best][0].labels
-    for axis, value in labels.items():
-        line = {
-            point: cells[0].labels.get(axis)
-            for point, cells in points.items()
-            if {**cells[0].labels, axis: None} == {**labels, axis: None}
-        }
-        if len(line) > 1 and all(type(other) in (int, float) for other in line.values()):
-            tried = [float(str(other)) for other in line.values()]
-            if float(str(value)) in (min(tried), max(tried)):
-                yield f"{axis} is the last of its grid"
+    labels = {point: cells[0].labels for point, cells in points.items()}
+    for axis in axes_at_end(labels[best], [*labels.values()]):
+        yield f"{axis} is the last of its grid"
 
 
 def _missing(cells: Sequence[Result]) -> str:

@@ -19,7 +19,7 @@ from plumbline.launcher.runtime.engine.build import build_model, without_objecti
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs
-from plumbline.launcher.runtime.sweep.families import base_size, family_members, size_of
+from plumbline.launcher.runtime.sweep.families import base_size, family_members, size_of, without_curves
 from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 from plumbline.launcher.runtime.system.files import write_json
@@ -119,7 +119,7 @@ def check(settings: CoordinateCheckConfig | None, results: Sequence[Result]) -> 
             learning rates over one family of sizes.
     """
     if settings is None:
-        raise ValueError("coordinate_check: missing; a sweep of this kind says `coordinate_check: {curves: AXIS}`")
+        raise ValueError(without_curves("coordinate_check"))
     for family, curves in family_members(settings.curves, results).items():
         for cells in curves.values():
             _at_one_rate(cells, family)

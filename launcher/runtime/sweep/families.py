@@ -76,3 +76,11 @@ def joint_members(axis: str, results: Sequence[Result]) -> dict[str, list[Result
         if sizes in (0, len(SIZES)):
             members.setdefault(str(result.labels[axis]), []).append(result)
     return members
+
+
+def without_curves(kind: str) -> str:
+    """Say what is missing where a sweep of a kind that draws curves over sizes does not name their axis."""
+    return (
+        f"{kind}: missing; a sweep of this kind says `{kind}: {{curves: AXIS}}`, the axis whose labels get a curve "
+        "each; one label will do, as in the axis rule: {completep: {parameterization.rule: completep}}"
+    )

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from plumbline.launcher.runtime.sweep.cautions import caution
+from plumbline.launcher.runtime.sweep.ends import axes_at_end
 from plumbline.launcher.runtime.sweep.result import Label, Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
 
@@ -65,10 +66,14 @@ def summarize(_settings: None, results: Sequence[Result]) -> GridSummary:
 
 
 def lines(summary: GridSummary) -> Iterator[str]:
-    """Yield one line for each point, and one about losses that do not compare."""
+    """Yield one line for each point, those with the axes at whose end the best lies, and what does not compare."""
+    yield "held-out loss, nats per token; of several seeds the mean and its standard error"
     for point in summary.points:
         error = "" if point.loss_error is None else f" ± {point.loss_error:.4f}"
         loss = ", ".join(point.statuses) if point.loss is None else f"{point.loss:.4f}{error}"
         yield f"{loss:<18}  {' '.join(f'{axis}={label}' for axis, label in point.labels.items())}"
+    tried = [point.labels for point in summary.points if point.loss is not None]
+    for axis in axes_at_end(tried[0], tried) if tried else ():
+        yield f"the best has the last {axis} of its grid: a wider grid may hold a better one"
     if summary.caution is not None:
         yield summary.caution

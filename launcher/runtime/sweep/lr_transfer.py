@@ -14,7 +14,15 @@ import numpy as np
 from pydantic import BaseModel
 
 from plumbline.launcher.runtime.sweep.bootstrap import Interval, Intervals, intervals
-from plumbline.launcher.runtime.sweep.families import JOINT, SIZES, base_size, family_members, joint_members, size_of
+from plumbline.launcher.runtime.sweep.families import (
+    JOINT,
+    SIZES,
+    base_size,
+    family_members,
+    joint_members,
+    size_of,
+    without_curves,
+)
 from plumbline.launcher.runtime.sweep.optimum import Curve, fit, loss_at
 from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
@@ -167,7 +175,7 @@ def check(settings: LrTransferConfig | None, results: Sequence[Result]) -> None:
             runs at one point of a curve.
     """
     if settings is None:
-        raise ValueError("lr_transfer: missing; a sweep of this kind says `lr_transfer: {curves: AXIS}`")
+        raise ValueError(without_curves("lr_transfer"))
     results = _along(settings.axis, results)
     family_members(settings.curves, results)
     joint_members(settings.curves, results)

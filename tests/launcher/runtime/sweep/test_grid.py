@@ -1,0 +1,26 @@
+"""A sweep with no question of its own says what its losses are, and where its best lies at the end of its grid."""
+
+from plumbline.launcher.runtime.sweep.grid import lines, summarize
+from plumbline.launcher.runtime.sweep.result import Result, RunOutcome
+from tests.launcher.runtime.sweep.conftest import make_result
+
+
+def cell(loss: float | None, rate: float, width: int = 64, decay: str = "usual", seed: int = 1) -> Result:
+    return make_result({"lr": rate, "width": width, "decay": decay}, seed, RunOutcome(loss=loss))
+
+
+def test_points_stand_below_what_they_are_the_best_first() -> None:
+    results = [cell(3.0, 0.1), cell(2.0, 0.2), cell(2.2, 0.2, seed=2), cell(2.5, 0.4), cell(None, 0.8)]
+    heading, *points = lines(summarize(None, results))
+    assert heading == "held-out loss, nats per token; of several seeds the mean and its standard error"
+    assert [point.split("lr=")[1].split()[0] for point in points] == ["0.2", "0.4", "0.1", "0.8"]
+    assert points[0].startswith("2.1000 ± 0.1000")
+
+
+def test_a_best_at_the_end_of_its_grid_is_named() -> None:
+    results = [cell(3.0, 0.1), cell(2.0, 0.2), cell(2.1, 0.2, decay="none"), cell(2.2, 0.2, 32), cell(2.5, 0.2, 128)]
+    assert list(lines(summarize(None, results)))[-1] == (
+        "the best has the last lr of its grid: a wider grid may hold a better one"
+    )
+    assert len(list(lines(summarize(None, [*results, cell(2.3, 0.4)])))) == 1 + 6
+    assert len(list(lines(summarize(None, [cell(None, 0.1), cell(None, 0.2)])))) == 1 + 2
