@@ -2,12 +2,17 @@
 
 import ast
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 from tests.benchmarks import draw_rooms, mutations
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WALK = REPOSITORY / "docs" / "architecture.md"
+ROOMS = ("model", "launcher")
+"""Folders whose READMEs name every file. data/ is left out until its own do."""
+KINDS = "One file for each kind"
+"""Words of a README that need not name files which the room's `__init__.py` imports: the table there has them."""
 
 
 def defined(file: Path) -> set[str]:
@@ -34,6 +39,26 @@ def test_every_room_has_its_line() -> None:
     text = WALK.read_text(encoding="utf-8")
     rooms = {room for room in draw_rooms.imports() if room not in ("model", "data")}
     assert {room for room in rooms if f"`{room}/" not in text} == set()
+
+
+def unnamed(part: Path) -> list[str]:
+    """Return the files below a folder whose room, the nearest folder above with a README, does not name them."""
+    missing = []
+    for file in sorted(part.rglob("*.py")):
+        room = next(folder for folder in file.parents if (folder / "README.md").is_file())
+        text = (room / "README.md").read_text(encoding="utf-8")
+        named = {"__init__.py", *re.findall(r"[\w/*]+\.py\b", text)}  # stock.py, native/lookahead.py, *_plot.py
+        if any(fnmatch(name, each) for each in named for name in (file.name, str(file.relative_to(room)))):
+            continue
+        module = ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
+        table = (room / "__init__.py").read_text(encoding="utf-8") if KINDS in text else ""
+        if f"from plumbline.{module} import" not in table:
+            missing.append(str(file.relative_to(REPOSITORY)))
+    return missing
+
+
+def test_every_file_has_its_line() -> None:
+    assert [file for part in ROOMS for file in unnamed(REPOSITORY / part)] == []
 
 
 def test_the_drawing_is_that_of_the_sources() -> None:
