@@ -15,10 +15,10 @@ from plumbline.data.indexed import IndexedWriter
 from plumbline.data.tasks.retrieval import RetrievalConfig
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.tokenizers import Decoder, tokenizer_folder
+from plumbline.launcher.runtime.inspection.found import read_lines
 from plumbline.launcher.runtime.inspection.samples import Sample, spread
 from plumbline.launcher.runtime.inspection.seen import Read
 from plumbline.launcher.runtime.inspection.text import CUT, block, escaped, sample_lines
-from plumbline.launcher.show import read_lines
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

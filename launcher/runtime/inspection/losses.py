@@ -1,15 +1,19 @@
 """Score the samples of a step one by one: which of them made the loss, and at which token."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
 
 from plumbline.data.streams import IGNORED
+from plumbline.data.tokenizers import Decoder
 from plumbline.data.windows import Batch
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.inspection.seen import SeenRun, Step
+from plumbline.launcher.runtime.inspection.steps import SHOWN, heading
+from plumbline.launcher.runtime.inspection.text import Answer, sample_lines
 from plumbline.launcher.runtime.models.open import LoadedModel
 
 WORST = 5
@@ -67,6 +71,44 @@ def sample_losses(model: LoadedModel, step: Step) -> list[SampleLoss]:
 def mean_loss(losses: list[SampleLoss]) -> float:
     """Return the mean over all labels, which is what training reports for a step."""
     return sum(its.loss * its.labels for its in losses) / sum(its.labels for its in losses)
+
+
+def tell_losses(run: SeenRun, step: Step, model: LoadedModel, full: bool) -> Answer:
+    """Score the samples of a step, and show the worst with their worst tokens; those of all of them if `full`."""
+    losses = sample_losses(model, step)
+    samples = {sample.number: sample for sample in step.samples}
+    lines = [heading(run, step), f"by {model.source}: {mean_loss(losses):.4f} nats over all labels"]
+    for number, its in enumerate(losses):
+        sample = samples[its.sample]
+        decoder = run.decoders[sample.source]
+        lines.append(f"{its.loss:9.4f}  sample {its.sample}  {sample.source}, window {sample.window}")
+        if number < SHOWN or full:
+            lines.extend(
+                f"  {worst.nats:9.4f}  token {worst.position + 1}: {_written(decoder, [worst.token])} after "
+                f"{_written(decoder, sample.tokens[max(0, worst.position - 7) : worst.position + 1])}"
+                for worst in its.worst
+            )
+    worst_sample = samples[losses[0].sample]
+    lines.append("the worst one:")
+    lines.extend(sample_lines(worst_sample, run.decoders[worst_sample.source], full))
+    facts = {
+        "run": str(run.folder),
+        "step": step.step,
+        "rank": step.rank,
+        "checkpoint": str(model.source),
+        "checkpoint_step": model.step,
+        "loss": mean_loss(losses),
+        "recorded_loss": run.losses.get(step.step),
+        "samples": [
+            {**samples[its.sample].facts(run.decoders[samples[its.sample].source]), **asdict(its)} for its in losses
+        ],
+    }
+    return facts, lines
+
+
+def _written(decoder: Decoder | None, tokens: Sequence[int]) -> str:
+    """Return some tokens in a line: their text between quotes, or their ids."""
+    return " ".join(map(str, tokens)) if decoder is None else repr(decoder(tokens))
 
 
 def _score(model: LoadedModel, batch: Batch, row: int) -> SampleLoss:

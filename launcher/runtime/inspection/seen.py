@@ -50,6 +50,10 @@ class Read:
 class Step:
     """Hold what a step trained on, or what one rank took of it."""
 
+    step: int
+    """As in metrics.jsonl."""
+    rank: int | None
+    """None: all of them."""
     batches: list[Batch]
     samples: list[Sample]
 
@@ -134,7 +138,7 @@ class SeenRun:
             batches = TrainBatches(self.config.data, self.config.run.seed, rank, size)
         read = batches.micro_batches(self.skipped.data_step(step - 1))
         samples = [sample for batch in read for sample in of_batch(batch, places(batches, batch))]
-        return Step(read, samples)
+        return Step(step, rank, read, samples)
 
     def _last_world_size(self) -> int:
         file = self.folder / "environment.json"

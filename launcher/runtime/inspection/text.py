@@ -1,11 +1,15 @@
 """Write samples and counts for people: on a terminal, and nothing in them controls it."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from plumbline.data.counting import Counts
 from plumbline.data.streams import IGNORED
 from plumbline.data.tokenizers import Decoder
 from plumbline.launcher.runtime.inspection.samples import Sample
+
+Answer = tuple[dict[str, Any], list[str]]
+"""The same in facts for programs and in lines for people."""
 
 CUT = 600
 """Characters, or tokens that are no text, of a document that are shown."""

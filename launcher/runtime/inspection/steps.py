@@ -1,0 +1,38 @@
+"""Say which samples a step of a run has, for programs and for people."""
+
+from plumbline.launcher.runtime.inspection.seen import SeenRun, Step
+from plumbline.launcher.runtime.inspection.text import Answer, sample_lines
+
+SHOWN = 8
+"""Samples of a step that are shown; of scored ones, those whose worst tokens are."""
+
+
+def tell_step(run: SeenRun, step: Step, full: bool) -> Answer:
+    """Show the samples of a step; all of them, and none cut, if `full`."""
+    lines = [heading(run, step)]
+    shown = step.samples if full else step.samples[:SHOWN]
+    for sample in shown:
+        lines.extend(sample_lines(sample, run.decoders[sample.source], full))
+    if len(shown) < len(step.samples):
+        lines.append(f"... {len(step.samples) - len(shown):,} more samples (--full)")
+    facts = {
+        "run": str(run.folder),
+        "step": step.step,
+        "rank": step.rank,
+        "recorded_loss": run.losses.get(step.step),
+        "samples": [sample.facts(run.decoders[sample.source]) for sample in step.samples],
+    }
+    return facts, lines
+
+
+def heading(run: SeenRun, step: Step) -> str:
+    """Return which samples a step has, and whether it has been made."""
+    rank = "" if step.rank is None else f" on rank {step.rank}"
+    numbers = [sample.number for sample in step.samples if sample.number is not None]
+    when = "trained" if step.step <= run.last_step else "will train"
+    loss = run.losses.get(step.step)
+    recorded = "" if loss is None else f"; its loss in metrics.jsonl is {loss:.4f}"
+    return (
+        f"step {step.step} of {run.folder}{rank}: {len(numbers)} samples from {min(numbers)} to {max(numbers)}, "
+        f"on which update {step.step} {when}{recorded}"
+    )
