@@ -52,13 +52,9 @@ if __name__ == "__main__":
 from plumbline.data.workspace import check_replaceable_file
 from plumbline.launcher.runtime.quantize.rows import ROWS
 from plumbline.launcher.runtime.report import comparison, quantization
-from plumbline.launcher.runtime.report.alerts import find_alerts
-from plumbline.launcher.runtime.report.examples import solved_and_failed
-from plumbline.launcher.runtime.report.facts import read_facts
-from plumbline.launcher.runtime.report.history import read_history
+from plumbline.launcher.runtime.report import page as run_page
 from plumbline.launcher.runtime.report.html import START
 from plumbline.launcher.runtime.report.overlay import By
-from plumbline.launcher.runtime.report.page import page, summary
 from plumbline.launcher.runtime.sweep import page as sweep_page
 from plumbline.launcher.runtime.sweep.results import RESULTS
 from plumbline.launcher.runtime.system.files import write_whole
@@ -76,7 +72,7 @@ def main() -> None:
         raise ValueError(f"--output {output}: no folder {output.parent}; make it first")
     if arguments.output is not None or len(folders) > 1:
         check_replaceable_file(output, START)
-    text, document, lines = of_several(folders, arguments.by or "tokens") if len(folders) > 1 else of_one(folders[0])
+    text, document, lines = make_page(folders, arguments.by or "tokens")
     write_whole(output, text)
     if arguments.json:
         cli.print_json({**document, "report": str(output)})
@@ -91,31 +87,14 @@ def default_output(folders: list[Path]) -> Path:
     return folders[0] / "report.html" if len(folders) == 1 else folders[0].resolve().parent / "comparison.html"
 
 
-def of_one(folder: Path) -> Page:
-    """Return the page of a sweep, of rows of quantize.py, or of a run."""
+def make_page(folders: list[Path], by: By) -> Page:
+    """Return the page of several runs, or that of one folder: a sweep, rows of quantize.py, or a run."""
+    if len(folders) > 1:
+        return comparison.make(folders, by)
+    (folder,) = folders
     if (folder / RESULTS).is_file():
         return sweep_page.make(folder)
-    if (folder / ROWS).is_file():
-        return quantization.make(folder)
-    history = read_history(folder)
-    alerts = find_alerts(history)
-    text = page(history, read_facts(folder), alerts, solved_and_failed(history))
-    return text, summary(history, alerts), [*map(str, alerts), f"{len(alerts)} alert(s)"]
-
-
-def of_several(folders: list[Path], by: By) -> Page:
-    """Return the page of several runs."""
-    runs = comparison.read_runs(folders)
-    differences, cautions = comparison.differences(runs), comparison.cautions(runs)
-    count = sum(len(run.alerts) for run in runs)
-    document = {
-        "by": by,
-        "runs": [summary(run.history, run.alerts) for run in runs],
-        "differences": differences,
-        "cautions": cautions,
-    }
-    last = f"{len(runs)} runs, {len(differences)} difference(s), {count} alert(s)"
-    return comparison.page(runs, by), document, [*cautions, last]
+    return quantization.make(folder) if (folder / ROWS).is_file() else run_page.make(folder)
 
 
 if __name__ == "__main__":

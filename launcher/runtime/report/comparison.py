@@ -15,12 +15,32 @@ from plumbline.launcher.runtime.report.figures import colour, short, smooth
 from plumbline.launcher.runtime.report.history import read_history
 from plumbline.launcher.runtime.report.html import Cell, Swatch
 from plumbline.launcher.runtime.report.overlay import By, Compared, Overlay
+from plumbline.launcher.runtime.report.page import summary
 from plumbline.launcher.runtime.system.cli import duration
 
 RUNS, DIFFERENCES, ALERTS = "Runs", "Differences", "Alerts"
 NAMES = ("run.name", "run.root")  # keys that say nothing of what was trained
 CODE = ("git_commit", "git_dirty", "packages", "gpus", "world_size")
 """Keys of environment.json that a result may depend on."""
+
+
+def make(folders: Sequence[Path], by: By) -> tuple[str, dict[str, Any], list[str]]:
+    """Return the page of several runs, its JSON document, and a line for each caution and one about all.
+
+    Raises:
+        ValueError: one is there twice, is no run, is damaged, or does not say how its numbers are placed by `by`.
+    """
+    runs = read_runs(folders)
+    found, warned = differences(runs), cautions(runs)
+    document = {
+        "by": by,
+        "runs": [summary(run.history, run.alerts) for run in runs],
+        "differences": found,
+        "cautions": warned,
+    }
+    count = sum(len(run.alerts) for run in runs)
+    last = f"{len(runs)} runs, {len(found)} difference(s), {count} alert(s)"
+    return page(runs, by), document, [*warned, last]
 
 
 def read_runs(folders: Sequence[Path]) -> list[Compared]:

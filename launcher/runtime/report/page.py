@@ -5,20 +5,34 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from plumbline.launcher.runtime.report import html
-from plumbline.launcher.runtime.report.alerts import ADVICE, Alert
-from plumbline.launcher.runtime.report.facts import Facts, describe, scores, state
+from plumbline.launcher.runtime.report.alerts import ADVICE, Alert, find_alerts
+from plumbline.launcher.runtime.report.examples import solved_and_failed
+from plumbline.launcher.runtime.report.facts import Facts, describe, read_facts, scores, state
 from plumbline.launcher.runtime.report.groups import groups_of
-from plumbline.launcher.runtime.report.history import History, is_of_a_place
+from plumbline.launcher.runtime.report.history import History, is_of_a_place, read_history
 from plumbline.launcher.runtime.report.html import Group
 
 RUN, ALERTS = "Run", "Alerts"
 ALERTS_SHOWN = 20  # of each kind
 SAMPLES_SHOWN = 4000  # characters
+
+
+def make(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
+    """Return the page of a run, its JSON document, and a line for each alert and one about all.
+
+    Raises:
+        ValueError: it is no run, or is damaged.
+    """
+    history = read_history(folder)
+    alerts = find_alerts(history)
+    text = page(history, read_facts(folder), alerts, solved_and_failed(history))
+    return text, summary(history, alerts), [*map(str, alerts), f"{len(alerts)} alert(s)"]
 
 
 def summary(history: History, alerts: Sequence[Alert]) -> dict[str, Any]:
