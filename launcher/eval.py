@@ -12,7 +12,6 @@ python launcher/eval.py --model runs/quickstart --tasks held_out --task-folder c
 """
 
 import argparse
-from dataclasses import replace
 
 from plumbline.launcher.runtime.system import cli
 
@@ -103,25 +102,21 @@ if __name__ == "__main__":
     cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
-from pydantic import ValidationError
-
-from plumbline.data.config import SourceConfig
 from plumbline.data.loader import ValidationBatches
 from plumbline.data.opening import open_source
-from plumbline.data.streams import SampleSource, WindowStream
+from plumbline.data.streams import SampleSource
 from plumbline.data.tasks.source import TaskStream
-from plumbline.launcher.runtime.config.errors import ConfigError, explain
-from plumbline.launcher.runtime.config.parse import refuse_non_finite
 from plumbline.launcher.runtime.config.stock import model_folder
-from plumbline.launcher.runtime.config.yaml_files import parse_yaml
 from plumbline.launcher.runtime.harness import tasks as harness_tasks
 from plumbline.launcher.runtime.models.facts import model_facts
 from plumbline.launcher.runtime.models.held_out import (
     check_tokenizer,
     check_vocabulary,
+    held_out,
     open_data,
     own_task,
     prepared_text,
+    read_task,
     window_length,
 )
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model, load_tokenizer
@@ -194,35 +189,6 @@ def score_held_out(arguments: argparse.Namespace, corpus: SampleSource | None) -
     batches = ValidationBatches(split, length, arguments.batch_size, arguments.max_batches, vocab_size=model.vocab_size)
     scores = held_out_loss(model, watched(batches, len(batches), "batch"), split, arguments.thinking)
     report(arguments, model, corpus, length, scores)
-
-
-def read_task(text: str) -> SourceConfig | None:
-    """Return the task that `--task` describes; None for a mere name.
-
-    Raises:
-        ConfigError: it is not YAML, or no such task.
-    """
-    if ":" not in text:
-        return None
-    task = parse_yaml(text, f"--task {text}")
-    refuse_non_finite(task, f"--task {text}")
-    try:
-        return SourceConfig.model_validate({"task": task})
-    except ValidationError as error:
-        raise ConfigError(f"--task: {'; '.join(explain(error.errors(), SourceConfig))}") from error
-
-
-def held_out(corpus: SampleSource, shuffle_questions: bool) -> WindowStream:
-    """Return the held-out part of a corpus or task, its questions shuffled if that is asked for.
-
-    Raises:
-        ValueError: there are no questions to shuffle.
-    """
-    if not shuffle_questions:
-        return corpus.held_out
-    if not isinstance(corpus.held_out, TaskStream):
-        raise ValueError(f"--shuffle-questions: {corpus} is text and asks nothing; give --task or leave it out")
-    return replace(corpus.held_out, another_question=True)
 
 
 def report(

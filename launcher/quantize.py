@@ -14,7 +14,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from plumbline.launcher.runtime.system import cli
 
@@ -50,23 +49,19 @@ if __name__ == "__main__":
     cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
-from pydantic import ValidationError
-
 from plumbline.data.loader import ValidationBatches, calibration_batches
 from plumbline.data.streams import SampleSource
 from plumbline.data.workspace import check_replaceable_file
-from plumbline.launcher.runtime.config.errors import explain
-from plumbline.launcher.runtime.config.parse import refuse_non_finite
 from plumbline.launcher.runtime.config.stock import model_folder
-from plumbline.launcher.runtime.config.yaml_files import plain_values, read_yaml
 from plumbline.launcher.runtime.laws.document import open_law
 from plumbline.launcher.runtime.models.held_out import check_tokenizer, open_data, window_length
 from plumbline.launcher.runtime.models.open import DTYPES, LoadedModel, device_named, load_model
+from plumbline.launcher.runtime.quantize.recipes import read_recipes
 from plumbline.launcher.runtime.quantize.report import REPORT, TITLE, write_report
 from plumbline.launcher.runtime.quantize.row import TextSettings
 from plumbline.launcher.runtime.quantize.rows import LAYERS, ROW_START, ROWS, RowFile, Text, measure_missing
 from plumbline.launcher.runtime.quantize.save import save_quantized
-from plumbline.model.quantization.post_training.recipes import RULE, SETS, Recipe, recipes
+from plumbline.model.quantization.post_training.recipes import RULE, SETS, Recipe
 
 
 def main() -> None:
@@ -103,27 +98,6 @@ def print_recipes() -> None:
     print(RULE)
     for name, members in SETS.items():
         print(f"\n{name}: {' '.join(members)}")
-
-
-def read_recipes(given: Sequence[str]) -> tuple[Recipe, ...]:
-    """Return the recipes of names, sets and files.
-
-    Raises:
-        ValueError: there is no such recipe, or a file cannot be read as recipes.
-    """
-    named: list[Any] = []
-    for each in given:
-        if not each.endswith((".yaml", ".yml")):
-            named.append(each)
-            continue
-        content = plain_values(read_yaml(Path(each)), f"--recipes {each}")
-        refuse_non_finite(content, f"--recipes {each}")
-        named += content if isinstance(content, list) else [content]
-    try:
-        return recipes(named)
-    except ValidationError as error:
-        asked = " ".join(given)
-        raise ValueError(f"--recipes {asked}: {'; '.join(explain(error.errors(), Recipe))}") from error
 
 
 def open_model(path: Path, arguments: argparse.Namespace, source: SampleSource) -> LoadedModel:

@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.models.held_out import own_task
+from plumbline.launcher.runtime.models.held_out import held_out, own_task, read_task
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.run.scores import held_out_loss, wilson_interval
@@ -270,7 +270,7 @@ def test_eval_knows_the_tasks_of_a_run_by_name(
 
 def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
     with pytest.raises(ValueError, match=r"--shuffle-questions: .*email is text and asks nothing; give --task"):
-        plumbline.launcher.eval.held_out(open_source(SourceConfig(path=str(corpus))), shuffle_questions=True)
+        held_out(open_source(SourceConfig(path=str(corpus))), shuffle_questions=True)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
 )
 def test_eval_refuses_what_is_no_task(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        plumbline.launcher.eval.read_task(text)
+        read_task(text)
     assert str(caught.value).startswith(message)
 
 

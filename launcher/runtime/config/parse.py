@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -103,6 +104,15 @@ def refuse_non_finite(values: Any, source: str) -> None:
     lines = [f"{path} = {value}: a finite number is expected" for path, value in _non_finite(values)]
     if lines:
         raise ConfigError(_message(source, lines))
+
+
+@contextmanager
+def option_problems(option: str, schema: type[BaseModel]) -> Iterator[None]:
+    """Turn what a schema refuses of an option's value into a ConfigError of one line, with `option` in front."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ConfigError(f"{option}: {'; '.join(explain(error.errors(), schema))}") from error
 
 
 def _non_finite(value: Any, path: str = "") -> Iterator[tuple[str, float]]:

@@ -13,9 +13,12 @@ from plumbline.data.missing import NoCorpusError, how_to_prepare
 from plumbline.data.opening import open_source
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
-from plumbline.data.streams import SampleSource
+from plumbline.data.streams import SampleSource, WindowStream
+from plumbline.data.tasks.source import TaskStream
 from plumbline.data.tokenizers import tokenizer_folder, tokenizer_sha256
 from plumbline.data.workspace import naming_full_disk
+from plumbline.launcher.runtime.config.parse import option_problems, refuse_non_finite
+from plumbline.launcher.runtime.config.yaml_files import parse_yaml
 from plumbline.launcher.runtime.models.facts import model_facts
 from plumbline.launcher.runtime.models.open import LoadedModel
 
@@ -114,6 +117,20 @@ def check_vocabulary(model: LoadedModel, corpus: SampleSource) -> None:
         )
 
 
+def read_task(text: str) -> SourceConfig | None:
+    """Return the task that `--task` describes; None for a mere name.
+
+    Raises:
+        ConfigError: it is not YAML, or no such task.
+    """
+    if ":" not in text:
+        return None
+    task = parse_yaml(text, f"--task {text}")
+    refuse_non_finite(task, f"--task {text}")
+    with option_problems("--task", SourceConfig):
+        return SourceConfig.model_validate({"task": task})
+
+
 def own_task(model: LoadedModel, name: str) -> SourceConfig:
     """Return the task that a run was evaluated on under this name.
 
@@ -127,3 +144,16 @@ def own_task(model: LoadedModel, name: str) -> SourceConfig:
         known = f"only {', '.join(tasks)}" if tasks else "none"
         raise ValueError(f"--task {name}: of tasks, the run of {model.source} has {known}; write others out as YAML")
     return tasks[name]
+
+
+def held_out(corpus: SampleSource, shuffle_questions: bool) -> WindowStream:
+    """Return the held-out part of a corpus or task, its questions shuffled if that is asked for.
+
+    Raises:
+        ValueError: there are no questions to shuffle.
+    """
+    if not shuffle_questions:
+        return corpus.held_out
+    if not isinstance(corpus.held_out, TaskStream):
+        raise ValueError(f"--shuffle-questions: {corpus} is text and asks nothing; give --task or leave it out")
+    return replace(corpus.held_out, another_question=True)
