@@ -79,14 +79,13 @@ if __name__ == "__main__":
     cli.begin(parse_arguments)  # ahead of the imports below, which take seconds
 
 
-from torch import nn
-
 from plumbline.launcher.runtime.config.stock import model_folder
 from plumbline.launcher.runtime.models.continuing import (
     Continuation,
     Prompt,
     Writer,
     alike,
+    check_rounding,
     encode,
     read_prompts,
     read_think,
@@ -102,8 +101,7 @@ from plumbline.launcher.runtime.models.open import (
 )
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.model.lookahead.generation import Drafts, Trigger, check_verifiable
-from plumbline.model.quantization.precision import scales_over_tokens
+from plumbline.model.lookahead.generation import Drafts
 
 
 def main() -> None:
@@ -145,22 +143,6 @@ def main() -> None:
         cli.print_json({**report, "samples": [asdict(each) for each in said], "speed": writer.speed})
     else:
         tell_speed(writer)
-
-
-def check_rounding(module: nn.Module, think: Trigger | Drafts | None, batch_size: int) -> None:
-    """Refuse to verify, and warn of batches, where other tokens change how one is rounded.
-
-    Raises:
-        ValueError: see `check_verifiable`.
-    """
-    if isinstance(think, Drafts):
-        check_verifiable(module)
-    shared = scales_over_tokens(module)
-    if batch_size > 1 and shared:
-        LOG.warning(
-            f"--batch-size {batch_size}: with {', '.join(shared)} the rows of a batch share scales, so they say other "
-            "things together than alone; --batch-size 1 keeps them apart"
-        )
 
 
 def samples(arguments: argparse.Namespace, facts: ModelFacts, tokenizer: object, text: str) -> list[Prompt]:

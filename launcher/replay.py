@@ -13,7 +13,6 @@ Exit codes: 0 verified, or the samples found; 1 it differs, or no sample is to b
 """
 
 import argparse
-from functools import partial
 
 from plumbline.launcher.runtime.system import cli
 
@@ -50,7 +49,7 @@ from plumbline.launcher.runtime.inspection.seen import SeenRun
 from plumbline.launcher.runtime.replay.record import RunRecord, contradictions, read_record
 from plumbline.launcher.runtime.replay.spike import explain, standings
 from plumbline.launcher.runtime.replay.text import spike_facts, spike_lines, standing_lines, verify_facts, verify_lines
-from plumbline.launcher.runtime.replay.windows import Verdict, Verification, Window, choose, recompute, windows
+from plumbline.launcher.runtime.replay.windows import Verdict, Verification, Window, recompute_some
 from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.world import World, read_world
@@ -79,10 +78,7 @@ def verify(arguments: argparse.Namespace, record: RunRecord, world: World) -> in
     if wanted:
         begin(record, world)
         record = from_main(lambda: record, world)  # rank 0 alone has read every byte of the checkpoints
-        there = windows(record, arguments.most_steps)
-        left_out = [window for window in there if window.config is None]
-        chosen = from_main(partial(choose, [window for window in there if window.config is not None], wanted), world)
-        verdicts = recompute(record, chosen, world)
+        verdicts, left_out = recompute_some(record, wanted, arguments.most_steps, world)
         startup.stop()
     found = Verification(record, contradictions(record), verdicts, left_out)
     if world.is_main and arguments.json:

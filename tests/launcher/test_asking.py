@@ -15,7 +15,7 @@ import pytest
 
 import plumbline.launcher.eval
 import plumbline.launcher.generate
-from plumbline.launcher.runtime.models.continuing import usual_length
+from plumbline.launcher.runtime.models.continuing import check_rounding, usual_length
 from plumbline.model.build import build_decoder
 from plumbline.model.config import ModelConfig
 from plumbline.model.quantization.precision import PrecisionConfig, apply_precision
@@ -100,9 +100,9 @@ def test_rounding_by_other_rows_of_a_batch_is_said(
     shape = ModelConfig.model_validate({**sizes, "max_position_embeddings": 8})
     model = build_decoder(shape, device="cpu")
     apply_precision(model.model.layers, PrecisionConfig.model_validate(rounding))
-    plumbline.launcher.generate.check_rounding(model, None, 1)
+    check_rounding(model, None, 1)
     assert not caplog.messages, "a row that is alone shares nothing"
-    plumbline.launcher.generate.check_rounding(model, None, 4)
+    check_rounding(model, None, 4)
     assert [shared in message for message in caplog.messages if shared] == [True] * (shared is not None)
     assert len(caplog.messages) == (shared is not None)
 

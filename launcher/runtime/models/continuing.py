@@ -12,9 +12,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from torch import nn
+
 from plumbline.launcher.runtime.models.facts import ModelFacts
 from plumbline.launcher.runtime.models.open import LoadedModel
-from plumbline.model.lookahead.generation import Drafts, Trigger
+from plumbline.launcher.runtime.system.log import LOG
+from plumbline.model.lookahead.generation import Drafts, Trigger, check_verifiable
+from plumbline.model.quantization.precision import scales_over_tokens
 from plumbline.model.sampling import check_room
 
 USUAL = 100
@@ -252,3 +256,19 @@ def read_think(text: str, temperature: float) -> Trigger | Drafts | None:
         f"--think {text}: it is never, first, every:TOKENS (a whole number from 1), probability:P (0 to 1), "
         "entropy:NATS (from 0) or verify"
     )
+
+
+def check_rounding(module: nn.Module, think: Trigger | Drafts | None, batch_size: int) -> None:
+    """Refuse to verify, and warn of batches, where other tokens change how one is rounded.
+
+    Raises:
+        ValueError: see `check_verifiable`.
+    """
+    if isinstance(think, Drafts):
+        check_verifiable(module)
+    shared = scales_over_tokens(module)
+    if batch_size > 1 and shared:
+        LOG.warning(
+            f"--batch-size {batch_size}: with {', '.join(shared)} the rows of a batch share scales, so they say other "
+            "things together than alone; --batch-size 1 keeps them apart"
+        )

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from plumbline.launcher.runtime.checkpoint.store import step_of
@@ -11,6 +12,7 @@ from plumbline.launcher.runtime.replay.record import Difference, RunRecord, same
 from plumbline.launcher.runtime.replay.steps import Replay
 from plumbline.launcher.runtime.run.chain import Step
 from plumbline.launcher.runtime.run.metrics import REPORTED
+from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
 
@@ -103,6 +105,29 @@ def windows(record: RunRecord, most_steps: int | None = None) -> list[Window]:
 def choose(found: Sequence[Window], count: int) -> list[Window]:
     """Return so many windows by chance, or all there are, in their order."""
     return sorted(random.sample(found, min(count, len(found))), key=lambda window: window.first)
+
+
+def recompute_some(
+    record: RunRecord, wanted: int, most_steps: int | None, world: World
+) -> tuple[list[Verdict], list[Window]]:
+    """Compute so many windows again, chosen by chance on rank 0. Collective.
+
+    Args:
+        record: the run.
+        wanted: how many, if there are so many whose configuration is kept.
+        most_steps: cut those that are longer.
+        world: the ranks that compute.
+
+    Returns:
+        What came of each, and the windows that cannot be computed again.
+
+    Raises:
+        ValueError: as `recompute`.
+    """
+    there = windows(record, most_steps)
+    left_out = [window for window in there if window.config is None]
+    chosen = from_main(partial(choose, [window for window in there if window.config is not None], wanted), world)
+    return recompute(record, chosen, world), left_out
 
 
 def recompute(record: RunRecord, chosen: Sequence[Window], world: World) -> list[Verdict]:
