@@ -21,12 +21,10 @@ processes are at; 85 asked to stop (SIGUSR1, SIGTERM, Ctrl-C), cells in progress
 """
 
 import argparse
-from contextlib import closing
 from pathlib import Path
 
 from plumbline.launcher.runtime.sweep.advance import one_of_several
 from plumbline.launcher.runtime.system import cli
-from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE
 from plumbline.launcher.runtime.system.signals import StopRequest
 
@@ -83,18 +81,14 @@ if __name__ == "__main__":
     parse_arguments()  # ahead of the imports below, which take seconds: --help and mistakes are answered at once
 
 
-from plumbline.launcher.runtime.sweep.cells import Cell
 from plumbline.launcher.runtime.sweep.config import SweepConfig, load_sweep
 from plumbline.launcher.runtime.sweep.plan import Plan, load_plan, make_plan
-from plumbline.launcher.runtime.sweep.pool import default_workers, places, run_all
-from plumbline.launcher.runtime.sweep.progress import Progress
 from plumbline.launcher.runtime.sweep.result import read_rows
 from plumbline.launcher.runtime.sweep.results import SweepSummary, check_same_cells, summarize, write_results
 from plumbline.launcher.runtime.sweep.slurm import write_submission
-from plumbline.launcher.runtime.sweep.worker import ERROR, Outcome, outcome_of, why_failed
+from plumbline.launcher.runtime.sweep.training import intention, report_failed, runs_of, train
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
-from plumbline.launcher.runtime.trackers import check_trackers
 
 FAILED, ELSEWHERE = 1, 4  # exit codes
 
@@ -114,15 +108,15 @@ def main() -> int:
     if arguments.slurm:
         return queue(plan, arguments)
     if arguments.dry_run:
-        LOG.info(intention(plan, arguments))
+        LOG.info(intention(plan, arguments.share, arguments.workers))
         return 0
-    left = [] if arguments.summarize else train(plan, arguments)
+    left = [] if arguments.summarize else train(plan, arguments.share, arguments.workers, STOP)
     summary = write_results(plan.sweep, plan.cells, plan.elsewhere, {cell.config.run.seed for cell in plan.runs})
     show(plan.sweep, summary, arguments.json, plan.sweep.folder)
     if STOP:
         LOG.info(f"stopped {STOP.reason}; the same command goes on with {plan.sweep.folder}")
         return REQUEUE
-    if report_failed(share(plan, arguments)):
+    if report_failed(runs_of(plan, arguments.share)):
         return FAILED
     if left := plan.unfinished(left):
         LOG.info(
@@ -139,58 +133,6 @@ def show(sweep: SweepConfig, summary: SweepSummary, as_json: bool, source: Path)
     else:
         print("\n".join(sweep.how.lines(summary.found)))
         print(f"{source}: {', '.join(f'{count} {status}' for status, count in summary.runs.items())}")
-
-
-def train(plan: Plan, arguments: argparse.Namespace) -> list[Cell]:
-    """Train what is not finished of this process's share. Returns the cells that other processes were at."""
-    LOG.info(intention(plan, arguments))
-    todo = plan.unfinished(share(plan, arguments))
-    check_trackers(sorted({name for cell in todo for name in cell.config.metrics.trackers}))
-    where = places(workers_for(todo, arguments), plan.sweep.folder / "workers.log")
-    STOP.defer()
-    watch_time_limit(STOP, is_main=True)
-    left: list[Cell] = []
-    with closing(Progress(todo)) as progress:
-
-        def ended(cell: Cell, outcome: Outcome) -> None:
-            progress.ended(cell, outcome)
-            if outcome == "elsewhere":
-                left.append(cell)
-
-        run_all(todo, where, plan.sweep.how.run, plan.sweep.keep_checkpoints, STOP, ended)
-    return left
-
-
-def intention(plan: Plan, arguments: argparse.Namespace) -> str:
-    """Say in one line what `train` does: cells, distinct runs, how many are to do, and with how many workers."""
-    mine = share(plan, arguments)
-    todo = plan.unfinished(mine)
-    runs = {cell.signature for cell in plan.runs}
-    cells = sum(cell.signature in runs for cell in plan.cells)
-    of_all = "" if arguments.share[1] == 1 else f" (share {arguments.share[0]} of {arguments.share[1]})"
-    return (
-        f"{plan.sweep.folder}: {cells} cells, {len(runs)} distinct runs; of {len(mine)}{of_all} "
-        f"{len(mine) - len(todo)} are finished, {len(todo)} to do with {workers_for(todo, arguments)} worker(s)"
-    )
-
-
-def workers_for(todo: list[Cell], arguments: argparse.Namespace) -> int:
-    """Return how many workers train at once."""
-    return min(arguments.workers or default_workers(), len(todo))
-
-
-def share(plan: Plan, arguments: argparse.Namespace) -> list[Cell]:
-    """Return the runs that are this process's to make."""
-    first, step = arguments.share
-    return plan.runs[first::step]
-
-
-def report_failed(cells: list[Cell]) -> bool:
-    """Name the runs that failed and why. Returns whether there are any."""
-    failed = [cell for cell in cells if outcome_of(cell.config) == "failed"]
-    for cell in failed:
-        LOG.info(f"failed: {cell}: {why_failed(cell.config)} ({cell.config.run.folder / ERROR})")
-    return bool(failed)
 
 
 def queue(plan: Plan, arguments: argparse.Namespace) -> int:
