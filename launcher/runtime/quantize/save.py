@@ -102,14 +102,7 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
         if model.tokenizer_path is not None:
             _copy_tokenizer(model.tokenizer_path, staging)
         rounded, plain = _verify(staging, expected)
-        rounds_alike = OTHER_SCALES if name == "int-quantized" and not recipe.static else SAME_SCALES
-        allowed = EXACT if recipe.activations is None else rounds_alike
-        for error, tolerance in ((plain, EXACT), (rounded, allowed)):
-            if not error <= tolerance:
-                raise ExportError(
-                    f"--save {output}: reloaded, logits differ by {error:.1e} of the largest (allowed "
-                    f"{tolerance:.0e}); nothing was saved"
-                )
+        _check_reloaded(plain, rounded, recipe, name, output)
         size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))
         _check_free(output)  # again: to quantize may have taken hours
     return SaveReport(str(output), recipe.name, type(stock).__name__, name, plain, rounded, size)
@@ -327,6 +320,29 @@ def _verify(folder: Path, expected: tuple[Tensor, Tensor]) -> tuple[float, float
         float((theirs - ours).abs().max() / ours.abs().max()) for theirs, ours in zip(found, expected, strict=True)
     )
     return rounded, plain
+
+
+def _check_reloaded(plain: float, rounded: float, recipe: Recipe, name: str, output: Path) -> None:
+    """Refuse a folder that computes something else, with inputs as they are or as the recipe has them.
+
+    Args:
+        plain: error of the logits with inputs as they are, as a share of the largest.
+        rounded: the same with inputs as the recipe has them.
+        recipe: by which the model was quantized.
+        name: of the format.
+        output: where the folder was to go.
+
+    Raises:
+        ExportError: one of the two is larger than the format explains.
+    """
+    rounds_alike = OTHER_SCALES if name == "int-quantized" and not recipe.static else SAME_SCALES
+    allowed = EXACT if recipe.activations is None else rounds_alike
+    for error, tolerance in ((plain, EXACT), (rounded, allowed)):
+        if not error <= tolerance:
+            raise ExportError(
+                f"--save {output}: reloaded, logits differ by {error:.1e} of the largest (allowed "
+                f"{tolerance:.0e}); nothing was saved"
+            )
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:
