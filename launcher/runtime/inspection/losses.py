@@ -1,4 +1,4 @@
-"""Score the samples of a step one by one: which of them made the loss, and at which token."""
+"""Score the samples of a step one by one, and say which of them made the loss, and at which token."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
