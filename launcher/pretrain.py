@@ -95,10 +95,8 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.doctor.start import check_start
 from plumbline.launcher.runtime.engine.stage import choose_stage
-from plumbline.launcher.runtime.models import from_stock as initial_weights
-from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.run.folder import finished_step
-from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError
 from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_refusal
 from plumbline.launcher.runtime.system import determinism, startup
@@ -107,8 +105,8 @@ from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.rank_log import rank_log
 from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
 from plumbline.launcher.runtime.trackers import check_trackers
+from plumbline.launcher.runtime.train.checks import open_checked
 from plumbline.launcher.runtime.train.endings import OF_ALL_RANKS, blame, code_of, to_tell
-from plumbline.launcher.runtime.train.guards.transfer import read_base
 from plumbline.launcher.runtime.train.rehearsal import rehearse
 from plumbline.launcher.runtime.train.train import train
 from plumbline.launcher.runtime.train.watchdog import Watchdog, watch
@@ -128,13 +126,8 @@ def main() -> int:
             if world.is_main:
                 TRAINING.info(as_yaml(config).rstrip())
             return COMPLETE
-        check_phases(config.schedule, plan.batches, plan.total_steps)
-        inputs = open_inputs(config, world)
-        branch.check(config, inputs.fingerprints)
-        initial_weights.check(config)
-        read_base(config.guards.transfer)  # or the guard would refuse it once the engine is built
+        inputs = open_checked(config, plan, world)
         if world.is_main:
-            initial_weights.check_tokenizer(config, inputs)
             check_trackers(config.metrics.trackers)
         alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
         if alone and is_finished(config, world):

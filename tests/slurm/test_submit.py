@@ -86,8 +86,9 @@ def test_a_second_submission_keeps_the_first(run_submit: Submit, config: Path) -
         (("--nodes", "3"), "data.global_batch_size 16 is not a multiple of the world size 3"),
         (("data.train=[{path: nowhere}]", "model.vocab_size=257"), "nowhere: no corpus here"),
         (("optimizer.lrr=1",), "did you mean lr?"),
+        (("guards.transfer.base=nowhere",), "nowhere/metrics.jsonl is not there: name the folder of a run"),
     ],
-    ids=["uneven-batch", "no-corpus", "unknown-key"],
+    ids=["uneven-batch", "no-corpus", "unknown-key", "no-base"],
 )
 def test_what_would_fail_after_the_queue_is_refused_before_it(
     run_submit: Submit, config: Path, arguments: tuple[str, ...], words: str

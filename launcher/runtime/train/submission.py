@@ -17,15 +17,14 @@ from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whol
 from plumbline.launcher.runtime.config.load import save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.models import from_stock as initial_weights
-from plumbline.launcher.runtime.optim.schedule import check_phases
 from plumbline.launcher.runtime.run.folder import finished_step
-from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
+from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.status_file import read_status
 from plumbline.launcher.runtime.system.attempts import forget
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, write_script
 from plumbline.launcher.runtime.system.world import World
+from plumbline.launcher.runtime.train.checks import open_checked
 
 ABOUT = """\
 # Written by launcher/submit.py. Run it again to queue the same run once more: it continues from its newest checkpoint.
@@ -36,18 +35,11 @@ def check(config: Config, request: Request) -> None:
     """Find out before the queue what the job would only find out after it.
 
     Raises:
-        ValueError: a corpus is not there, damaged or too small, the ranks cannot share a batch evenly, a branch does
-            not continue its parent, train.initialize_from is another model, or of another tokenizer, or the run folder
-            holds another run.
+        ValueError: `open_checked` or `plan_run` refuses the run, or the run folder holds another one.
     """
     world = World(0, 0, request.nodes * request.tasks_per_node, torch.device("cpu"))
     config = branch.resolve(config)
-    plan = plan_run(config)
-    check_phases(config.schedule, plan.batches, plan.total_steps)
-    inputs = open_inputs(config, world)
-    branch.check(config, inputs.fingerprints)
-    initial_weights.check(config)
-    initial_weights.check_tokenizer(config, inputs)
+    inputs = open_checked(config, plan_run(config), world)
     finished_step(config)  # refuses a complete run of other values
     root = config.run.folder / "checkpoints"
     newest = newest_whole(checkpoints(root), problems)
