@@ -51,21 +51,24 @@ def open_source(source: SourceConfig, cache: CacheConfig | None = None) -> Sampl
     return open_corpus(source.path, cache)
 
 
-def validation_splits(config: DataConfig) -> dict[str, WindowStream]:
+def validation_splits(config: DataConfig, trained: Mapping[str, SampleSource]) -> dict[str, WindowStream]:
     """Return the splits to evaluate on, by name.
 
     They are those of `data.validation`, or the held-out split of each training corpus that has one.
 
+    Args:
+        config: What to read.
+        trained: The sources of `data.train`, opened and named.
+
     Raises:
         ValueError: one cannot be opened, or was made with another tokenizer than what is trained on.
     """
-    corpora = open_corpora(config.train, config.cache)
     if config.validation:
         held_out = open_corpora(config.validation, config.cache)
-        check_same_tokenizer([*corpora.items(), *held_out.items()])
-        _warn_of_what_is_trained_on(corpora, held_out)
+        check_same_tokenizer([*trained.items(), *held_out.items()])
+        _warn_of_what_is_trained_on(trained, held_out)
         return {name: corpus.held_out for name, corpus in held_out.items()}
-    return {name: corpus.splits["validation"] for name, corpus in corpora.items() if "validation" in corpus.splits}
+    return {name: corpus.splits["validation"] for name, corpus in trained.items() if "validation" in corpus.splits}
 
 
 def _warn_of_what_is_trained_on(trained: Mapping[str, SampleSource], evaluated: Mapping[str, SampleSource]) -> None:

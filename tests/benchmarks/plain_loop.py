@@ -41,8 +41,8 @@ def train(config: Config, chunked: bool = False) -> tuple[list[float], float]:
     ]
     betas = (config.optimizer.betas[0], config.optimizer.betas[1])
     optimizer = torch.optim.AdamW(groups, lr=config.optimizer.lr, betas=betas, fused=True)
-    losses = []
-    for step, batches in enumerate(TrainBatches(config.data, config.run.seed).iterate(0, plan_run(config).total_steps)):
+    losses, data = [], TrainBatches(config.data, config.run.seed)
+    for step, batches in enumerate(data.iterate(0, plan_run(config).total_steps)):
         for group in optimizer.param_groups:
             factor = plan_run(config).schedule.factor(config.data.batch_plan.tokens_before(step))
             group["lr"] = config.optimizer.lr * factor * group["lr_multiplier"]
@@ -60,7 +60,7 @@ def train(config: Config, chunked: bool = False) -> tuple[list[float], float]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    split = next(iter(validation_splits(config.data).values()))
+    split = next(iter(validation_splits(config.data, data.corpora).values()))
     held_out = ValidationBatches(
         split, config.data.sequence_length, config.data.micro_batch_size, config.train.eval_batches
     )

@@ -1,4 +1,4 @@
-"""Make corpora of many shards, and a tokenizer that begins texts."""
+"""Make corpora of many shards, and a tokenizer that begins texts; open what a configuration holds out."""
 
 import json
 import shutil
@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, processors
 
+from plumbline.data.config import DataConfig
 from plumbline.data.corpus import open_corpus
 from plumbline.data.indexed import IndexedWriter, token_dtype
+from plumbline.data.opening import open_corpora, validation_splits
+from plumbline.data.streams import WindowStream
 from plumbline.data.tokenizers import build_tokenizer
 
 
@@ -82,3 +85,8 @@ def begins_texts(folder: Path) -> Path:
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "bos_token": "<s>"}))
     return folder
+
+
+def opened_splits(config: DataConfig) -> dict[str, WindowStream]:
+    """Open what a configuration trains on, and return what it evaluates on."""
+    return validation_splits(config, open_corpora(config.train, config.cache))

@@ -14,12 +14,13 @@ from transformers import AutoTokenizer
 from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.loader import TrainBatches
-from plumbline.data.opening import open_source, validation_splits
+from plumbline.data.opening import open_source
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.tasks.file import FileConfig
 from plumbline.data.tasks.source import TaskSource
 from plumbline.data.tokenizers import tokenizer_folder, tokenizer_sha256
+from tests.data.made import opened_splits
 
 END = 256
 """End of text, among bytes."""
@@ -231,15 +232,15 @@ def test_a_file_is_mixed_with_a_corpus_of_its_tokenizer_and_of_no_other(write: W
             TrainBatches(data(*sources), seed=0)
     with pytest.raises(ValueError, match=r"give file and other the same task\.tokenizer"):
         TrainBatches(data(bad, good | {"name": "other"}), seed=0)
-    assert list(validation_splits(data(corpus, validation=[good]))) == ["file"]
+    assert list(opened_splits(data(corpus, validation=[good]))) == ["file"]
     with pytest.raises(ValueError, match=remedy):
-        validation_splits(data(corpus, validation=[bad]))
+        opened_splits(data(corpus, validation=[bad]))
 
 
 def test_no_part_of_a_file_is_held_out(write: Write) -> None:
     train = {"task": {"name": "file", "path": write(*SUMS)}}
     other = {"task": {"name": "file", "path": write(*SUMS[:5], name="other.jsonl")}, "name": "sums"}
-    assert not validation_splits(data(train))
+    assert not opened_splits(data(train))
     config = data(train, validation=[other])
-    assert list(validation_splits(config)) == list(config.held_out_tasks) == ["sums"]
-    assert validation_splits(config)["sums"].evaluation_windows(24) == 5
+    assert list(opened_splits(config)) == list(config.held_out_tasks) == ["sums"]
+    assert opened_splits(config)["sums"].evaluation_windows(24) == 5

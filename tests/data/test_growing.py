@@ -13,7 +13,6 @@ from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus, read_manifest
 from plumbline.data.heldout import place
 from plumbline.data.loader import TrainBatches
-from plumbline.data.opening import validation_splits
 from plumbline.data.preparation.growing import append, merge
 from plumbline.data.preparation.manifest import unigram_entropy
 from plumbline.data.preparation.verifying import checked_frequencies, verify
@@ -21,6 +20,7 @@ from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.streams import training_split
 from plumbline.launcher.prepare import main
+from tests.data.made import opened_splits
 from tests.data.test_preparation import killed
 from tests.data.test_prepare import files, leftovers
 
@@ -271,7 +271,7 @@ def test_nothing_trains_on_a_corpus_that_only_evaluates(corpus: Path, tmp_path: 
     with pytest.raises(ValueError, match="--validation-fraction 1"):
         TrainBatches(DataConfig.model_validate(data), seed=0)
     data |= {"train": [{"path": str(corpus)}], "validation": [{"path": str(exam)}]}
-    (held_out,) = validation_splits(DataConfig.model_validate(data)).values()
+    (held_out,) = opened_splits(DataConfig.model_validate(data)).values()
     assert held_out.evaluation_windows(8) > 0, "it can be scored on while another corpus trains"
 
 
@@ -385,7 +385,7 @@ def test_documents_of_one_corpus_end_alike(corpus: Path, tmp_path: Path) -> None
     train, held_out = ([SourceConfig(path=str(path))] for path in (corpus, other))
     mixed = DataConfig(train=train, validation=held_out, sequence_length=8, global_batch_size=2, micro_batch_size=2)
     with pytest.raises(ValueError, match=r"/c end with token 256, those of .*/d with 97.*prepare d again"):
-        validation_splits(mixed)
+        opened_splits(mixed)
     shutil.copy(other / "tokenizer" / "tokenizer_config.json", corpus / "tokenizer")
     assert "texts begin and end with ([], 97), corpus.json expects ([], 256)" in verify(corpus)[1][0]
     with pytest.raises(ValueError, match=r"end with 256, what is appended would with \[\] and 97"):

@@ -20,12 +20,13 @@ from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.damage import DamagedFileError
 from plumbline.data.indexed import IndexedWriter
 from plumbline.data.loader import TrainBatches, ValidationBatches
-from plumbline.data.opening import open_corpora, validation_splits
+from plumbline.data.opening import open_corpora
 from plumbline.data.prefetch import prefetch
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.streams import Window
 from plumbline.data.windows import Batch, gather
+from tests.data.made import opened_splits
 
 MakePair = Callable[..., Corpus]
 MakeConfig = Callable[..., DataConfig]
@@ -368,9 +369,9 @@ def test_validation_defaults_to_what_training_holds_out(
 ) -> None:
     prepared, bare = open_corpus(byte_corpus), make_pair([100])
     config = make_config(prepared, bare)
-    assert [split.name for split in validation_splits(config).values()] == ["validation"]
+    assert [split.name for split in opened_splits(config).values()] == ["validation"]
     explicit = config.model_copy(update={"validation": config.train})
-    assert {name: split.name for name, split in validation_splits(explicit).items()} == {
+    assert {name: split.name for name, split in opened_splits(explicit).items()} == {
         "bytes": "validation",
         "tokens": "train",
     }

@@ -18,13 +18,12 @@ from hypothesis import strategies as st
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, Split, open_corpus
 from plumbline.data.loader import TrainBatches
-from plumbline.data.opening import validation_splits
 from plumbline.data.packed import PackedSplit, cache_folder, open_packed
 from plumbline.data.packing import best_fit_decreasing, pack, packed_blocks
 from plumbline.data.streams import WindowStream
 from plumbline.data.windows import gather
 from tests.conftest import REPOSITORY
-from tests.data.made import shard
+from tests.data.made import opened_splits, shard
 from tests.data.servers import serve
 
 MakePair = Callable[..., Corpus]
@@ -250,7 +249,7 @@ def test_a_cache_that_cannot_be_written_is_named(make_pair: MakePair, monkeypatc
 
 
 def test_held_out_text_is_read_end_to_end(byte_corpus: Path) -> None:
-    splits = validation_splits(config_of(open_corpus(byte_corpus), length=16, batch=2))
+    splits = opened_splits(config_of(open_corpus(byte_corpus), length=16, batch=2))
     assert [type(split) for split in splits.values()] == [Split]
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from plumbline.data.config import DataConfig
 from plumbline.data.loader import TrainBatches
-from plumbline.data.opening import open_source, validation_splits
+from plumbline.data.opening import open_source
 from plumbline.data.tasks.prosqa import ProsqaConfig
 from plumbline.data.tasks.source import TaskSource
+from tests.data.made import opened_splits
 
 Entry = dict[str, Any]
 
@@ -271,7 +272,7 @@ def test_all_of_a_file_is_trained_on_and_all_of_another_is_held_out(write: Write
     valid = {"task": {"name": "prosqa", "path": write(SHALLOWER, EQUAL, DEEPER, name="valid.json")}}
     config = data([train], [valid])
     assert TrainBatches(config, seed=1).epochs(1) == {"prosqa": 1.0}
-    (split,) = validation_splits(config).values()
+    (split,) = opened_splits(config).values()
     assert split.evaluation_windows(40) == 3
     assert list(config.held_out_tasks) == ["prosqa"]
     assert open_source(config.validation[0]).held_out.evaluation_windows(40) == 3
@@ -283,6 +284,6 @@ def test_a_file_that_is_trained_on_is_not_what_is_held_out(write: Write) -> None
     config = data([train, {"task": {"name": "reachability", "nodes": 12, "form": "symbols"}}]).model_copy(
         update={"sequence_length": 100}
     )
-    assert list(validation_splits(config)) == list(config.held_out_tasks) == ["reachability"]
-    assert not validation_splits(data([train]))
+    assert list(opened_splits(config)) == list(config.held_out_tasks) == ["reachability"]
+    assert not opened_splits(data([train]))
     assert not data([train]).held_out_tasks

@@ -10,7 +10,7 @@ import torch
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus
 from plumbline.data.loader import TrainBatches, ValidationBatches
-from plumbline.data.opening import open_corpora, validation_splits
+from plumbline.data.opening import open_corpora
 from plumbline.data.tasks import source
 from plumbline.data.tasks.addition import AdditionConfig
 from plumbline.data.tasks.draws import Draws
@@ -18,6 +18,7 @@ from plumbline.data.tasks.file import FileConfig
 from plumbline.data.tasks.retrieval import RetrievalConfig
 from plumbline.data.tasks.source import EXAMPLE_BYTES, TOKEN_BYTES, TaskSource, TaskStream
 from plumbline.data.tasks.task import Example
+from tests.data.made import opened_splits
 
 MakePair = Callable[..., Corpus]
 
@@ -92,7 +93,7 @@ def test_the_order_follows_the_seed_of_the_run_and_the_examples_that_of_the_task
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_evaluation_reads_held_out_examples_once_and_pads_the_last_batches(world: int) -> None:
-    split = validation_splits(data(RETRIEVAL))["retrieval"]
+    split = opened_splits(data(RETRIEVAL))["retrieval"]
     ranks = [ValidationBatches(split, 8, 4, 5, rank, world) for rank in range(world)]
     batches = [batch for rank in ranks for batch in rank]
     numbers = torch.cat([batch["sample_index"] for batch in batches])
@@ -109,7 +110,7 @@ def test_evaluation_reads_held_out_examples_once_and_pads_the_last_batches(world
 def test_memorization_is_tested_on_what_it_is_trained_on() -> None:
     config = data({"task": {"name": "memorization", "entries": 24, "symbols": 5}}, length=2, batch=24, micro=24)
     batches = TrainBatches(config, seed=0)
-    held_out = ValidationBatches(validation_splits(config)["memorization"], 2, 24)
+    held_out = ValidationBatches(opened_splits(config)["memorization"], 2, 24)
     assert held_out.covers_split
     tested = next(iter(held_out))["input_ids"].tolist()
     for epoch in range(2):
@@ -131,7 +132,7 @@ def test_a_fixed_set_of_examples_is_read_whole_in_every_epoch_and_in_another_ord
         orders.append(str(rows))
     assert len(set(orders)) == 3
     assert batches.epochs(6) == {"retrieval": 3.0}
-    (split,) = validation_splits(data(FIXED)).values()
+    (split,) = opened_splits(data(FIXED)).values()
     assert split.evaluation_windows(8) == 4096, "held out are as many as ever"
 
 

@@ -101,7 +101,7 @@ def test_exact_match_is_what_a_plain_argmax_says(tiny_config: Path, world: World
     for step in range(8):
         micro_batches: list[Any] = train.micro_batches(step)
         engine.train_step(micro_batches, step, 0.05)
-    split = validation_splits(config.data)["retrieval"]
+    split = validation_splits(config.data, train.corpora)["retrieval"]
     batches: list[Any] = list(ValidationBatches(split, 12, 7, max_batches=3))
     for label in (batches[0]["labels"], batches[1]["labels"]):
         label[0] = -100  # a row that only pads its batch

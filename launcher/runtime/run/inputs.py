@@ -65,7 +65,7 @@ def open_inputs(config: Config, world: World) -> Inputs:
                 config.model.vocab_size,
             ),
         )
-        for name, split in validation_splits(data).items()
+        for name, split in validation_splits(data, train.corpora).items()
     }
     return Inputs(train, validation)
 
