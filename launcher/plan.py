@@ -11,7 +11,6 @@ import argparse
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from plumbline.launcher.runtime.system import assumed, cli
@@ -58,6 +57,7 @@ from plumbline.launcher.runtime.config.budget import GIB, ParameterCount, totals
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.network import Compute, Machine, compute
 from plumbline.launcher.runtime.engine.stage import StageEstimate, estimate_stages, fastest, preferred
 from plumbline.launcher.runtime.laws import prediction
@@ -67,6 +67,9 @@ from plumbline.model.parameterization.config import OptimizerSettings
 from plumbline.model.parameterization.multipliers import Multipliers, multipliers
 from plumbline.model.parameterization.rows import ParameterRow, over_layers
 from plumbline.model.parameterization.sizes import Sizes, sizes
+
+GPU = torch.device("cuda")
+"""What is planned for."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +114,13 @@ def main() -> None:
     """Compute and print."""
     arguments = parse_arguments()
     check_options(arguments)
-    config = branch.resolve(load_config(arguments.config, arguments.overrides, partial(choose, arguments=arguments)))
+    estimates = Estimates(arguments)
+    config = branch.resolve(load_config(arguments.config, arguments.overrides, estimates.choose))
     plan = plan_run(config)
     if arguments.parameters and not arguments.json:
         print_parameters(config, plan)  # without the estimate of memory, which takes seconds
         return
-    facts = collect_facts(config, plan, arguments)
+    facts = collect_facts(config, plan, estimates.of(config, plan), arguments)
     if arguments.json:
         cli.print_json(facts.to_json())
     else:
@@ -138,27 +142,47 @@ def machine_of(arguments: argparse.Namespace) -> Machine:
     return Machine(arguments.devices, arguments.peak_tflops * 1e12 * arguments.mfu, arguments.network_gbs * 1e9)
 
 
-def estimates_of(config: Config, plan: RunPlan, arguments: argparse.Namespace) -> dict[int, StageEstimate]:
-    """Return what is expected of each ZeRO stage that the optimizer serves."""
-    stages, device_bytes = config.optimizer.kind.zero_stages, arguments.device_gib * GIB
-    return estimate_stages(config, plan.rows, stages, machine_of(arguments), device_bytes, torch.device("cuda"))
+class Estimates:
+    """Estimate each ZeRO stage on the machine of the options, once for the choice of the stage and for the plan.
+
+    Args:
+        arguments: the options.
+    """
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._machine, self._device_bytes = machine_of(arguments), arguments.device_gib * GIB
+        self._found: dict[bool, dict[int, StageEstimate]] = {}
+
+    def of(self, config: Config, plan: RunPlan) -> dict[int, StageEstimate]:
+        """Return what is expected of each ZeRO stage that the optimizer serves."""
+        compiled = compiles(config, GPU)  # all that an estimate takes of the stage that the configuration has itself
+        if compiled not in self._found:  # it takes seconds
+            stages = config.optimizer.kind.zero_stages
+            self._found[compiled] = estimate_stages(config, plan.rows, stages, self._machine, self._device_bytes, GPU)
+        return self._found[compiled]
+
+    def choose(self, candidates: Mapping[int, Config]) -> int:
+        """Return the ZeRO stage that a run would have where it is left open."""
+        config = next(iter(candidates.values()))
+        estimates = self.of(config, plan_run(config))
+        return preferred({stage: estimates[stage] for stage in candidates}, self._device_bytes)
 
 
-def choose(candidates: Mapping[int, Config], arguments: argparse.Namespace) -> int:
-    """Return the ZeRO stage that a run would have on the machine of the options, where it is left open."""
-    config = next(iter(candidates.values()))
-    estimates = estimates_of(config, plan_run(config), arguments)
-    return preferred({stage: estimates[stage] for stage in candidates}, arguments.device_gib * GIB)
-
-
-def collect_facts(config: Config, plan: RunPlan, arguments: argparse.Namespace) -> PlanFacts:
+def collect_facts(
+    config: Config, plan: RunPlan, estimates: dict[int, StageEstimate], arguments: argparse.Namespace
+) -> PlanFacts:
     """Return every number of the plan.
+
+    Args:
+        config: the run.
+        plan: of this configuration.
+        estimates: of each ZeRO stage that the optimizer serves.
+        arguments: the options.
 
     Raises:
         ValueError: the law cannot be used.
     """
-    count, estimates = totals(plan.rows), estimates_of(config, plan, arguments)
-    law = None
+    count, law = totals(plan.rows), None
     if arguments.law is not None:
         bits = config.precision.training_bits
         law = prediction.predict(arguments.law, count.non_embedding, plan.total_tokens, bits)
