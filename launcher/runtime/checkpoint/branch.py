@@ -19,7 +19,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.optim.schedule import BranchConfig
 from plumbline.launcher.runtime.system.collectives import from_main
@@ -155,5 +155,5 @@ def _check_length(config: Config, parent: Config, folder: Path) -> None:
         raise CheckpointError(
             f"train.steps = {config.train.steps}, train.tokens = {config.train.tokens}: with schedule.branch they stay "
             f"the parent's ({parent.train.steps} and {parent.train.tokens}), and the run ends with its cooldown, at "
-            f"step {plan_run(config).total_steps}; set the length under schedule.branch"
+            f"step {last_step(config)}; set the length under schedule.branch"
         )

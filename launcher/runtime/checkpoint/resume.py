@@ -22,7 +22,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
 )
 from plumbline.launcher.runtime.config.identity import RESUMED, differences
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import last_step
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.run.chain import noted_checkpoint
@@ -235,7 +235,7 @@ def check_resume(
     if old.data.train != new.data.train and _same_past(old, new, corpora, folder):
         old = old.model_copy(update={"data": old.data.model_copy(update={"train": new.data.train})})
     lines = [f"  {line}" for line in differences(old, new, RESUMED)]
-    total_steps = plan_run(new).total_steps
+    total_steps = last_step(new)
     if manifest["step"] > total_steps:
         raise CheckpointError(
             f"{folder} is at step {manifest['step']}, beyond the {total_steps} that train.steps (or train.tokens) "

@@ -14,7 +14,7 @@ from plumbline.data.workspace import copy_files
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import TRAINED, differences
 from plumbline.launcher.runtime.config.load import load_config, save_config
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import last_step
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.metrics import environment
@@ -50,7 +50,7 @@ def read_result(config: Config) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     result = read_object(path)
-    return result if read_key(result, "step", int, path) == plan_run(config).total_steps else None
+    return result if read_key(result, "step", int, path) == last_step(config) else None
 
 
 def finished_step(config: Config) -> int | None:

@@ -19,7 +19,7 @@ import torch
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import TRAINED, mark_of
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.yaml_files import escape
 from plumbline.launcher.runtime.optim.schedule import PHASES
@@ -55,7 +55,7 @@ class Cell:
         """Return the training FLOPs, to order cells by and to estimate the time left."""
         config = self.config
         per_token = training_flops_per_token(config.model, config.data.sequence_length, config.objective)
-        return per_token * plan_run(config).total_steps * config.data.batch_plan.tokens_per_step
+        return per_token * last_step(config) * config.data.batch_plan.tokens_per_step
 
     def __str__(self) -> str:
         """Return the cell as people read it: rule=sp size=w64 optimizer.lr=0.001 seed=1."""
