@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspeed_config
 from plumbline.launcher.runtime.engine.zero_shards import refuse_uneven
@@ -118,11 +119,15 @@ def test_evaluation_drops_nothing_and_changes_nothing(engine: DeepSpeedEngine, c
     assert all(torch.equal(weight, before[name]) for name, weight in whole_weights(engine).items())
 
 
+def asked_of(config: Config, world: World) -> dict[str, Any]:
+    return deepspeed_config(config, plan_run(config).rows, world)
+
+
 def test_buckets_hold_a_block_and_a_message_worth_sending(tiny_config: Path, world: World) -> None:
     """A block of Qwen3 of width D, MLP F: 4 D^2 + 3 D F, two norms of D, two of a head."""
-    small = deepspeed_config(load_config(tiny_config, []), world)["zero_optimization"]
+    small = asked_of(load_config(tiny_config, []), world)["zero_optimization"]
     wide = ["model.hidden_size=2048", "model.num_attention_heads=32", "model.num_key_value_heads=32"]
-    large = deepspeed_config(load_config(tiny_config, [*wide, "model.intermediate_size=5632"]), world)
+    large = asked_of(load_config(tiny_config, [*wide, "model.intermediate_size=5632"]), world)
     assert small["allgather_bucket_size"] == small["stage3_prefetch_bucket_size"] == 2**24
     block = 4 * 2048**2 + 3 * 2048 * 5632 + 2 * 2048 + 2 * 64
     assert large["zero_optimization"]["reduce_bucket_size"] == block
@@ -133,7 +138,7 @@ def test_at_stage_2_every_gradient_fits_into_a_bucket(tiny_config: Path, world: 
     """Or DeepSpeed frees it while it is summed."""
     typed = ["deepspeed.zero_stage=2", "model.vocab_size=3001", "deepspeed.bucket_size=1000"]
     config = load_config(tiny_config, typed)
-    assert deepspeed_config(config, world)["zero_optimization"]["reduce_bucket_size"] == 3001 * 64
+    assert asked_of(config, world)["zero_optimization"]["reduce_bucket_size"] == 3001 * 64
     engine = DeepSpeedEngine(config, world)
     reduced: list[bool] = []
     zero, sum_up = engine._engine.optimizer, engine._engine.optimizer.reduce_ipg_grads
@@ -159,7 +164,7 @@ def test_deepspeeds_own_group_waits_as_long_as_ours(world: World) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_deepspeed_is_told_everything(tiny_config: Path, world: World, stage: int, precision: str) -> None:
     overrides = [f"deepspeed.zero_stage={stage}", f"deepspeed.precision={precision}", "deepspeed.bucket_size=1000"]
-    asked = deepspeed_config(load_config(tiny_config, overrides), world)
+    asked = asked_of(load_config(tiny_config, overrides), world)
     assert (asked["train_batch_size"], asked["train_micro_batch_size_per_gpu"]) == (8, 2)
     assert asked["gradient_accumulation_steps"] == 4
     assert asked["zero_optimization"]["stage"] == stage
@@ -186,7 +191,7 @@ def test_a_rank_alone_copies_no_gradients_and_rounds_them_if_asked(tiny_config: 
     assert rounded == pytest.approx(plain, rel=1e-2)
     assert rounded != plain
     two = replace(world, size=2)
-    asked = deepspeed_config(load_config(tiny_config, ["deepspeed.zero_stage=1", "deepspeed.precision=fp32"]), two)
+    asked = asked_of(load_config(tiny_config, ["deepspeed.zero_stage=1", "deepspeed.precision=fp32"]), two)
     assert asked["zero_optimization"]["contiguous_gradients"], "what is sent is in one piece"
 
 
@@ -209,7 +214,7 @@ def test_deepspeed_follows_a_growing_batch(tiny_config: Path, world: World) -> N
 def test_what_deepspeed_did_not_adopt_is_refused(
     engine: DeepSpeedEngine, config: Config, world: World, key: str, value: float
 ) -> None:
-    requested = deepspeed_config(config, world)
+    requested = asked_of(config, world)
     engine._verify(requested)
     with pytest.raises(
         RuntimeError, match=f"did not adopt its configuration: {key.replace('_', '.')} is .*, asked for {value}"

@@ -4,8 +4,7 @@ DeepSpeed accepts unknown keys in silence and its defaults move between releases
 here with every key that matters, what took effect is read back after `initialize`, and a mismatch refuses to train.
 """
 
-import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -34,15 +33,22 @@ from plumbline.launcher.runtime.optim.optimizer import (
 from plumbline.launcher.runtime.system.startup import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.recomputation import recompute
 
 
-def deepspeed_config(config: Config, world: World) -> dict[str, Any]:
-    """Return DeepSpeed's configuration for a run, with every key that matters."""
+def deepspeed_config(config: Config, rows: Sequence[ParameterRow], world: World) -> dict[str, Any]:
+    """Return DeepSpeed's configuration for a run, with every key that matters.
+
+    Args:
+        config: the run.
+        rows: of its table.
+        world: this process among all.
+    """
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
     stays = (settings.zero_stage, settings.precision) == (1, "fp32") and not sends_gradients(config, world.size)
-    trained = sum(math.prod(row.shape) for row in plan_run(config).rows if row.trainable)
+    trained = sum(row.count for row in rows if row.trainable)
     sizes = buckets(config, trained, settings.zero_stage)
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
@@ -112,7 +118,7 @@ class DeepSpeedEngine(Engine):
         self.stage = config.deepspeed.zero_stage
         plan = plan_run(config)
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
-        self.requested = deepspeed_config(config, world)
+        self.requested = deepspeed_config(config, plan.rows, world)
         recomputed = choose_recomputed(config, sum(row.count for row in plan.rows), world)
         if self.stage == 3:
             construction = deepspeed.zero.Init(config_dict_or_path=self.requested)
