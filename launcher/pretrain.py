@@ -89,6 +89,7 @@ if __name__ == "__main__":
 
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
+from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.load import as_yaml, load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -193,7 +194,7 @@ def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Ite
     yield f"run      {config.run.folder}, seed {config.run.seed}"
     yield (
         f"model    {model.family}, width {model.hidden_size} x depth {model.num_hidden_layers}, vocabulary "
-        f"{model.vocab_size}: {sum(row.count for row in rows):,} parameters"
+        f"{model.vocab_size}: {totals(rows).total:,} parameters"
     )
     if config.train.initialize_from is not None:
         yield f"weights  from {config.train.initialize_from}, divided by what the parameterization multiplies"

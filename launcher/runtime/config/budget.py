@@ -16,7 +16,7 @@ def checkpoint_bytes(config: Config, rows: Sequence[ParameterRow]) -> float:
 
     The same at every ZeRO stage and in every precision.
     """
-    total, trained = sum(row.count for row in rows), sum(row.count for row in rows if row.trainable)
+    total, trained = totals(rows).total, trained_count(rows)
     average = 0.0 if config.train.ema_half_life_tokens is None else 4.0 * trained
     return 4.0 * total + 8.0 * trained + state_beyond_adamw(config) + average
 
@@ -44,3 +44,8 @@ def totals(rows: Sequence[ParameterRow]) -> ParameterCount:
         row for row in rows if row.role not in ("embedding", "unembedding") and not row.name.startswith("objective.")
     ]
     return ParameterCount(total=sum(row.count for row in rows), non_embedding=sum(row.count for row in counted))
+
+
+def trained_count(rows: Sequence[ParameterRow]) -> int:
+    """Count the parameters of a table that the optimizer moves."""
+    return sum(row.count for row in rows if row.trainable)

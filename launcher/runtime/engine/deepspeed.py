@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import record_function
 
+from plumbline.launcher.runtime.config.budget import totals, trained_count
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
@@ -48,8 +49,7 @@ def deepspeed_config(config: Config, rows: Sequence[ParameterRow], world: World)
     settings, data = config.deepspeed, config.data
     bf16 = settings.precision == "bf16"
     stays = (settings.zero_stage, settings.precision) == (1, "fp32") and not sends_gradients(config, world.size)
-    trained = sum(row.count for row in rows if row.trainable)
-    sizes = buckets(config, trained, settings.zero_stage)
+    sizes = buckets(config, trained_count(rows), settings.zero_stage)
     zero: dict[str, Any] = {
         "stage": settings.zero_stage,
         "overlap_comm": settings.zero_stage > 1,  # stage 1 reduces after the last backward pass, beside nothing
@@ -119,7 +119,7 @@ class DeepSpeedEngine(Engine):
         plan = plan_run(config)
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
         self.requested = deepspeed_config(config, plan.rows, world)
-        recomputed = choose_recomputed(config, sum(row.count for row in plan.rows), world)
+        recomputed = choose_recomputed(config, totals(plan.rows).total, world)
         if self.stage == 3:
             construction = deepspeed.zero.Init(config_dict_or_path=self.requested)
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training
@@ -42,7 +43,7 @@ class PlainEngine(Engine):
         plan = plan_run(config)
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
         model = build_for_training(config, plan.rows, world.device, weights).to(world.device)
-        recompute(blocks_of(model), choose_recomputed(config, sum(row.count for row in plan.rows), world))
+        recompute(blocks_of(model), choose_recomputed(config, totals(plan.rows).total, world))
         self._optimizer = make_optimizer(model, self.settings, sharded=False)
         super().__init__(config, plan, world, model)
         verify_settings(self.groups, self.settings)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from plumbline.launcher.runtime.config.budget import GIB, totals
+from plumbline.launcher.runtime.config.budget import GIB, totals, trained_count
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import compiles
@@ -59,7 +59,7 @@ def estimate_stages(
         device: one like it.
     """
     estimate = Estimate(config, totals(rows).total, machine.devices, on_gpu=device.type == "cuda")
-    trained, compiled = sum(row.count for row in rows if row.trainable), compiles(config, device)
+    trained, compiled = trained_count(rows), compiles(config, device)
     found = {}
     for stage in stages:
         recomputed = estimate.recomputed(stage, device_bytes, compiled)
