@@ -21,7 +21,6 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -89,9 +88,8 @@ if __name__ == "__main__":
 
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.checkpoint.newest import newest_checkpoint
-from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.load import as_yaml, load_config
-from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
+from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.written import read_run
 from plumbline.launcher.runtime.doctor.start import check_start
@@ -104,14 +102,14 @@ from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.rank_log import rank_log
-from plumbline.launcher.runtime.system.world import World, emulates_bf16, read_world
+from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.checks import open_checked
+from plumbline.launcher.runtime.train.description import describe
 from plumbline.launcher.runtime.train.endings import OF_ALL_RANKS, blame, code_of, to_tell
 from plumbline.launcher.runtime.train.rehearsal import rehearse
 from plumbline.launcher.runtime.train.train import train
 from plumbline.launcher.runtime.train.watchdog import Watchdog, watch
-from plumbline.model.parameterization.sizes import sizes
 
 
 def main() -> int:
@@ -185,56 +183,6 @@ def is_finished(config: Config, world: World) -> bool:
     if step is not None:
         TRAINING.info(f"{config.run.folder} is complete: step {step}, nothing to do")
     return step is not None
-
-
-def describe(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Iterator[str]:
-    """Say in a few lines what is about to happen; every derived number is told before it is used."""
-    model, data, rule = config.model, config.data, config.parameterization
-    rows, total, size = plan.rows, plan.total_steps, sizes(model, rule)
-    yield f"run      {config.run.folder}, seed {config.run.seed}"
-    yield (
-        f"model    {model.family}, width {model.hidden_size} x depth {model.num_hidden_layers}, vocabulary "
-        f"{model.vocab_size}: {totals(rows).total:,} parameters"
-    )
-    if config.train.initialize_from is not None:
-        yield f"weights  from {config.train.initialize_from}, divided by what the parameterization multiplies"
-    if not config.precision.is_plain:
-        yield f"rounded  {config.precision}"
-    for caution in cautions(config, plan):
-        yield f"warning  {caution}"
-    if not config.objective.is_plain:
-        blocks = config.objective.work(data.sequence_length).blocks
-        yield f"trains   {config.objective}; {blocks:.4g} tokens and slots for each token of text"
-    yield f"tuned    {describe_settings(config, plan)}"
-    yield (
-        f"scaling  {rule.rule}, m_N {size.width:g}, m_L {size.depth:g}: hidden matrices take lr "
-        f"{next(row.lr for row in rows if row.role == 'hidden_matrix'):g}"
-    )
-    epochs = ", ".join(f"{name} {share:.2f} epochs" for name, share in inputs.train.epochs(total).items())
-    yield f"data     {plan.total_tokens:,} tokens in {total:,} steps: {epochs}"
-    yield from inputs.train.notes(total)
-    yield f"length   {plan.proportions}"
-    yield (
-        f"batch    {data.global_batch_size} x {data.sequence_length} tokens = {world.size} rank(s) x "
-        f"{inputs.train.micro_batch} sequences x {inputs.train.accumulation_steps} accumulation steps"
-    )
-    if config.train.ema_half_life_tokens is not None:
-        steps = config.train.ema_half_life_tokens / plan.batches.tokens_per_step
-        yield f"average  moving, half-life {config.train.ema_half_life_tokens:,} tokens = {steps:.1f} steps"
-    if data.batch_size_warmup:
-        yield f"warm-up  batch of {plan.batches.describe()}; learning rate scaling {config.schedule.lr_scaling}"
-    yield f"schedule {plan.schedule.describe()}"
-    if config.schedule.branch is not None:
-        yield f"branch   from {config.schedule.branch.checkpoint}, {total - plan.first_step:,} steps of cooldown"
-    yield f"engine   DeepSpeed ZeRO-{config.deepspeed.zero_stage}, {config.deepspeed.precision}, on {world.device.type}"
-    if config.checkpoint.local is not None:
-        shared, local = config.checkpoint.interval, config.checkpoint.local
-        usual = "at the end" if shared is None else f"every {shared} steps"
-        yield f"saves    {usual} to the run folder, every {local.interval} to {local.path} of each rank's own node"
-    if config.run.repeats:
-        yield f"repeats  {determinism.describe(world.device)}"
-    if config.deepspeed.precision == "bf16" and emulates_bf16():
-        yield "warning  this processor only emulates bf16: deepspeed.precision=fp32 is several times as fast"
 
 
 def refuse(error: Exception, arguments: argparse.Namespace) -> int:
