@@ -184,14 +184,7 @@ class Trainer:
                 if observer is not None:
                     self._log_beside(observer.record())
                 self._log_beside(self.stragglers.after_step(self.state.step))
-                if self._stopping or self._may_save():
-                    self._settle()
-                if self._stopping or self._checkpoint_due():
-                    self._save(must=self._stopping or self.state.step == total)
-                    meter.restart(self.state.step)
-                elif self._local_checkpoint_due():
-                    self._save_locally()
-                    meter.restart(self.state.step)
+                self._save_what_is_due()
                 if self._stopping:
                     self.status.enter("shutdown")
                     return False
@@ -326,6 +319,17 @@ class Trainer:
         local = self.config.checkpoint.local
         due = local is not None and self.state.step % local.interval == 0
         return due and self.guards.trusts_weights
+
+    def _save_what_is_due(self) -> None:
+        """Save the step that was made, to the run folder or on the nodes, if that is due or the run is to stop."""
+        if self._stopping or self._may_save():
+            self._settle()  # a guard may then distrust the weights, and a stop be heard
+        if self._stopping or self._checkpoint_due():
+            self._save(must=self._stopping or self.state.step == self.plan.total_steps)
+            self._meter.restart(self.state.step)
+        elif self._local_checkpoint_due():
+            self._save_locally()
+            self._meter.restart(self.state.step)
 
     def _save_locally(self) -> None:
         """Save on the nodes, unless the checkpoint before is still being written, which training would wait for."""
