@@ -9,8 +9,8 @@ from pydantic import model_validator as validator
 
 from plumbline.data.batch_plan import BatchPlan, BatchStage
 from plumbline.data.mixture import step_changes
+from plumbline.data.paths import HomePath, check_url, is_url
 from plumbline.data.remote.cache import CacheConfig
-from plumbline.data.remote.fetch import HomePath, check_url, is_url
 from plumbline.data.tasks.kinds import AnyTaskConfig
 
 

@@ -21,8 +21,8 @@ from plumbline.data.indexed import FileFacts, Int64s, count_documents, token_dty
 from plumbline.data.manifest import MANIFEST, Manifest
 from plumbline.data.missing import NoCorpusError
 from plumbline.data.pairs import NoPairError, find_pairs, open_pairs
+from plumbline.data.paths import is_url
 from plumbline.data.remote.cache import Cache, CacheConfig
-from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.folder import RemoteFolder
 from plumbline.data.remote.piece import Piece
 from plumbline.data.shards import Shards, Tokens, pieces_of

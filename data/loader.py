@@ -21,10 +21,10 @@ from plumbline.data.mixture import CYCLE, ENDLESS, OrderedSource
 from plumbline.data.opening import check_same_tokenizer, open_corpora, training_stream
 from plumbline.data.order import TrainOrder
 from plumbline.data.packed import PackedSplit
+from plumbline.data.paths import is_url
 from plumbline.data.prefetch import DEPTH, prefetch
 from plumbline.data.remote.ahead import MEMORY, Ahead
 from plumbline.data.remote.cache import Cache
-from plumbline.data.remote.fetch import is_url
 from plumbline.data.remote.piece import Piece
 from plumbline.data.skipped import NOTHING, SkippedData
 from plumbline.data.streams import BYTES_PER_TOKEN, SampleSource, WindowStream, training_split

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from plumbline.data.indexed import facts_of, file_facts, open_indexed, read_header
+from plumbline.data.paths import check_url, is_url
 from plumbline.data.remote.cache import Cache
-from plumbline.data.remote.fetch import TRIES, RemoteError, again, call, check_url, facts, file_system, is_url
+from plumbline.data.remote.fetch import TRIES, RemoteError, again, call, facts, file_system
 from plumbline.data.remote.files import unchecked
 from plumbline.data.remote.tokens import RemoteTokens
 from plumbline.data.shards import Shards, Tokens

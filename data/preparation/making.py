@@ -3,11 +3,11 @@
 import logging
 from pathlib import Path
 
+from plumbline.data.paths import is_url
 from plumbline.data.preparation.growing import append, merge
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.upload import prepare_at
 from plumbline.data.prepare import Result, prepare
-from plumbline.data.remote.fetch import is_url
 from plumbline.data.sources import Sources
 
 LOG = logging.getLogger(__name__)

@@ -22,11 +22,12 @@ from pydantic import ValidationError
 
 from plumbline.data.corpus import read_manifest
 from plumbline.data.manifest import MANIFEST, Manifest
+from plumbline.data.paths import check_url
 from plumbline.data.preparation.manifest import CORPUS, check_same
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.work import whole
 from plumbline.data.prepare import Result, prepare
-from plumbline.data.remote.fetch import check_url, file_system
+from plumbline.data.remote.fetch import file_system
 
 THREADS = 8
 UPLOADED = "uploaded.jsonl"

@@ -10,9 +10,9 @@ from plumbline.data.corpus import folder_at, open_corpus, read_manifest
 from plumbline.data.folders import CorpusFolder
 from plumbline.data.indexed import Int64s, token_dtype
 from plumbline.data.manifest import MANIFEST, FileRecord, Manifest
+from plumbline.data.paths import is_url
 from plumbline.data.preparation.encoding import SPLITS
 from plumbline.data.preparation.manifest import pairs_of
-from plumbline.data.remote.fetch import is_url
 from plumbline.data.tokenizers import TOKENIZER, Encoder
 
 BLOCK_BYTES = 4 << 20

@@ -25,7 +25,8 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, PositiveInt
 
-from plumbline.data.remote.fetch import TRIES, HomePath, RemoteError, download
+from plumbline.data.paths import HomePath
+from plumbline.data.remote.fetch import TRIES, RemoteError, download
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.plans import Plan, needs_of_all, same_file
 from plumbline.data.remote.shelf import PARTIAL, Shelf

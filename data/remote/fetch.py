@@ -1,7 +1,7 @@
 """Fetch bytes by fsspec: every read has a time-out, what fails is tried again later, what arrives is checked.
 
 Credentials are found by fsspec's usual means (environment, files of the providers, fsspec's own configuration) and are
-no part of a URL: one that holds some is refused, so that none is logged or written into a run folder.
+no part of a URL: `paths.check_url` refuses one that holds some, so that none is logged or written into a run folder.
 """
 
 import logging
@@ -11,10 +11,9 @@ import re
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Annotated, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import xxhash
-from pydantic import AfterValidator
 
 from plumbline.data.indexed import BLOCK_BYTES
 from plumbline.data.remote.piece import Piece
@@ -42,36 +41,6 @@ VERSIONS = ("ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "last_mo
 
 class RemoteError(OSError):
     """State that a remote file cannot be had."""
-
-
-HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
-"""A path in a configuration, in which `~` is the home folder: no shell has seen it. A URL stays as it is."""
-
-
-def is_url(path: object) -> bool:
-    """Return whether a path is a URL for fsspec."""
-    return re.match(r"[a-z][a-z0-9+.-]*://", str(path)) is not None
-
-
-def check_url(url: str) -> None:
-    """Refuse a URL with a secret in it; the message does not repeat it.
-
-    Raises:
-        ValueError: there is a user name, a password or a signature in it.
-    """
-    protocol, _, rest = url.partition("://")
-    place = rest.partition("/")[0]
-    if ("@" in place and protocol != "hf") or "::" in url:
-        raise ValueError(
-            f"{protocol}://...@{place.rpartition('@')[2]}: a corpus's URL holds a user name or password (or is a chain "
-            "of file systems), and would be logged; give them by fsspec's usual means, for example the environment "
-            "variables of the provider, or ~/.config/fsspec"
-        )
-    if "?" in url and "=" in url.partition("?")[2]:
-        raise ValueError(
-            f"{url.partition('?')[0]}?...: a corpus's URL holds a query, which may be a signature and would be logged; "
-            "give credentials by fsspec's usual means"
-        )
 
 
 def file_system(url: str) -> tuple[Any, str]:

@@ -10,8 +10,9 @@ import xxhash
 from plumbline.data.folders import ShardFacts
 from plumbline.data.indexed import BLOCK_BYTES, FileFacts
 from plumbline.data.manifest import MANIFEST
+from plumbline.data.paths import check_url
 from plumbline.data.remote.cache import Cache
-from plumbline.data.remote.fetch import TRIES, WRONG, RemoteError, again, call, check_url, facts, read
+from plumbline.data.remote.fetch import TRIES, WRONG, RemoteError, again, call, facts, read
 from plumbline.data.remote.files import RemoteFile, unchecked
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.tokens import RemoteTokens

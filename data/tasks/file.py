@@ -18,7 +18,7 @@ from pydantic import PositiveInt, field_validator
 
 from plumbline.data.indexed import Int64s, Integers
 from plumbline.data.order import derive_key
-from plumbline.data.remote.fetch import HomePath
+from plumbline.data.paths import HomePath
 from plumbline.data.tasks.draws import Draws
 from plumbline.data.tasks.task import Example, SplitName, TaskConfig, answering
 from plumbline.data.tokenizers import Encoder, tokenizer_folder, tokenizer_sha256, trained_size

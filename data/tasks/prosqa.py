@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from plumbline.data.indexed import Int64s
 from plumbline.data.order import derive_key
-from plumbline.data.remote.fetch import HomePath
+from plumbline.data.paths import HomePath
 from plumbline.data.tasks.candidates import CandidatesConfig
 from plumbline.data.tasks.draws import Draws
 from plumbline.data.tasks.task import Example, SplitName

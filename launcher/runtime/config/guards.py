@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from plumbline.data.remote.fetch import HomePath
+from plumbline.data.paths import HomePath
 
 
 class NonFiniteConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, WithJsonSchema
 from pydantic import model_validator as validator
 
-from plumbline.data.remote.fetch import HomePath
+from plumbline.data.paths import HomePath
 from plumbline.launcher.runtime.optim.duration import Duration
 from plumbline.launcher.runtime.trackers import TrackerName
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, PositiveInt
 from pydantic import model_validator as validator
 
 from plumbline.data.batch_plan import BatchPlan
-from plumbline.data.remote.fetch import HomePath
+from plumbline.data.paths import HomePath
 from plumbline.launcher.runtime.optim.duration import UNITS, Duration, DurationKey
 from plumbline.model.kinds import kind_named
 

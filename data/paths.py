@@ -1,0 +1,36 @@
+"""Say what a path in a configuration may be: a local one, where `~` is the home folder, or a URL without a secret."""
+
+import os
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A path in a configuration, in which `~` is the home folder: no shell has seen it. A URL stays as it is."""
+
+
+def is_url(path: object) -> bool:
+    """Return whether a path is a URL for fsspec."""
+    return re.match(r"[a-z][a-z0-9+.-]*://", str(path)) is not None
+
+
+def check_url(url: str) -> None:
+    """Refuse a URL with a secret in it; the message does not repeat it.
+
+    Raises:
+        ValueError: there is a user name, a password or a signature in it.
+    """
+    protocol, _, rest = url.partition("://")
+    place = rest.partition("/")[0]
+    if ("@" in place and protocol != "hf") or "::" in url:
+        raise ValueError(
+            f"{protocol}://...@{place.rpartition('@')[2]}: a corpus's URL holds a user name or password (or is a chain "
+            "of file systems), and would be logged; give them by fsspec's usual means, for example the environment "
+            "variables of the provider, or ~/.config/fsspec"
+        )
+    if "?" in url and "=" in url.partition("?")[2]:
+        raise ValueError(
+            f"{url.partition('?')[0]}?...: a corpus's URL holds a query, which may be a signature and would be logged; "
+            "give credentials by fsspec's usual means"
+        )
