@@ -41,6 +41,9 @@ from plumbline.data.workspace import copy_files, new_folder, resumed_folder
 
 SHAPES_THE_SPLIT = ("seed", "validation_fraction")
 
+Parts = list[tuple[Counts | None, list[str]]]
+"""What is put end to end in a split: counts, None where a corpus lacks the split, and names of the pairs."""
+
 
 def append(
     corpus: Path,
@@ -133,7 +136,7 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
         lambda parts: _held_out_as_before(before, request.validation_fraction, parts),
     )
     _link(corpus / before.folder, folder, {file: file for file in before.files})
-    manifest = _grown(before, filled, identity, frequencies, list(request.sources.file_keys()))
+    manifest = _enlarged(before, filled, identity, frequencies, list(request.sources.file_keys()))
     finish(folder, manifest)
     return manifest
 
@@ -150,34 +153,34 @@ def _held_out_as_before(before: Manifest, fraction: float, parts: Iterator[tuple
     return as_before(HeldOut(fraction, documents, total, int(rule.threshold, 16), cut_above))
 
 
-def _grown(
+def _enlarged(
     before: Manifest, filled: Filled, identity: dict[str, Any], frequencies: Int64s, files: list[str]
 ) -> Manifest:
+    """Return what a corpus holds together with what was appended to it."""
     totals = filled.totals
-    splits = _joined(
-        {
-            split: [
-                (before.splits.get(split), pairs_of(before, split)),
-                (totals.counts.get(split), totals.pairs.get(split, [])),
-            ]
-            for split in SPLITS
-        }
+    parts: dict[str, Parts] = {
+        split: [
+            (before.splits.get(split), pairs_of(before, split)),
+            (totals.counts.get(split), totals.pairs.get(split, [])),
+        ]
+        for split in SPLITS
+    }
+    return _grown(
+        before,
+        splits=_joined(parts),
+        files={**before.files, **totals.files},
+        unigram_entropy=unigram_entropy(*(frequencies + filled.frequencies)),
+        request={**before.request, "appended": [*before.request.get("appended", []), identity]},
+        source_files=_remembered([before.source_files, files]),
+        skipped=_summed([before.skipped, filled.skipped]),
+        sources=_sources([before.sources, totals.sources]),
+        bad_records=[*before.bad_records, *filled.bad],
     )
-    return before.model_copy(
-        update={
-            "format_version": 2,
-            "splits": splits,
-            "files": {**before.files, **totals.files},
-            "unigram_entropy": unigram_entropy(*(frequencies + filled.frequencies)),
-            "request": {**before.request, "appended": [*before.request.get("appended", []), identity]},
-            "source_files": _remembered([before.source_files, files]),
-            "skipped": _summed([before.skipped, filled.skipped]),
-            "versions": versions(),
-            "sources": _sources([before.sources, totals.sources]),
-            "bad_records": [*before.bad_records, *filled.bad],
-            "folder": "",
-        }
-    )
+
+
+def _grown(before: Manifest, **own: Any) -> Manifest:
+    """Return a manifest with its own values for what grew, of this version of the format and of the libraries."""
+    return before.model_copy(update={"format_version": 2, "versions": versions(), "folder": "", **own})
 
 
 def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[Result, list[str]]:
@@ -196,58 +199,79 @@ def merge(corpora: list[Path], output: Path, overwrite: bool = False) -> tuple[R
     if output.resolve() in [corpus.resolve() for corpus in corpora]:
         raise ValueError(f"--output {output}: is one of the corpora that are merged, which stay as they are")
     manifests = [_manifest_of(corpus) for corpus in corpora]
-    for corpus, manifest in zip(corpora, manifests, strict=True):
-        if manifest.tokenizer.sha256 != manifests[0].tokenizer.sha256:
-            raise ValueError(
-                f"--merge: the tokenizers of {corpora[0]} and {corpus} differ; prepare one again with the other's"
-            )
-        if manifest.begins_with != manifests[0].begins_with:
-            raise ValueError(
-                f"--merge: documents of {corpora[0]} begin with {manifests[0].begins_with}, of {corpus} with "
-                f"{manifest.begins_with}; prepare the one that is older again"
-            )
-        if manifest.eos_token_id != manifests[0].eos_token_id:
-            raise ValueError(
-                f"--merge: documents of {corpora[0]} end with token {manifests[0].eos_token_id}, of {corpus} with "
-                f"{manifest.eos_token_id}; prepare one again with the other's tokenizer"
-            )
+    _check_mergeable(corpora, manifests)
     request, warnings = _request_of_all(manifests)
     if exists_already(output, request, overwrite):
         return Result(output, read_manifest(output), None), warnings
     _check_different(corpora, manifests)
     with new_folder(output, CORPUS) as folder:
         copy_files(corpora[0] / manifests[0].folder / "tokenizer", folder / "tokenizer")
-        parts: dict[str, list[tuple[Counts | None, list[str]]]] = {split: [] for split in SPLITS}
-        files: dict[str, FileRecord] = {}
-        total = np.zeros((len(SPLITS), manifests[0].vocab_size), np.int64)
-        for corpus in corpora:
-            manifest, frequencies = checked_frequencies(corpus)
-            total += frequencies
-            for split in SPLITS:
-                first = sum(len(names) for _, names in parts[split])
-                renamed = {name: f"{split}-{first + n:05}" for n, name in enumerate(pairs_of(manifest, split))}
-                parts[split].append((manifest.splits.get(split), list(renamed.values())))
-                of_pairs = {f"{a}.{end}": f"{b}.{end}" for a, b in renamed.items() for end in ("bin", "idx")}
-                _link(corpus / manifest.folder, folder, of_pairs)
-                files.update({new: manifest.files[old] for old, new in of_pairs.items()})
-        merged = manifests[0].model_copy(
-            update={
-                "format_version": 2,
-                "splits": _joined(parts),
-                "files": files,
-                "unigram_entropy": unigram_entropy(*total),
-                "request": request,
-                "source_files": _remembered([manifest.source_files for manifest in manifests]),
-                "skipped": _summed(manifest.skipped for manifest in manifests),
-                "versions": versions(),
-                "held_out": None if warnings else manifests[0].held_out,
-                "sources": _sources([manifest.sources for manifest in manifests]),
-                "bad_records": [bad for manifest in manifests for bad in manifest.bad_records],
-                "folder": "",
-            }
+        parts, files, total = _link_all(corpora, folder)
+        merged = _grown(
+            manifests[0],
+            splits=_joined(parts),
+            files=files,
+            unigram_entropy=unigram_entropy(*total),
+            request=request,
+            source_files=_remembered([manifest.source_files for manifest in manifests]),
+            skipped=_summed(manifest.skipped for manifest in manifests),
+            held_out=None if warnings else manifests[0].held_out,
+            sources=_sources([manifest.sources for manifest in manifests]),
+            bad_records=[bad for manifest in manifests for bad in manifest.bad_records],
         )
         finish(folder, merged)
     return Result(output, merged, time.monotonic() - started), warnings
+
+
+def _check_mergeable(corpora: list[Path], manifests: list[Manifest]) -> None:
+    """Refuse corpora whose tokens do not mean the same.
+
+    Raises:
+        ValueError: names the first of them and the first that differs from it, in tokenizer, beginning or end.
+    """
+    first = manifests[0]
+    for corpus, manifest in zip(corpora, manifests, strict=True):
+        if manifest.tokenizer.sha256 != first.tokenizer.sha256:
+            raise ValueError(
+                f"--merge: the tokenizers of {corpora[0]} and {corpus} differ; prepare one again with the other's"
+            )
+        if manifest.begins_with != first.begins_with:
+            raise ValueError(
+                f"--merge: documents of {corpora[0]} begin with {first.begins_with}, of {corpus} with "
+                f"{manifest.begins_with}; prepare the one that is older again"
+            )
+        if manifest.eos_token_id != first.eos_token_id:
+            raise ValueError(
+                f"--merge: documents of {corpora[0]} end with token {first.eos_token_id}, of {corpus} with "
+                f"{manifest.eos_token_id}; prepare one again with the other's tokenizer"
+            )
+
+
+def _link_all(corpora: list[Path], folder: Path) -> tuple[dict[str, Parts], dict[str, FileRecord], Int64s]:
+    """Give the pairs of several corpora names in one folder, numbered through, and read them to check them.
+
+    Returns:
+        What each corpus gives to each split, the records of the files by their new names, and how often each token
+        occurs [train and validation, vocab_size].
+
+    Raises:
+        ValueError: a corpus is damaged.
+        OSError: a file cannot be read or written.
+    """
+    parts: dict[str, Parts] = {split: [] for split in SPLITS}
+    files: dict[str, FileRecord] = {}
+    total = np.zeros((len(SPLITS), read_manifest(corpora[0]).vocab_size), np.int64)
+    for corpus in corpora:
+        manifest, frequencies = checked_frequencies(corpus)
+        total += frequencies
+        for split in SPLITS:
+            first = sum(len(names) for _, names in parts[split])
+            renamed = {name: f"{split}-{first + n:05}" for n, name in enumerate(pairs_of(manifest, split))}
+            parts[split].append((manifest.splits.get(split), list(renamed.values())))
+            of_pairs = {f"{a}.{end}": f"{b}.{end}" for a, b in renamed.items() for end in ("bin", "idx")}
+            _link(corpus / manifest.folder, folder, of_pairs)
+            files.update({new: manifest.files[old] for old, new in of_pairs.items()})
+    return parts, files, total
 
 
 def _check_different(corpora: list[Path], manifests: list[Manifest]) -> None:
@@ -291,7 +315,7 @@ def _request_of_all(manifests: list[Manifest]) -> tuple[dict[str, Any], list[str
     ]
 
 
-def _joined(splits: dict[str, list[tuple[Counts | None, list[str]]]]) -> dict[str, SplitRecord]:
+def _joined(splits: dict[str, Parts]) -> dict[str, SplitRecord]:
     """Return the records of splits whose parts are put end to end; one without any part is left out."""
     joined = {}
     for split, parts in splits.items():
