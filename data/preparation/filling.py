@@ -9,9 +9,9 @@ import logging
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
@@ -36,7 +36,8 @@ from plumbline.data.preparation.records import BINARY, NOT_UTF8
 from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.shards import Totals, finished_shard, write_shard
 from plumbline.data.preparation.survey import EXAMPLES, PIECE_BYTES, SurveyJob, sample_entries, survey_unit
-from plumbline.data.preparation.work import Bad, Lost, Work
+from plumbline.data.preparation.surveyed import Surveyed
+from plumbline.data.preparation.work import Work
 from plumbline.data.preparation.workers import Call, Workers
 from plumbline.data.progress import Progress
 from plumbline.data.sources import Unit, printable
@@ -52,27 +53,6 @@ FEED_BELOW = 4
 """Tasks per process below which an input that cannot be cut is read here and tokenized by all, not by one of them."""
 
 ChooseHeldOut = Callable[[Iterator[tuple[UInt64s, UInt64s]]], HeldOut]
-
-
-@dataclass
-class Surveyed:
-    """Hold what the survey found in all units."""
-
-    units: list[Unit]
-    sample: Sample
-    first_documents: list[int] = field(default_factory=list)
-    """Number of each unit's first document among all."""
-    documents: int = 0
-    source_bytes: int = 0
-    documents_of: Counter[int] = field(default_factory=Counter)
-    """Documents by the number of their source."""
-    tasks: int = 0
-    """Places from which units can be read."""
-    skipped: Counter[str] = field(default_factory=Counter)
-    bad: list[str] = field(default_factory=list)
-    first_bad: dict[int, str] = field(default_factory=dict)
-    """The first bad record by the number of its source."""
-    lost: Lost = field(default_factory=Lost)
 
 
 @dataclass(frozen=True)
@@ -126,6 +106,11 @@ def fill(
 
 
 def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
+    """Survey all units that an earlier run has not surveyed; return what is in all of them.
+
+    Raises:
+        ValueError: a source names no file, changes meanwhile, or holds a bad record and none is to be left out.
+    """
     units = list(request.sources.units())
     for warning in request.sources.warnings():
         LOG.warning(warning)
@@ -145,37 +130,23 @@ def _survey(request: Request, work: Work, workers: Workers) -> Surveyed:
     done = {number for number in range(len(units)) if work.facts(number)}
     if done:
         LOG.info(f"going on with what an earlier run left: {len(done)} of {len(units)} inputs need not be read again")
-
-    def calls() -> Iterator[tuple[int, Call | None]]:
-        for number, unit in enumerate(units):
-            call = Call(survey_unit, (job, number, unit, found.sample.bound))
-            yield number, None if number in done else call
-
-    records: Counter[tuple[str, ...]] = Counter()  # of the units before, by their names
     with closing(Progress("reading", None)) as progress:
-        for number in workers.in_order(calls()):
-            unit, facts = units[number], work.facts(number)
+        for number in workers.in_order(_survey_calls(job, found, done)):
+            facts = work.facts(number)
             if facts is None:
                 raise ValueError(CHANGED)
-            texts = [_located(bad, records[unit.names]) for bad in facts.bad]
-            if facts.fatal:
-                raise ValueError(f"{texts[-1]} (--on-bad-record skip leaves such out)")
-            records[unit.names] += facts.records
-            found.bad.extend(texts[: EXAMPLES - len(found.bad)])
-            for text in texts[:1]:
-                found.first_bad.setdefault(unit.source, text)
-            found.lost = found.lost.plus(facts.lost)
-            found.skipped.update(facts.skipped)
-            found.first_documents.append(found.documents)
-            found.documents += facts.documents
-            found.documents_of[unit.source] += facts.documents
-            found.source_bytes += facts.source_bytes
-            found.tasks += bool(facts.marks) + sum(mark.after is not None for mark in facts.marks[:-1])
-            for entry in sample_entries(work, number):
-                found.sample.add(*entry)
+            found.add(units[number], facts, sample_entries(work, number))
             progress.update(facts.source_bytes)
-    _warn_of_separator(request.sources.document_separator, units, records)
+    _warn_of_separator(request.sources.document_separator, units, found.records)
     return found
+
+
+def _survey_calls(job: SurveyJob, found: Surveyed, done: Container[int]) -> Iterator[tuple[int, Call | None]]:
+    """Yield the number of each unit and how it is surveyed; None for those that are done."""
+    for number, unit in enumerate(found.units):
+        # The bound at this moment: what was found until now says what the sample has no room for
+        call = Call(survey_unit, (job, number, unit, found.sample.bound))
+        yield number, None if number in done else call
 
 
 def _warn_of_separator(separator: str | None, units: list[Unit], records: Counter[tuple[str, ...]]) -> None:
@@ -229,13 +200,6 @@ def _warn_of_empty_sources(request: Request, surveyed: Surveyed) -> None:
         problem = surveyed.first_bad.get(empty[0], "there is nothing in it")
         count = f"{len(empty)} of {len(request.sources.specs)} sources"
         LOG.warning(f"{count} hold no document to read: {names}; the first: {problem}")
-
-
-def _located(bad: Bad, before: int) -> str:
-    """Return file, line and reason of a bad record, of a unit that `before` records of the same file precede."""
-    number = str(before + bad.number)
-    where = bad.where.replace("{line}", number).replace("{row}", number)
-    return printable(f"{where}: {bad.detail or bad.reason}")
 
 
 def _kept(request: Request, work: Work, surveyed: Surveyed) -> npt.NDArray[np.bool_] | None:
