@@ -41,7 +41,8 @@ from plumbline.data.preparation.work import Work
 from plumbline.data.preparation.workers import Call, Workers
 from plumbline.data.progress import Progress
 from plumbline.data.sources import Unit, printable
-from plumbline.data.tokenizers import Encoder, build_tokenizer, sample_bytes, trained_size
+from plumbline.data.tokenizer_making import build_tokenizer, sample_bytes, trained_size
+from plumbline.data.tokenizers import Encoder
 from plumbline.data.workspace import sync
 
 LOG = logging.getLogger(__name__)

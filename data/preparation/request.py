@@ -9,7 +9,8 @@ from typing import Any
 
 from plumbline.data.preparation.duplicates import check_mode
 from plumbline.data.sources import Sources
-from plumbline.data.tokenizers import check_tokenizer, tokenizer_sha256, trained_size
+from plumbline.data.tokenizer_making import check_tokenizer, trained_size
+from plumbline.data.tokenizers import tokenizer_sha256
 
 LIBRARIES = ("numpy", "tokenizers", "sentencepiece", "transformers", "datasets")
 

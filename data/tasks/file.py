@@ -21,7 +21,8 @@ from plumbline.data.order import derive_key
 from plumbline.data.paths import HomePath
 from plumbline.data.tasks.draws import Draws
 from plumbline.data.tasks.task import Example, SplitName, TaskConfig, answering
-from plumbline.data.tokenizers import Encoder, tokenizer_folder, tokenizer_sha256, trained_size
+from plumbline.data.tokenizer_making import tokenizer_folder, trained_size
+from plumbline.data.tokenizers import Encoder, tokenizer_sha256
 
 LOG = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from plumbline.data.corpus import open_corpus
 from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.opening import open_corpora, validation_splits
 from plumbline.data.streams import WindowStream
-from plumbline.data.tokenizers import build_tokenizer
+from plumbline.data.tokenizer_making import build_tokenizer
 
 
 def write_pairs(folder: Path, groups: Sequence[Sequence[int]], names: Sequence[str] = ()) -> list[Path]:

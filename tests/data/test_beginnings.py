@@ -10,7 +10,8 @@ from plumbline.data.corpus import open_corpus, read_manifest
 from plumbline.data.preparation.growing import append, merge
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
-from plumbline.data.tokenizers import Encoder, build_tokenizer
+from plumbline.data.tokenizer_making import build_tokenizer
+from plumbline.data.tokenizers import Encoder
 from tests.data.made import begins_texts
 
 

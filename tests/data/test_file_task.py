@@ -19,7 +19,8 @@ from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.tasks.file import FileConfig
 from plumbline.data.tasks.source import TaskSource
-from plumbline.data.tokenizers import tokenizer_folder, tokenizer_sha256
+from plumbline.data.tokenizer_making import tokenizer_folder
+from plumbline.data.tokenizers import tokenizer_sha256
 from tests.data.made import opened_splits
 
 END = 256

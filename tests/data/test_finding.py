@@ -21,7 +21,8 @@ from plumbline.data.sources import Sources
 from plumbline.data.tasks.file import FileConfig
 from plumbline.data.tasks.retrieval import RetrievalConfig
 from plumbline.data.tasks.source import TaskSource
-from plumbline.data.tokenizers import Decoder, tokenizer_folder
+from plumbline.data.tokenizer_making import tokenizer_folder
+from plumbline.data.tokenizers import Decoder
 
 WORDS = ["alpha", "beta", " gamma", "\n", "é", "漢字", "🙂", " ", "needle", "nee", "dle", "<|endoftext|>"]
 TOKENIZERS = ["byte", "train-bpe:400", "train-unigram:400"]

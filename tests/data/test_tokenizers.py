@@ -15,14 +15,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
-from plumbline.data.tokenizers import (
-    Encoder,
-    build_tokenizer,
-    check_tokenizer,
-    sample_bytes,
-    tokenizer_sha256,
-    trained_size,
-)
+from plumbline.data.tokenizer_making import build_tokenizer, check_tokenizer, sample_bytes, trained_size
+from plumbline.data.tokenizers import Encoder, tokenizer_sha256
 
 TRICKY = [
     "",
@@ -118,7 +112,7 @@ def test_unigram_segments_as_sentencepiece_does(
             models.append(super().getvalue())
             return models[-1]
 
-    monkeypatch.setattr("plumbline.data.tokenizers.io.BytesIO", Caught)
+    monkeypatch.setattr("plumbline.data.tokenizer_making.io.BytesIO", Caught)
     build_tokenizer("train-unigram:600", sample, tmp_path / "unigram")
     reference = sentencepiece.SentencePieceProcessor(model_proto=models[0])
     encoder = Encoder(tmp_path / "unigram", "train-unigram:600")

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from plumbline.data.tokenizers import build_tokenizer
+from plumbline.data.tokenizer_making import build_tokenizer
 from plumbline.launcher.runtime.checkpoint.resume import check_resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.load import as_yaml, load_config

@@ -14,7 +14,8 @@ from plumbline.data.finding import Found
 from plumbline.data.indexed import IndexedWriter
 from plumbline.data.tasks.retrieval import RetrievalConfig
 from plumbline.data.tasks.source import TaskSource
-from plumbline.data.tokenizers import Decoder, tokenizer_folder
+from plumbline.data.tokenizer_making import tokenizer_folder
+from plumbline.data.tokenizers import Decoder
 from plumbline.launcher.runtime.inspection.found import read_lines
 from plumbline.launcher.runtime.inspection.samples import Sample, spread
 from plumbline.launcher.runtime.inspection.seen import Read

@@ -15,7 +15,8 @@ from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
 from plumbline.data.streams import SampleSource, WindowStream
 from plumbline.data.tasks.source import TaskStream
-from plumbline.data.tokenizers import tokenizer_folder, tokenizer_sha256
+from plumbline.data.tokenizer_making import tokenizer_folder
+from plumbline.data.tokenizers import tokenizer_sha256
 from plumbline.data.workspace import naming_full_disk
 from plumbline.launcher.runtime.config.parse import option_problems, refuse_non_finite
 from plumbline.launcher.runtime.config.yaml_files import parse_yaml

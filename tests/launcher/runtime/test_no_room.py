@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from plumbline.data import tokenizers
+from plumbline.data import tokenizer_making
 from plumbline.data.workspace import FullDiskError
 from plumbline.launcher.quantize import main as quantize
 from plumbline.launcher.runtime.export.hugging_face import export
@@ -58,7 +58,7 @@ def test_a_scratch_folder_without_room_is_named_with_its_variable(
     trained: Path, exported_folder: Path, disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
-    tokenizers._adopted.cache_clear()
+    tokenizer_making._adopted.cache_clear()
     fill(disk, 1)
     named = rf"^{disk}/\S+: no space left .* Free some space, or set TMPDIR to another folder$"
     with pytest.raises(FullDiskError, match=named), prepared_text(str(trained / "config.yaml"), trained / "tokenizer"):
@@ -67,7 +67,7 @@ def test_a_scratch_folder_without_room_is_named_with_its_variable(
     with pytest.raises(FullDiskError, match=named), prepared_text("-", trained / "tokenizer"):
         pass
     with pytest.raises(FullDiskError, match=named):
-        tokenizers._adopted(str(exported_folder))
+        tokenizer_making._adopted(str(exported_folder))
     assert [path.name for path in disk.iterdir()] == ["filler"]
 
 

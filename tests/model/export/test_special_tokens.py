@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from plumbline.data.tokenizers import build_tokenizer
+from plumbline.data.tokenizer_making import build_tokenizer
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.model.decoder import CausalLM
 from tests.data.made import begins_texts

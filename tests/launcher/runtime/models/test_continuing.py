@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from plumbline.data.tokenizers import build_tokenizer
+from plumbline.data.tokenizer_making import build_tokenizer
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.models.continuing import (
     Continuation,

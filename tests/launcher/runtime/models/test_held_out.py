@@ -10,7 +10,8 @@ from torch import nn
 from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.prepare import Request, prepare
 from plumbline.data.sources import Sources
-from plumbline.data.tokenizers import CONFIG, build_tokenizer, tokenizer_sha256
+from plumbline.data.tokenizer_making import build_tokenizer
+from plumbline.data.tokenizers import CONFIG, tokenizer_sha256
 from plumbline.launcher.runtime.models.held_out import check_tokenizer
 from plumbline.launcher.runtime.models.open import LoadedModel
 
