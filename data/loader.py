@@ -256,7 +256,6 @@ class ValidationBatches:
 
     Attributes:
         num_windows: Windows evaluated over all ranks.
-        covers_split: Whether they are the whole split, so that every token but the first is a target.
     """
 
     def __init__(
@@ -287,7 +286,6 @@ class ValidationBatches:
         available = split.evaluation_windows(sequence_length)
         wanted = available if max_batches is None else max_batches * micro_batch_size
         self.num_windows = min(available, wanted)
-        self.covers_split = self.num_windows == available
         self._windows = np.arange(self.num_windows) * available // self.num_windows
         self._split = split
         self._length = sequence_length

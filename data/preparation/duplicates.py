@@ -25,7 +25,6 @@ import xxhash
 from plumbline.data.heldout import UInt64s
 from plumbline.data.preparation.long_text import PART_BYTES
 
-MODES = ("exact", "near")
 BANDS, ROWS, WORDS = 14, 8, 5
 SHINGLES_AT_ONCE = 4096  # bounds memory: each is 112 numbers of 8 bytes
 WORD = re.compile(r"\w+")
@@ -55,7 +54,7 @@ def keys_of(text: str, data: bytes, mode: str | None) -> list[int]:
     Args:
         text: The document.
         data: Its bytes.
-        mode: One of `MODES`, or None.
+        mode: "exact", "near", or None for no hash.
     """
     if len(data) > PART_BYTES:
         return keys_of_long_text(xxhash.xxh3_64_intdigest(data), mode)

@@ -64,7 +64,7 @@ def append(
         sources: what to add.
         workers: processes.
         shard_bytes: text per shard; None: one shard.
-        deduplicate: one of duplicates.MODES; None keeps every document.
+        deduplicate: "exact" or "near", as in duplicates; None keeps every document.
         skip_bad: leave damaged records out.
         as_before: read rows and texts as those of the corpus were, whatever `sources` says of it.
 

@@ -32,7 +32,7 @@ class Request:
     shard_bytes: int | None = None
     """Text per shard; None for one shard."""
     deduplicate: str | None = None
-    """One of duplicates.MODES; None keeps every document."""
+    """`exact` or `near`, as in duplicates; None keeps every document."""
     skip_bad: bool = False
     """Leave out records that are damaged, instead of ending with an error."""
 
