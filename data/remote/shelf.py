@@ -8,6 +8,7 @@ cache to be held.
 
 import contextlib
 import heapq
+import math
 import os
 from collections.abc import Container, Iterator
 from functools import cache
@@ -77,28 +78,31 @@ class Shelf:
 
         The folder is listed, and the bytes may be others then, where it may hold what we do not know.
         """
-        passed: list[tuple[int, str]] = []
         given: set[str] = set()
-        listed = False
+        for name, size in self._known(needed, self._newest):
+            given.add(name)
+            yield name, size
+        self.recount()
+        for name, size in self._known(needed, math.inf):
+            if name not in given:
+                yield name, size
+
+    def _known(self, needed: Container[str], newest: float) -> Iterator[tuple[str, int]]:
+        """Yield as `unused` of the pieces that we know, up to the first that was used after `newest`."""
+        passed: list[tuple[int, str]] = []
         try:
-            while True:
-                if not listed and (not self._idle or self._idle[0][0] > self._newest):
-                    self.recount()
-                    passed, listed = [], True
-                if not self._idle:
-                    return
+            while self._idle and self._idle[0][0] <= newest:
                 used, name = heapq.heappop(self._idle)
-                if name in needed or name in given:
+                if name in needed:
                     passed.append((used, name))
                 elif found := self.look(name):
                     if found[0] != used:  # used since
                         heapq.heappush(self._idle, (found[0], name))
                         continue
                     passed.append((used, name))
-                    given.add(name)
                     yield name, found[1]
         finally:
-            for known in passed:
+            for known in passed:  # they stay, unless who asked removes them
                 heapq.heappush(self._idle, known)
 
     def look(self, name: str) -> tuple[int, int] | None:
