@@ -161,7 +161,7 @@ def _named_by(spec: str) -> list[Path]:
             )
         if Path(spec).is_dir() and _strange(Path(spec)) == "corpus":
             raise ValueError(f"--source {spec}: is a corpus already; --merge and --append make larger ones")
-        there = f" ({found})" if (found := strange_in(spec)) else ""
+        there = f" ({found})" if _is_folder(spec) and (found := _strange_among(_below(Path(spec)))) else ""
         raise ValueError(f"--source {spec}: no file matches{there}; give a file, a folder, a glob, hf:NAME or stdlib")
     return files
 
@@ -183,21 +183,38 @@ def _check_folders(spec: str, matches: list[str]) -> None:
 
 
 def surprises_in(spec: str, fields: Collection[str]) -> str:
-    """Return what in a source is not read as one may think, with counts and an example each; often nothing."""
+    """Return what in a source is not read as one may think, with counts and an example each; often nothing.
+
+    A folder is walked once for all that is said of it.
+
+    Args:
+        spec: the source.
+        fields: of a row, that the text is made of.
+
+    Raises:
+        ValueError: there is no such file.
+    """
+    below = list(_below(Path(spec))) if _is_folder(spec) else []
+    named = _files_among(below) or _named_by(spec)  # which raises where a folder has no file
+    again = _again(named)
     twice = ""
-    if again := _again(_named_by(spec)):
+    if again:
         name, read = min(again.items())
         twice = f"files that links name again are read once ({len(again):,}, such as {name}, which is {read})"
-    return "; ".join(filter(None, (twice, strange_in(spec, again), texts_beside_rows(spec, fields))))
+    strange = _strange_among(path for path in below if path not in again)
+    beside = _texts_beside_rows([path for path in named if path not in again], fields) if below else ""
+    return "; ".join(filter(None, (twice, strange, beside)))
 
 
-def strange_in(spec: str, again: Collection[Path] = ()) -> str:
-    """Return what is in a folder and not read as one may think, without `again`; often nothing."""
-    if spec == "stdlib" or not Path(spec).is_dir():
-        return ""
+def _is_folder(spec: str) -> bool:
+    return spec != "stdlib" and Path(spec).is_dir()
+
+
+def _strange_among(below: Iterable[Path]) -> str:
+    """Return what of all that is in a folder is not read as one may think; often nothing."""
     found: dict[str, list[Path]] = {}
-    for path in _below(Path(spec)):
-        if path not in again and (kind := _strange(path)):
+    for path in below:
+        if kind := _strange(path):
             found.setdefault(kind, []).append(path)
     return "; ".join(
         f"{text} ({len(found[kind]):,}, such as {min(found[kind])})"
@@ -206,11 +223,8 @@ def strange_in(spec: str, again: Collection[Path] = ()) -> str:
     )
 
 
-def texts_beside_rows(spec: str, fields: Collection[str]) -> str:
+def _texts_beside_rows(files: list[Path], fields: Collection[str]) -> str:
     """Return which files of a folder are read as one text each where most of its bytes are rows; often nothing."""
-    if spec == "stdlib" or not Path(spec).is_dir():
-        return ""
-    files = files_of(spec)
     rows = [path for path in files if path.name.lower().endswith(ROWS)]
     texts = [path for path in files if rows and _not_read(path) is None and kind_of(path, fields) == "text"]
     if not texts or sum(path.stat().st_size for path in texts) > sum(path.stat().st_size for path in rows):
@@ -251,7 +265,12 @@ def is_packed(path: Path) -> bool:
 
 def files_under(folder: Path) -> list[Path]:
     """Return files at any depth, as `_below` finds them."""
-    return sorted(path for path in _below(folder) if path.is_file())
+    return _files_among(_below(folder))
+
+
+def _files_among(paths: Iterable[Path]) -> list[Path]:
+    """Return those paths that are files, sorted."""
+    return sorted(path for path in paths if path.is_file())
 
 
 def _below(folder: Path) -> Iterator[Path]:
