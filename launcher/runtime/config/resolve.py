@@ -8,7 +8,8 @@ from typing import Any
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import corpora_beside, read_manifest
-from plumbline.data.remote.fetch import RemoteError, is_url
+from plumbline.data.paths import is_url
+from plumbline.data.remote.fetch import RemoteError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.parse import (
     check_written,
