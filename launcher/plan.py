@@ -9,7 +9,7 @@ python launcher/plan.py --config configs/ladder/7b.yaml --law laws/mine/law.json
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -55,9 +55,8 @@ import torch
 from plumbline.launcher.runtime.checkpoint import branch
 from plumbline.launcher.runtime.config.budget import GIB, ParameterCount, totals
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_run
+from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_parameters, plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.network import Compute, Machine, compute
 from plumbline.launcher.runtime.engine.stage import StageEstimate, estimate_stages, fastest, preferred
 from plumbline.launcher.runtime.laws import prediction
@@ -120,7 +119,7 @@ def main() -> None:
     if arguments.parameters and not arguments.json:
         print_parameters(config, plan)  # without the estimate of memory, which takes seconds
         return
-    facts = collect_facts(config, plan, estimates.of(config, plan), arguments)
+    facts = collect_facts(config, plan, estimates.of(config, plan.rows), arguments)
     if arguments.json:
         cli.print_json(facts.to_json())
     else:
@@ -151,20 +150,20 @@ class Estimates:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._machine, self._device_bytes = machine_of(arguments), arguments.device_gib * GIB
-        self._found: dict[bool, dict[int, StageEstimate]] = {}
+        self._found: dict[int, StageEstimate] | None = None
 
-    def of(self, config: Config, plan: RunPlan) -> dict[int, StageEstimate]:
-        """Return what is expected of each ZeRO stage that the optimizer serves."""
-        compiled = compiles(config, GPU)  # all that an estimate takes of the stage that the configuration has itself
-        if compiled not in self._found:  # it takes seconds
+    def of(self, config: Config, rows: Sequence[ParameterRow]) -> dict[int, StageEstimate]:
+        """Return what is expected of each ZeRO stage that the optimizer serves, whichever the configuration has."""
+        if self._found is None:  # it takes seconds
             stages = config.optimizer.kind.zero_stages
-            self._found[compiled] = estimate_stages(config, plan.rows, stages, self._machine, self._device_bytes, GPU)
-        return self._found[compiled]
+            self._found = estimate_stages(config, rows, stages, self._machine, self._device_bytes, GPU)
+        return self._found
 
     def choose(self, candidates: Mapping[int, Config]) -> int:
         """Return the ZeRO stage that a run would have where it is left open."""
         config = next(iter(candidates.values()))
-        estimates = self.of(config, plan_run(config))
+        _, rows = plan_parameters(config)
+        estimates = self.of(config, rows)
         return preferred({stage: estimates[stage] for stage in candidates}, self._device_bytes)
 
 

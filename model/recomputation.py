@@ -1,4 +1,7 @@
-"""Keep less of a block for the backward pass, and compute it again there: gradients stay the same to the last bit."""
+"""Keep less of a block for the backward pass, and compute it again there: gradients stay the same to the last bit.
+
+Only where autocast rounds weights, and a block runs more than once in a step, `selective` adds up in another rounding.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -50,4 +53,17 @@ def run_block(block: Block, function: Callable[..., Result], *arguments: Any) ->
     if block.recomputed == "full":
         return checkpoint(function, *arguments, use_reentrant=False)  # type: ignore[no-any-return]
     contexts = partial(create_selective_checkpoint_contexts, KEPT)
+    function = partial(_rounding_anew, function, next(block.parameters()).device.type)
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
+
+
+def _rounding_anew(function: Callable[..., Result], device: str, *arguments: Any) -> Result:
+    """Return what a function makes of its arguments, without the weights that autocast has rounded and kept.
+
+    A block that runs more than once in a step finds them there from the second time on, but not in the backward pass.
+    There it would run other operators than before, which selective checkpoints refuse.
+    """
+    if not torch.is_autocast_enabled(device):
+        return function(*arguments)
+    with torch.autocast(device, torch.get_autocast_dtype(device), cache_enabled=False):
+        return function(*arguments)

@@ -58,6 +58,27 @@ def test_recomputation_changes_no_bit(make_model: MakeModel, keys: str, recomput
         assert torch.equal(plain, other)
 
 
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+@pytest.mark.parametrize("recomputed", ["selective", "full"])
+def test_blocks_that_run_twice_under_autocast_are_computed_again(make_model: MakeModel, recomputed: Recomputed) -> None:
+    """As in ZeRO-0 in bf16: the second time, autocast has the rounded weights of the first."""
+    model = make_model(value_residual=True).train()
+
+    def gradients(recomputed: Recomputed) -> list[Tensor | None]:
+        recompute(list(model.model.layers), recomputed)  # type: ignore[arg-type]
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = sum(model(tokens(), labels=tokens().roll(turn, dims=1))[0] for turn in (-1, -2))
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for plain, other in zip(gradients("none"), gradients(recomputed), strict=True):
+        assert plain is not None
+        assert other is not None
+        torch.testing.assert_close(plain, other, rtol=2**-7, atol=2**-7 * plain.abs().max().item())
+
+
 @pytest.mark.parametrize(("recomputed", "calls"), [("none", 3), ("full", 6), (2, 4), (3, 4), (1, 6), (4, 3)])
 def test_every_nth_block_is_run_again(make_model: MakeModel, recomputed: Recomputed, calls: int) -> None:
     model, made = make_model().train(), []

@@ -57,6 +57,27 @@ def plan_run(config: Config) -> RunPlan:
     """
     batches, branch = config.data.batch_plan, config.schedule.branch
     planned_steps, total_steps = config.train.length.end_step(batches), last_step(config)
+    settings, rows = plan_parameters(config)
+    return RunPlan(
+        batches=batches,
+        first_step=0 if branch is None else branch.first_step,
+        total_steps=total_steps,
+        total_tokens=batches.tokens_before(total_steps),
+        settings=settings,
+        schedule=Schedule(config.schedule, batches, total_steps),
+        proportions=_proportions(config, settings, batches, planned_steps),
+        rows=tuple(rows),
+    )
+
+
+def plan_parameters(config: Config) -> tuple[OptimizerSettings, list[ParameterRow]]:
+    """Return the optimizer's settings and the table of all tensors, for which a branch need not know its parent's end.
+
+    Raises:
+        ConfigError: as `plan_run` does.
+    """
+    batches = config.data.batch_plan
+    planned_steps = config.train.length.end_step(batches)
     problems: list[str] = []
     with _collected(problems):
         check_precision(config.precision, config.model)
@@ -68,16 +89,7 @@ def plan_run(config: Config) -> RunPlan:
         rows = parameter_table(config.model, config.parameterization, settings, config.objective)
     if problems:
         raise ConfigError("\n  ".join([f"{len(problems)} problem(s) in the configuration", *problems]))
-    return RunPlan(
-        batches=batches,
-        first_step=0 if branch is None else branch.first_step,
-        total_steps=total_steps,
-        total_tokens=batches.tokens_before(total_steps),
-        settings=settings,
-        schedule=Schedule(config.schedule, batches, total_steps),
-        proportions=_proportions(config, settings, batches, planned_steps),
-        rows=tuple(rows),
-    )
+    return settings, rows
 
 
 def last_step(config: Config) -> int:

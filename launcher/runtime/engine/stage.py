@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from plumbline.launcher.runtime.config.budget import GIB, totals, trained_count
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import plan_parameters
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.memory import USABLE, DeviceMemory, Estimate
@@ -48,7 +48,7 @@ def estimate_stages(
     device_bytes: float,
     device: torch.device,
 ) -> dict[int, StageEstimate]:
-    """Return what is expected of ZeRO stages; that of the configuration is not looked at.
+    """Return what is expected of ZeRO stages, whichever the configuration has.
 
     Args:
         config: the run.
@@ -59,13 +59,17 @@ def estimate_stages(
         device: one like it.
     """
     estimate = Estimate(config, totals(rows).total, machine.devices, on_gpu=device.type == "cuda")
-    trained, compiled = trained_count(rows), compiles(config, device)
-    found = {}
+    trained, found = trained_count(rows), {}
     for stage in stages:
-        recomputed = estimate.recomputed(stage, device_bytes, compiled)
+        recomputed = estimate.recomputed(stage, device_bytes, compiles(at_stage(config, stage), device))
         step = step_time(config, trained, stage, recomputed, machine)
         found[stage] = StageEstimate(recomputed, estimate.memory(stage, recomputed), step)
     return found
+
+
+def at_stage(config: Config, stage: int) -> Config:
+    """Return the configuration with another ZeRO stage."""
+    return config.model_copy(update={"deepspeed": config.deepspeed.model_copy(update={"zero_stage": stage})})
 
 
 def fastest(estimates: Mapping[int, StageEstimate], device_bytes: float) -> int | None:
@@ -96,7 +100,8 @@ def choose_stage(candidates: Mapping[int, Config], world: World, told: bool) -> 
     """
     room = device_bytes(world)
     config, machine = next(iter(candidates.values())), Machine(world.size, FLOPS, BANDWIDTH)
-    estimates = estimate_stages(config, plan_run(config).rows, candidates, machine, room, world.device)
+    _, rows = plan_parameters(config)
+    estimates = estimate_stages(config, rows, candidates, machine, room, world.device)
     chosen = preferred(estimates, room)
     if told:
         sizes = ", ".join(f"{each.memory.total / GIB:.2f} at stage {stage}" for stage, each in estimates.items())

@@ -111,11 +111,29 @@ def test_less_memory_makes_a_higher_stage(
         assert ("no ZeRO stage fits" in shown.err) is (device_bytes < sizes[2])
 
 
-def test_a_run_chooses_its_stage_and_remembers_it(run_pretrain: Pretrain, tiny_config: Path) -> None:
-    outcome = run_pretrain(tiny_config, "auto_stage", [AUTO, "train.steps=2"])
+def test_what_is_expected_of_a_stage_is_not_of_the_one_that_the_configuration_has(tiny_config: Path) -> None:
+    """Blocks that run more than once in a step are compiled at stages 1 and 2 alone, and then not recomputed in part."""
+    asked = ["objective.name=registers", "train.activation_checkpointing=auto"]
+    configs = [load_config(tiny_config, [*asked, f"deepspeed.zero_stage={stage}"]) for stage in (1, 3)]
+    rows, machine, gpu = plan_run(configs[0]).rows, Machine(1, 1.0, 1.0), torch.device("cuda")
+    first, third = (estimate_stages(config, rows, (1, 3), machine, 1e12, gpu) for config in configs)
+    assert first == third
+    room = 0.999 * first[3].memory.total / USABLE  # not enough to recompute nothing
+    first, third = (estimate_stages(config, rows, (3,), machine, room, gpu) for config in configs)
+    assert first[3].recomputed == third[3].recomputed == "selective"
+
+
+def test_a_run_and_its_branch_choose_a_stage_and_remember_it(run_pretrain: Pretrain, tiny_config: Path) -> None:
+    keys = [AUTO, "train.steps=4", "checkpoint.interval=2", "schedule.warmup=1 steps"]
+    outcome = run_pretrain(tiny_config, "auto_stage", keys)
     assert outcome.code == 0, outcome.stderr
     assert outcome.stdout.count("stage    1, of deepspeed.zero_stage = auto") == 1
     assert load_config(outcome.run.folder / "config.yaml", []).deepspeed.zero_stage == 1
+    parent = outcome.run.folder / "checkpoints" / "step_00000002"
+    keys += [f"schedule.branch={{checkpoint: {parent}, steps: 1}}"]
+    outcome = run_pretrain(tiny_config, "auto_branch", keys)
+    assert outcome.code == 0, outcome.stderr
+    assert outcome.stdout.count("stage    1, of deepspeed.zero_stage = auto") == 1
 
 
 def test_a_configuration_that_is_printed_is_yaml_alone(command: Command, tiny_config: Path) -> None:
