@@ -57,8 +57,8 @@ def validation_splits(config: DataConfig, trained: Mapping[str, SampleSource]) -
     They are those of `data.validation`, or the held-out split of each training corpus that has one.
 
     Args:
-        config: What to read.
-        trained: The sources of `data.train`, opened and named.
+        config: what to read.
+        trained: the sources of `data.train`, opened and named.
 
     Raises:
         ValueError: one cannot be opened, or was made with another tokenizer than what is trained on.

@@ -9,10 +9,11 @@ from tests.benchmarks import draw_rooms, mutations
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 WALK = REPOSITORY / "docs" / "architecture.md"
-ROOMS = ("model", "launcher")
-"""Folders whose READMEs name every file. data/ is left out until its own do."""
-KINDS = "One file for each kind"
-"""Words of a README that need not name files which the room's `__init__.py` imports: the table there has them."""
+ROOMS = ("model", "data", "launcher")
+"""Folders whose READMEs name every file."""
+KINDS = "One file for each"
+"""Words of a README that need not name files which the room's `__init__.py` or `kinds.py` imports: the table there has
+them."""
 
 
 def defined(file: Path) -> set[str]:
@@ -51,7 +52,8 @@ def unnamed(part: Path) -> list[str]:
         if any(fnmatch(name, each) for each in named for name in (file.name, str(file.relative_to(room)))):
             continue
         module = ".".join(file.relative_to(REPOSITORY).with_suffix("").parts)
-        table = (room / "__init__.py").read_text(encoding="utf-8") if KINDS in text else ""
+        tables = [room / name for name in ("__init__.py", "kinds.py") if KINDS in text]
+        table = "".join(each.read_text(encoding="utf-8") for each in tables if each.is_file())
         if f"from plumbline.{module} import" not in table:
             missing.append(str(file.relative_to(REPOSITORY)))
     return missing

@@ -25,6 +25,9 @@ FOLLOWS: dict[tuple[int | str, ...], tuple[tuple[int | str, ...], ...]] = {
 EXAMPLES: dict[tuple[int | str, ...], str] = {("data", "train"): "data.train=[{path: corpora/NAME}]"}
 """Place -> how it may be filled."""
 
+REASONS: dict[str, str] = {"deepspeed.precision": "losses are not scaled, as fp16 would need it"}
+"""Key -> why it may not be more than it may be."""
+
 
 class ConfigError(ValueError):
     """Report a configuration that cannot be used; the message lists every problem, one for each line."""
@@ -69,7 +72,8 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
         elif problem["type"] == "string_pattern_mismatch" and problem["loc"][-1:] == ("name",):
             yield f"{path} = {problem['input']!r}: a name has letters, digits and . _ + - only, and not dots alone"
         else:
-            yield f"{path} = {problem['input']!r}: {problem['msg']}"
+            reason = f"; {REASONS[path]}" if path in REASONS else ""
+            yield f"{path} = {problem['input']!r}: {problem['msg']}{reason}"
 
 
 def _example(location: tuple[int | str, ...]) -> str:

@@ -322,15 +322,6 @@ def test_what_is_written_is_checked_before_any_corpus_or_model_is_looked_at(tiny
     assert lines[1:] == ["  train.stepz = 1: unknown key; did you mean steps?"]
 
 
-def test_null_takes_a_section_away(file: Path) -> None:
-    file.write_text(yaml.safe_dump({**SMALL, "schedule": {"name": "cosine"}}))
-    assert load_config(file, ["schedule=null"]).schedule.name == "wsd"
-    with pytest.raises(ValueError, match=r"initialize_from = nowhere: cannot be read"):
-        load_config(file, ["model=null", "train.initialize_from=nowhere"])
-    assert problems(file, "modle=null")[1:] == ["  modle = None: unknown key; did you mean model?"]
-    assert "an override is section.key=value" in problems(file, "model=qwen3")[0]
-
-
 def test_what_only_the_tensors_tell_is_reported_at_once_by_the_plan(file: Path) -> None:
     config = load_config(
         file,

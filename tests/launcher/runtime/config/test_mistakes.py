@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import last_step
 from plumbline.launcher.runtime.optim.schedule import check_phases
-from tests.launcher.runtime.config.conftest import problems
+from tests.launcher.runtime.config.conftest import SMALL, problems
 
 
 @pytest.mark.parametrize(
@@ -18,6 +19,10 @@ from tests.launcher.runtime.config.conftest import problems
         ("training.lr=1", "training = {'lr': 1}: unknown key; did you mean optimizer.lr?"),
         ("model.num_attention_heads=0", "model.num_attention_heads = 0: Input should be greater than 0"),
         ("model.hidden_size=word", "model.hidden_size = 'word': Input should be a valid integer"),
+        (
+            "deepspeed.precision=fp16",
+            "deepspeed.precision = 'fp16': Input should be 'bf16' or 'fp32'; losses are not scaled, as fp16 would need it",
+        ),
         ("data.sequence_length=-1", "data.sequence_length = -1: Input should be greater than or equal to 1"),
     ],
 )
@@ -85,6 +90,15 @@ def test_phases_as_long_as_the_run_are_not(file: Path) -> None:
     for overrides in (["schedule.warmup=80%"], ["schedule.name=cosine", "schedule.warmup=10 steps"]):
         config = load_config(file, overrides)
         check_phases(config.schedule, config.data.batch_plan, last_step(config))
+
+
+def test_null_takes_a_section_away(file: Path) -> None:
+    file.write_text(yaml.safe_dump({**SMALL, "schedule": {"name": "cosine"}}))
+    assert load_config(file, ["schedule=null"]).schedule.name == "wsd"
+    with pytest.raises(ValueError, match=r"initialize_from = nowhere: cannot be read"):
+        load_config(file, ["model=null", "train.initialize_from=nowhere"])
+    assert problems(file, "modle=null")[1:] == ["  modle = None: unknown key; did you mean model?"]
+    assert "an override is section.key=value" in problems(file, "model=qwen3")[0]
 
 
 def test_a_file_of_something_else_is_told_in_a_few_lines(tmp_path: Path, file: Path) -> None:
