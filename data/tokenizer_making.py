@@ -22,6 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from plumbline.data.damage import reading
 from plumbline.data.hub import is_reachable
+from plumbline.data.manifest import MANIFEST
 from plumbline.data.tokenizers import CONFIG, TOKENIZER, byte_vocabulary, load_tokenizer, read_config
 from plumbline.data.workspace import naming_full_disk, number_of
 
@@ -81,10 +82,15 @@ def check_tokenizer(spec: str) -> None:
             "tokenizer.json (a model of SentencePiece alone does not say which class of transformers reads it)"
         )
     if not Path(spec).is_dir():
+        kind, _, size = spec.rpartition(":")
+        trained = kind in ("bpe", "unigram")
+        meant = f"did you mean train-{kind}:{size}?" if trained else f"of the hub it would be hf:{spec};"
         raise ValueError(
-            f"--tokenizer {spec}: no such folder; known: byte, train-bpe:N, train-unigram:N, hf:NAME (hub), "
+            f"--tokenizer {spec}: no such folder; {meant} known: byte, train-bpe:N, train-unigram:N, hf:NAME (hub), "
             "or a folder that holds tokenizer.json and tokenizer_config.json"
         )
+    if (Path(spec) / MANIFEST).is_file():
+        raise ValueError(f"--tokenizer {spec}: is a corpus; its tokenizer is {Path(spec) / 'tokenizer'}")
 
 
 def build_tokenizer(spec: str, sample: Iterable[str], folder: Path) -> None:

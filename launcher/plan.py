@@ -276,7 +276,7 @@ def print_stages(config: Config, facts: PlanFacts, arguments: argparse.Namespace
     columns = ["weights", "gradients", "optimizer", "buffers", "activations", "update", "total"]
     if config.deepspeed.offload_optimizer:
         columns.append("host")
-    names = [*columns, "sent a step", "seconds"]
+    names = [*columns, "sent/step", "seconds"]
     print(f"{'':<6} {' '.join(f'{name:>11}' for name in names)}  checkpointing")
     for stage, estimate in facts.stages.items():
         memory, step = estimate.memory, estimate.step

@@ -179,7 +179,7 @@ def test_keys_that_make_no_sense_are_refused_before_the_file_is_read(keys: dict[
 def test_what_is_not_there_is_named(write: Write) -> None:
     with pytest.raises(ValueError, match=r"no/file\.jsonl: cannot be read \(No such file"):
         TaskSource(FileConfig(path="no/file.jsonl"))
-    with pytest.raises(ValueError, match=r"examples\.jsonl: task\.tokenizer = no/folder: no such folder; known: byte"):
+    with pytest.raises(ValueError, match=r"examples\.jsonl: task\.tokenizer = no/folder: no such folder; of the hub"):
         TaskSource(FileConfig(path=write(*SUMS), tokenizer="no/folder"))
 
 

@@ -196,12 +196,19 @@ def test_a_tokenizer_without_an_end_is_refused(folders: dict[str, Path], tmp_pat
         ("train-unigram:300", "smallest vocabulary is 353"),
         ("train-bpe:many", "expected train-bpe:N with N a whole number"),
         ("train-bpe", "expected train-bpe:N"),
-        ("bytes", "bytes: no such folder; known: byte, train-bpe:N"),
+        ("bytes", "bytes: no such folder; of the hub it would be hf:bytes; known: byte, train-bpe:N"),
+        ("bpe:512", "bpe:512: no such folder; did you mean train-bpe:512\\?"),
     ],
 )
 def test_a_bad_tokenizer_is_refused_before_any_work(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_tokenizer(spec)
+
+
+def test_a_corpus_is_not_its_tokenizer(corpus: Path) -> None:
+    with pytest.raises(ValueError, match=rf"--tokenizer {corpus}: is a corpus; its tokenizer is {corpus}/tokenizer"):
+        check_tokenizer(str(corpus))
+    check_tokenizer(f"{corpus}/tokenizer")
 
 
 def test_the_smallest_vocabularies_work(sample: list[str], tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ def test_a_corpus_that_moved_is_the_same_by_its_name(
     resume.check_resume(gone, config, inputs.fingerprints, folder)
     now = {"renamed": inputs.fingerprints["email"]}
     with pytest.raises(
-        CheckpointError, match=r"different run; .*\n.*; renamed has the tokens of email: give it name: email"
+        CheckpointError, match=r"of other values; .*\n.*; renamed has the tokens of email: give it name: email"
     ):
         resume.check_resume(config, new, now, folder)
     with pytest.raises(

@@ -194,7 +194,7 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(run_pretrain: Pretrain, 
 @pytest.mark.parametrize(
     ("overrides", "nodes", "words"),
     [
-        (["train.steps=30", "run.seed=2"], 2, "written by a different run; .* or undo:\n  run.seed: 1 -> 2"),
+        (["train.steps=30", "run.seed=2"], 2, "written by a run of other values; .* or undo:\n  run.seed: 1 -> 2"),
         (["optimizer.lr=0.5"], 1, "is complete, and was trained with other values"),
     ],
 )
@@ -404,3 +404,22 @@ def test_an_override_written_as_an_option_is_told_how_it_is_written(
         parser.parse_args(given)
     assert left.value.code == 2
     assert "keys of the configuration have no dashes: optimizer.lr=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--config", "x.yaml", "--resume"], "a run resumes by itself: the same command goes on"),
+        (["x.yaml", "train.steps=3"], "did you mean --config x.yaml?"),
+    ],
+)
+def test_habits_of_other_trainers_are_answered(
+    given: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["pretrain.py", *given])
+    parser = cli.Parser()
+    parser.add_argument("--config", required=True)
+    parser.add_argument("overrides", nargs="*")
+    with pytest.raises(SystemExit):
+        parser.parse_intermixed_args()
+    assert words in capsys.readouterr().err

@@ -245,7 +245,7 @@ def check_resume(
     if manifest["corpora"] != known:  # the same path may hold another text by now
         lines.append(f"  corpora: {manifest['corpora']!r} -> {known!r}{renamed(manifest['corpora'], corpora)}")
     if lines:
-        raise CheckpointError(f"{folder} was written by a different run; {remedy}:\n" + "\n".join(lines))
+        raise CheckpointError(f"{folder} was written by a run of other values; {remedy}:\n" + "\n".join(lines))
 
 
 def _same_past(old: Config, new: Config, corpora: dict[str, str], folder: Path) -> bool:

@@ -44,7 +44,16 @@ class Parser(argparse.ArgumentParser):
         found = re.search(r"unrecognized arguments: -+([\w-]+\.[\w.-]+)(=\S*)?", message)
         if found is not None:
             message += f"; keys of the configuration have no dashes: {found[1]}{found[2] or '=VALUE'}"
+        elif re.search(r"unrecognized arguments:.* --?resume\b", message):
+            message += "; a run resumes by itself: the same command goes on from its newest checkpoint"
+        elif "are required: --config" in message and (files := [each for each in sys.argv[1:] if is_yaml(each)]):
+            message += f"; did you mean --config {files[0]}?"
         super().error(message)
+
+
+def is_yaml(word: str) -> bool:
+    """Return whether a word of a command line names a YAML file."""
+    return word.endswith((".yaml", ".yml")) and "=" not in word
 
 
 def begin(parse_arguments: Callable[[], object]) -> None:

@@ -21,7 +21,8 @@ from tests.launcher.runtime.config.conftest import SMALL, problems
         ("model.hidden_size=word", "model.hidden_size = 'word': Input should be a valid integer"),
         (
             "deepspeed.precision=fp16",
-            "deepspeed.precision = 'fp16': Input should be 'bf16' or 'fp32'; losses are not scaled, as fp16 would need it",
+            "deepspeed.precision = 'fp16': Input should be 'bf16' or 'fp32'; "
+            "losses are not scaled, as fp16 would need it",
         ),
         ("data.sequence_length=-1", "data.sequence_length = -1: Input should be greater than or equal to 1"),
     ],
