@@ -10,6 +10,7 @@
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -82,15 +83,21 @@ def check_tokenizer(spec: str) -> None:
             "tokenizer.json (a model of SentencePiece alone does not say which class of transformers reads it)"
         )
     if not Path(spec).is_dir():
-        kind, _, size = spec.rpartition(":")
-        trained = kind in ("bpe", "unigram")
-        meant = f"did you mean train-{kind}:{size}?" if trained else f"of the hub it would be hf:{spec};"
         raise ValueError(
-            f"--tokenizer {spec}: no such folder; {meant} known: byte, train-bpe:N, train-unigram:N, hf:NAME (hub), "
-            "or a folder that holds tokenizer.json and tokenizer_config.json"
+            f"--tokenizer {spec}: no such folder;{_meant_by(spec)} known: byte, train-bpe:N, train-unigram:N, hf:NAME "
+            "(hub), or a folder that holds tokenizer.json and tokenizer_config.json"
         )
     if (Path(spec) / MANIFEST).is_file():
-        raise ValueError(f"--tokenizer {spec}: is a corpus; its tokenizer is {Path(spec) / 'tokenizer'}")
+        own = next((str(each) for each in Path(spec).glob("**/tokenizer") if each.is_dir()), "not there")
+        raise ValueError(f"--tokenizer {spec}: is a corpus; its tokenizer is {own}")
+
+
+def _meant_by(spec: str) -> str:
+    """Return what may be meant by a tokenizer that is no folder: a kind without its first word, or one of the hub."""
+    kind, _, size = spec.partition(":")
+    if kind in ("bpe", "unigram") and size.isdecimal():
+        return f" did you mean train-{spec}?"
+    return f" of the hub it would be hf:{spec};" if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", spec) else ""
 
 
 def build_tokenizer(spec: str, sample: Iterable[str], folder: Path) -> None:

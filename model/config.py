@@ -114,7 +114,8 @@ class ModelConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attri
     tie_word_embeddings: bool
     """Use the embedding matrix as the unembedding as well."""
     sliding_window: int | None = Field(default=None, ge=2)
-    """Tokens that each token attends to: itself and those right before it. None: the whole prefix."""
+    """Tokens that each token attends to: itself and those right before it; of itself alone, transformers keeps no
+    cache. None: the whole prefix."""
     document_mask: bool = False
     """Attend only within a document and restart positions at each document of a packed sequence."""
     final_logit_softcapping: PositiveFloat | None = None

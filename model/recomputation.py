@@ -1,6 +1,6 @@
 """Keep less of a block for the backward pass, and compute it again there: gradients stay the same to the last bit.
 
-Only where autocast rounds weights, and a block runs more than once in a step, `selective` adds up in another rounding.
+Only where autocast rounds a weight that is used more than once, `selective` adds up its gradient in another rounding.
 """
 
 from collections.abc import Callable, Sequence
@@ -60,8 +60,8 @@ def run_block(block: Block, function: Callable[..., Result], *arguments: Any) ->
 def _rounding_anew(function: Callable[..., Result], device: str, *arguments: Any) -> Result:
     """Return what a function makes of its arguments, without the weights that autocast has rounded and kept.
 
-    A block that runs more than once in a step finds them there from the second time on, but not in the backward pass.
-    There it would run other operators than before, which selective checkpoints refuse.
+    Who uses a weight more than once finds it there from the second time on, but not in the backward pass, which would
+    run other operators than before. Selective checkpoints refuse that.
     """
     if not torch.is_autocast_enabled(device):
         return function(*arguments)

@@ -33,7 +33,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -186,9 +186,9 @@ def free_port() -> int:
     """Return a port as this checkout's function does, which is not imported: runs of the other commit are forked."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):  # nobody answers there
+                return port
 
 
 def tensor_digests(folder: Path) -> dict[str, str]:

@@ -25,8 +25,10 @@ FOLLOWS: dict[tuple[int | str, ...], tuple[tuple[int | str, ...], ...]] = {
 EXAMPLES: dict[tuple[int | str, ...], str] = {("data", "train"): "data.train=[{path: corpora/NAME}]"}
 """Place -> how it may be filled."""
 
-REASONS: dict[str, str] = {"deepspeed.precision": "losses are not scaled, as fp16 would need it"}
-"""Key -> why it may not be more than it may be."""
+REASONS: dict[tuple[str, object], str] = {
+    ("deepspeed.precision", name): "losses are not scaled, as fp16 would need it" for name in ("fp16", "float16")
+}
+"""Key and value -> why it is not served."""
 
 
 class ConfigError(ValueError):
@@ -72,8 +74,8 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
         elif problem["type"] == "string_pattern_mismatch" and problem["loc"][-1:] == ("name",):
             yield f"{path} = {problem['input']!r}: a name has letters, digits and . _ + - only, and not dots alone"
         else:
-            reason = f"; {REASONS[path]}" if path in REASONS else ""
-            yield f"{path} = {problem['input']!r}: {problem['msg']}{reason}"
+            reason = REASONS.get((path, str(problem["input"])))
+            yield f"{path} = {problem['input']!r}: {problem['msg']}{'' if reason is None else f'; {reason}'}"
 
 
 def _example(location: tuple[int | str, ...]) -> str:

@@ -62,6 +62,8 @@ def described() -> Node:
 def for_editors() -> Node:
     """Return the JSON Schema of a file, which may leave out what it extends, or the command line, has."""
     schema = deepcopy(described())
+    for key, section in schema["properties"].items():  # null takes away that of the file below
+        schema["properties"][key] = {"anyOf": [section, {"type": "null"}]}
     schema["properties"]["extends"] = {
         "type": "string",
         "description": "A file that this one is laid over, by its path from this one.",

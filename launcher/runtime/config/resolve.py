@@ -8,6 +8,7 @@ from typing import Any
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import corpora_beside, read_manifest
+from plumbline.data.manifest import MANIFEST
 from plumbline.data.paths import is_url
 from plumbline.data.remote.fetch import RemoteError
 from plumbline.launcher.runtime.config.errors import ConfigError
@@ -63,8 +64,9 @@ def vocab_size(data: DataConfig) -> int:
         raise
     except (OSError, ValueError) as error:
         where = first.paths[0]
-        beside = "" if is_url(where) else f"{corpora_beside(Path(where))}; "
+        is_there = is_url(where) or Path(where, MANIFEST).is_file()
         raise ConfigError(
-            f"data.train.0.path = {first.path}: holds no readable corpus.json, from which model.vocab_size is taken; "
-            f"{beside}prepare it (launcher/prepare.py), or set model.vocab_size"
+            f"data.train.0.path = {where}: holds no readable corpus.json, from which model.vocab_size is taken; "
+            f"{error if is_there else corpora_beside(Path(where))}; prepare it (launcher/prepare.py), or set "
+            "model.vocab_size"
         ) from error

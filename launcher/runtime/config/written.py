@@ -38,7 +38,7 @@ def read_values(path: Path, overrides: list[str]) -> dict[str, Any]:
         ConfigError: unreadable file, bad YAML, a number in another base than 10, or something that is no override.
     """
     file = _read(path)
-    overrides = [_dotted(override) for override in overrides]
+    overrides = _take_away(file, [_dotted(override) for override in overrides])
     for override in overrides:
         with yaml_problems(override):
             check_numbers(override.partition("=")[2], override)
@@ -75,12 +75,28 @@ def _dotted(override: str) -> str:
     return re.sub(r"\[(\d+)\]", r".\1", key) + equals + value
 
 
+def _take_away(file: DictConfig, overrides: list[str]) -> list[str]:
+    """Blank each section of a file that an override `SECTION=null` takes away; return the overrides that are left.
+
+    What is said of the section before that is taken away with it, and what is said after it counts.
+    """
+    left: list[str] = []
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if "." in key or value.strip().lower() not in ("null", "~"):
+            left.append(override)
+            continue
+        file[key] = None
+        left = [each for each in left if not each.startswith(f"{key}.")]
+    return left
+
+
 def _parse_overrides(overrides: list[str]) -> DictConfig:
     for override in overrides:
-        key, equals, value = override.partition("=")
-        takes_section_away = value == "null"
-        if not equals or ("." not in key and not takes_section_away) or not all(key.split(".")):
-            hint = f"; {meant}" if (meant := meant_by(key, alone=True)) else ", for example optimizer.lr=0.003"
+        key, equals, _ = override.partition("=")
+        if not equals or "." not in key or not all(key.split(".")):
+            usual = ", for example optimizer.lr=0.003, or SECTION=null"
+            hint = f"; {meant}" if (meant := meant_by(key, alone=True)) else usual
             raise ConfigError(f"{override!r}: an override is section.key=value{hint}")
     source = " ".join(overrides)
     with yaml_problems(source):

@@ -152,17 +152,19 @@ def check_phases(config: ScheduleConfig, plan: BatchPlan, total_steps: int) -> N
     """Refuse a warm-up, and a decay of wsd, that do not fit into the run; a branch has its parent's warm-up.
 
     Raises:
-        ValueError: together they are longer than the run, or the decay has fewer tokens than a step.
+        ValueError: together they are longer than the run, or the decay takes no more than one step, which still runs at
+            the peak; a fraction may, so that a few steps can be tried.
     """
     if config.branch is not None:
         return
     phases = {"warmup": config.warmup.steps_of(plan, total_steps)}
     if config.name == "wsd":
         phases["decay"] = config.decay.steps_of(plan, total_steps)
-        if phases["decay"] == 0 and config.decay.unit == "tokens":
+        one_step = config.decay.before_end(plan, total_steps) <= plan.tokens_per_step
+        if one_step and config.decay.unit != "fraction":
             raise ValueError(
-                f"schedule.decay = {config.decay}: a step has {plan.tokens_per_step:,} tokens, so the rate would never "
-                "decay; make it longer, or set schedule.name to constant"
+                f"schedule.decay = {config.decay}: in one step or less ({plan.tokens_per_step:,} tokens) the rate "
+                "would never decay; make it longer, or set schedule.name to constant"
             )
     if sum(phases.values()) > total_steps:
         lengths = " and ".join(f"schedule.{phase} = {getattr(config, phase)}" for phase in phases)

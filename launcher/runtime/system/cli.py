@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         found = re.search(r"unrecognized arguments: -+([\w-]+\.[\w.-]+)(=\S*)?", message)
         if found is not None:
             message += f"; keys of the configuration have no dashes: {found[1]}{found[2] or '=VALUE'}"
-        elif re.search(r"unrecognized arguments:.* --?resume\b", message):
+        elif "--config" in self._option_string_actions and re.search(r"unrecognized arguments:.* --?resume\b", message):
             message += "; a run resumes by itself: the same command goes on from its newest checkpoint"
         elif "are required: --config" in message and (files := [each for each in sys.argv[1:] if is_yaml(each)]):
             message += f"; did you mean --config {files[0]}?"

@@ -76,8 +76,10 @@ def _set_up_host(world: World) -> None:
 
 def _import_deepspeed() -> None:
     """Import DeepSpeed, and let it and torch say nothing that users cannot act on."""
+    import deepspeed  # after DS_ACCELERATOR is set: DeepSpeed reads it when it is imported
+
     with definitions_uncompiled():
-        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401 - only after DS_ACCELERATOR is set
+        import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 
     theirs = logging.getLogger("DeepSpeed")  # prints on every rank, and to standard output
     theirs.handlers.clear()

@@ -3,10 +3,10 @@
 `python`, `deepspeed`, `torchrun` and one-task-per-rank `srun` all start the same script; the environment tells which.
 """
 
+import errno
 import os
 import random
 import socket
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -77,12 +77,21 @@ def _address_of_first_task() -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody has, below those that Linux gives to whoever connects in the meantime."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)  # no seed of a run decides it: two may start at once
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+    """Return a TCP port that nobody has, below those that Linux gives to whoever connects in the meantime.
+
+    Raises:
+        OSError: there is none.
+    """
+    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):  # no seed decides: two may start at once
+        try:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
             return port
+    raise OSError(errno.EADDRINUSE, "no port between 20000 and 32000 is free")
 
 
 def emulates_bf16() -> bool:

@@ -19,6 +19,7 @@ from tests.launcher.runtime.config.conftest import SMALL, problems
         ("training.lr=1", "training = {'lr': 1}: unknown key; did you mean optimizer.lr?"),
         ("model.num_attention_heads=0", "model.num_attention_heads = 0: Input should be greater than 0"),
         ("model.hidden_size=word", "model.hidden_size = 'word': Input should be a valid integer"),
+        ("model.sliding_window=1", "model.sliding_window = 1: Input should be greater than or equal to 2"),
         (
             "deepspeed.precision=fp16",
             "deepspeed.precision = 'fp16': Input should be 'bf16' or 'fp32'; "
@@ -34,8 +35,8 @@ def test_one_mistake_is_one_line(file: Path, override: str, line: str) -> None:
 @pytest.mark.parametrize(
     ("override", "hint"),
     [
-        ("optimizer.lr", ", for example optimizer.lr=0.003"),
-        ("=3", ", for example optimizer.lr=0.003"),
+        ("optimizer.lr", ", for example optimizer.lr=0.003, or SECTION=null"),
+        ("=3", ", for example optimizer.lr=0.003, or SECTION=null"),
         ("lr=1", "; did you mean optimizer.lr?"),
         ("max_iters=1", "; did you mean train.steps?"),
         ("resume=true", "; the same command goes on from the newest whole checkpoint"),
@@ -74,7 +75,8 @@ def test_a_float_that_is_whole_is_an_integer_where_one_is_expected(file: Path) -
         ),
         (["schedule.warmup=50%", "schedule.decay=60%"], "11 steps, but the run has 10"),
         (["schedule.decay=1e9 tokens"], "schedule.decay = 1000000000 tokens"),
-        (["schedule.decay=1 tokens"], "schedule.decay = 1 tokens: a step has .* tokens, so the rate would never decay"),
+        (["schedule.decay=1 tokens"], "schedule.decay = 1 tokens: .* one step .* would never decay"),
+        (["schedule.decay=1 steps"], "schedule.decay = 1 steps: .* one step .* would never decay"),
         (
             ["schedule.name=cosine", "schedule.warmup=11 steps"],
             "schedule.warmup = 11 steps: 11 steps, but the run has 10",
@@ -96,6 +98,9 @@ def test_phases_as_long_as_the_run_are_not(file: Path) -> None:
 def test_null_takes_a_section_away(file: Path) -> None:
     file.write_text(yaml.safe_dump({**SMALL, "schedule": {"name": "cosine"}}))
     assert load_config(file, ["schedule=null"]).schedule.name == "wsd"
+    in_order = ["schedule.final_lr_fraction=0.5", "schedule=~", "schedule.warmup=1 steps"]
+    schedule = load_config(file, in_order).schedule
+    assert (schedule.name, schedule.final_lr_fraction, str(schedule.warmup)) == ("wsd", 0.0, "1 steps")
     with pytest.raises(ValueError, match=r"initialize_from = nowhere: cannot be read"):
         load_config(file, ["model=null", "train.initialize_from=nowhere"])
     assert problems(file, "modle=null")[1:] == ["  modle = None: unknown key; did you mean model?"]
