@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 from dataclasses import astuple, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import deepspeed
 import pytest
 import torch
 import torch.distributed as dist
@@ -23,13 +26,12 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine, deepspe
 from plumbline.launcher.runtime.engine.zero_shards import refuse_uneven
 from plumbline.launcher.runtime.run.scores import LossSums
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
+from plumbline.launcher.runtime.system.startup import SAID_OTHERWISE
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.multipliers import multipliers
 from tests.distributed.conftest import whole_weights
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from plumbline.launcher.runtime.system.world import World
 
 
@@ -288,3 +290,12 @@ def test_gradients_are_added_to_their_sum_without_a_copy(tiny_config: Path, worl
     with Copies() as copied:
         assert engine.train_step(micro_batches(config), 0, 1e-3).result.applied
     assert engine.model.get_parameter("model.layers.0.mlp.up_proj.weight").shape not in copied.shapes
+
+
+def test_what_deepspeed_is_not_to_say_is_what_it_says(world: World) -> None:
+    """Its words are looked for in its sources: if it words them otherwise, they would be shown again."""
+    assert not logging.getLogger("DeepSpeed").filter(
+        logging.makeLogRecord({"msg": "**** You are using ZeRO with an untested optimizer, proceed with caution *****"})
+    )
+    sources = [file.read_text() for file in (Path(deepspeed.__file__).parent / "runtime").rglob("*.py")]
+    assert [words for words in SAID_OTHERWISE if not any(words in text for text in sources)] == []

@@ -140,7 +140,6 @@ def test_two_ranks_equal_the_plain_loop(
     for_losses, for_norms = (1e-4, 2e-3) if "muon" in name else (2e-3, 2e-2)
     assert losses == pytest.approx(reference.losses, rel=for_losses)
     assert norms == pytest.approx(reference.grad_norms, rel=for_norms)
-    assert "untested" not in (run.folder / "logs" / "rank_00000.log").read_text(), "DeepSpeed knows it not; it is tested"
 
 
 @pytest.mark.parametrize("name", ROUNDED)
