@@ -40,7 +40,7 @@ def document_ids(name: str, length: int) -> Tensor | None:
 
 
 @pytest.mark.parametrize("documents", DOCUMENTS)
-@pytest.mark.parametrize("window", [None, 1, 127, 128, 129, 260])
+@pytest.mark.parametrize("window", [None, 2, 127, 128, 129, 260])
 @pytest.mark.parametrize("length", [64, 256, LENGTH])
 def test_the_blocks_are_those_of_the_mask_that_is_written_out(
     make_config: MakeConfig, length: int, window: int | None, documents: str

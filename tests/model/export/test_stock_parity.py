@@ -148,7 +148,7 @@ def test_llama(enliven: Enliven, shape: dict[str, Any], mlp_bias: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", LLAMA_LIKE)
-@pytest.mark.parametrize("window", [None, 1, 5])
+@pytest.mark.parametrize("window", [None, 2, 5])
 def test_qwen3(enliven: Enliven, shape: dict[str, Any], window: int | None) -> None:
     keys = {**SHAPE, "tie_word_embeddings": False, **shape}
     sliding = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0} if window else {}
