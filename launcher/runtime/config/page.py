@@ -18,10 +18,10 @@ key stands beside its field in the sources.
 
 A run is one YAML file (`--config FILE`) of the sections below. `extends: OTHER.yaml` lays it over another file, whose
 path is relative to it; `section.key=value` on the command line is laid over both. Sections are merged key by key, lists
-are replaced whole. `${section.key}` inserts the value of another key. An unknown key, a wrong type or a value that does
-not fit is an error, and all of them are told at once. `python launcher/pretrain.py --config FILE --print-config` prints
-what came of it, and the run folder keeps it as `config.yaml`. What becomes of a change when a run resumes is a table in
-[runs.md](runs.md#resuming).
+are replaced whole, and `SECTION: null` (`SECTION=null`) takes a section away. `${section.key}` inserts the value of
+another key. An unknown key, a wrong type or a value that does not fit is an error, and all of them are told at once.
+`python launcher/pretrain.py --config FILE --print-config` prints what came of it, and the run folder keeps it as
+`config.yaml`. What becomes of a change when a run resumes is a table in [runs.md](runs.md#resuming).
 
 An editor with a YAML language server (VS Code's YAML extension, `yaml-language-server`) completes keys, shows what they
 mean and marks wrong ones by `configs/schema.json`, which is made of the same; a file in `configs/` asks for it by its
