@@ -205,8 +205,7 @@ def _no_corpus(path: Path) -> str:
 
 def corpora_beside(path: Path) -> str:
     """Say which folders beside a path are corpora, for whoever has mistyped it."""
-    found = (manifest.parent for manifest in path.parent.glob(f"*/{MANIFEST}"))
-    known = sorted(str(folder) for folder in found if folder != path)
+    known = sorted(str(manifest.parent) for manifest in path.parent.glob(f"*/{MANIFEST}"))
     return f"corpora beside it: {', '.join(known) or 'none'}"
 
 

@@ -65,8 +65,8 @@ def vocab_size(data: DataConfig) -> int:
     except (OSError, ValueError) as error:
         where = first.paths[0]
         is_there = is_url(where) or Path(where, MANIFEST).is_file()
+        why = error if is_there else f"{corpora_beside(Path(where))}; prepare it (launcher/prepare.py)"
         raise ConfigError(
-            f"data.train.0.path = {where}: holds no readable corpus.json, from which model.vocab_size is taken; "
-            f"{error if is_there else corpora_beside(Path(where))}; prepare it (launcher/prepare.py), or set "
-            "model.vocab_size"
+            f"data.train.0.path = {where}: holds no readable corpus.json, from which model.vocab_size is taken; {why}, "
+            "or set model.vocab_size"
         ) from error

@@ -114,3 +114,11 @@ def test_a_file_of_something_else_is_told_in_a_few_lines(tmp_path: Path, file: P
     lines = problems(file, *(f"train.key{number}=1" for number in range(50)))
     assert lines[0] == f"{file}: 50 problem(s) in the configuration"
     assert (len(lines), lines[-1]) == (22, "  ... and 30 more")
+
+
+def test_what_is_wrong_with_a_corpus_is_told(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus.json").write_text("{}")
+    line = "\n".join(problems(file, "model.vocab_size=null", f"data.train=[{{path: {tmp_path}}}]"))
+    assert line.startswith(f"data.train.0.path = {tmp_path}: holds no readable corpus.json")
+    assert "tokenizer: Field required; prepare the corpus again" in line
+    assert "corpora beside it" not in line
