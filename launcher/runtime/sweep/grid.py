@@ -72,8 +72,9 @@ def lines(summary: GridSummary) -> Iterator[str]:
         error = "" if point.loss_error is None else f" ± {point.loss_error:.4f}"
         loss = ", ".join(point.statuses) if point.loss is None else f"{point.loss:.4f}{error}"
         yield f"{loss:<18}  {' '.join(f'{axis}={label}' for axis, label in point.labels.items())}"
-    tried = [point.labels for point in summary.points if point.loss is not None]
-    for axis in axes_at_end(tried[0], tried) if tried else ():
+    tried = [point.labels for point in summary.points]  # one that diverged bounds the best as well
+    has_best = bool(summary.points) and summary.points[0].loss is not None
+    for axis in axes_at_end(tried[0], tried) if has_best else ():
         yield f"the best has the last {axis} of its grid: a wider grid may hold a better one"
     if summary.caution is not None:
         yield summary.caution

@@ -23,4 +23,5 @@ def test_a_best_at_the_end_of_its_grid_is_named() -> None:
         "the best has the last lr of its grid: a wider grid may hold a better one"
     )
     assert len(list(lines(summarize(None, [*results, cell(2.3, 0.4)])))) == 1 + 6
+    assert len(list(lines(summarize(None, [*results, cell(None, 0.4)])))) == 1 + 6, "beyond it a run diverged"
     assert len(list(lines(summarize(None, [cell(None, 0.1), cell(None, 0.2)])))) == 1 + 2
