@@ -19,7 +19,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="replaces a value of the file")
     parser.add_argument("--nodes", type=cli.positive, default=1, help="number of nodes (default: 1)")
     ranks = parser.add_mutually_exclusive_group(required=True)
-    ranks.add_argument("--gpus-per-node", type=cli.positive, help="GPUs on each node; one rank runs on each GPU")
+    ranks.add_argument(
+        "--gpus-per-node", type=cli.gpus, help="GPUs on each node, 4 or h100:4; one rank runs on each GPU"
+    )
     ranks.add_argument("--tasks-per-node", type=cli.positive, help="ranks on each node of a cluster without GPUs")
     parser.add_argument("--cpus-per-task", type=cli.positive, help="cores of each rank, its data workers included")
     parser.add_argument(
@@ -44,7 +46,7 @@ def main() -> None:
     arguments = parse_arguments()
     request = Request(
         nodes=arguments.nodes,
-        tasks_per_node=arguments.gpus_per_node or arguments.tasks_per_node,
+        tasks_per_node=arguments.tasks_per_node or int(arguments.gpus_per_node.rpartition(":")[2]),
         gpus_per_node=arguments.gpus_per_node,
         cpus_per_task=arguments.cpus_per_task,
         **cli.job_options(arguments),

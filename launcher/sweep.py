@@ -55,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     slurm.add_argument(
         "--tasks", type=cli.positive, default=1, help="tasks of the array, which share the runs (default: 1)"
     )
-    slurm.add_argument("--gpus-per-task", type=cli.positive, help="GPUs, and so workers, of each task")
+    slurm.add_argument("--gpus-per-task", type=cli.gpus, help="GPUs, and so workers, of each task, 2 or h100:2")
     slurm.add_argument("--cpus-per-task", type=cli.positive, help="cores of each task; without GPUs, its workers")
     cli.add_job_options(slurm, "one task")
     arguments = parser.parse_intermixed_args()

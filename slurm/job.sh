@@ -6,6 +6,11 @@ say() { echo "$script: $*"; }
 code=2 # of this script's own errors; then what srun returns
 fail() { say "error: $*" >&2; exit "$code"; }
 
+# Of whoever submits from within another job: sbatch hands on to which cores that one was bound, and srun obeys.
+unset "${!SLURM_CPU_BIND@}"
+# Steps would take over an `--export=NONE` of the job, and miss what is set below.
+export SLURM_EXPORT_ENV=ALL
+
 # shellcheck source=slurm/cluster.env
 source "$root/slurm/cluster.env"
 # Only from here, since `module` trips over unset variables. No -e: srun's exit code is an answer, not a reason to die.

@@ -28,7 +28,9 @@ def probe(cluster: Cluster, tmp_path: Path) -> Probe:
 
 def test_ranks_find_each_other_their_cores_and_their_gpus(probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("--nodes=2", "--ntasks-per-node=2", "--gpus-per-node=2", "--cpus-per-task=3")
-    job_id = probe.submit(*options, endings="0", extra=("run.name=x", "probe.text=x y"))
+    # As from within another job, which hands on its shape, at a site that hands on nothing
+    submitted_in = {"SLURM_CPU_BIND": "quiet,mask_cpu:0x80000000", "SLURM_EXPORT_ENV": "NONE"}
+    job_id = probe.submit(*options, endings="0", extra=("run.name=x", "probe.text=x y"), variables=submitted_in)
     assert probe.cluster.wait_end(job_id)["JobState"] == "COMPLETED"
 
     found = probe.found_by_ranks(job_id)
@@ -37,6 +39,7 @@ def test_ranks_find_each_other_their_cores_and_their_gpus(probe: Probe, monkeypa
     assert {rank["MASTER_PORT"] for rank in ranks} == {str(20000 + int(job_id))}
     assert {rank["OMP_NUM_THREADS"] for rank in ranks} == {"3"}
     assert {rank["SRUN_CPUS_PER_TASK"] for rank in ranks} == {"3"}
+    assert not any("0x80000000" in rank.get("SLURM_CPU_BIND", "") for rank in ranks)
     assert {rank["CUDA_VISIBLE_DEVICES"] for rank in ranks} == {"0,1"}
     assert [rank["SLURMD_NODENAME"] for rank in ranks] == ["n1", "n1", "n2", "n2"]
     assert [rank["arguments"][1::4] for rank in found] == [[str(probe.folder / "a file.yaml"), "probe.text=x y"]] * 4

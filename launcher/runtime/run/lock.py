@@ -30,7 +30,11 @@ LEASE_SECONDS = 120.0  # how long a requeued job waits for its own lock: an NFS 
 
 
 class RunLockedError(ValueError):
-    """Report a run folder that another process trains in."""
+    """Report a run folder that another process trains in; `passes` if that is an earlier attempt of the same job."""
+
+    def __init__(self, message: str, passes: bool = False) -> None:
+        super().__init__(message)
+        self.passes = passes
 
 
 @contextmanager
@@ -103,7 +107,8 @@ def _acquire(descriptor: int, folder: Path, patience: float, pulse: Path | None)
                 f"{folder} is being trained by process {owner.get('pid', 'unknown')} on host "
                 f"{owner.get('host', 'unknown')}{'' if job is None else f', Slurm job {job}'}, since "
                 f"{owner.get('since', 'just now')}: stop that one, or give this run another run.name (only if that "
-                f"host is gone for good, remove {folder / LOCK})"
+                f"host is gone for good, remove {folder / LOCK})",
+                passes=_is_before(owner),
             )
         time.sleep(1.0)
 

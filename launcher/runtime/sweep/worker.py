@@ -28,10 +28,11 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.run.lock import RunLockedError, hold
+from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
 from plumbline.launcher.runtime.sweep.advance import DIVERGED
 from plumbline.launcher.runtime.system import determinism, startup
 from plumbline.launcher.runtime.system.files import write_json, write_whole
+from plumbline.launcher.runtime.system.launch import restart_count
 from plumbline.launcher.runtime.system.signals import SIGNALS, StopRequest
 from plumbline.launcher.runtime.system.world import World, be_alone, read_world
 from plumbline.launcher.runtime.train.guards.guard import TrainingError
@@ -83,7 +84,8 @@ def run_cell(config: Config, world: World, stop: StopRequest, run: Run, keep_che
     """
     folder = config.run.folder
     try:
-        with hold(folder), _output_to(folder / LOG):
+        # Nobody else of this job is at a cell, but for an earlier attempt of it
+        with hold(folder, LEASE_SECONDS if restart_count() else 0.0, folder / LOG), _output_to(folder / LOG):
             ended = outcome_of(config)
             if ended in FINISHED:  # by another process, since the list of cells was made
                 return ended

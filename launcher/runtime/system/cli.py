@@ -135,6 +135,13 @@ def positive(text: str) -> int:
     return value
 
 
+def gpus(text: str) -> str:
+    """Return a number of GPUs as Slurm takes it, N or TYPE:N, for argparse."""
+    if re.fullmatch(r"([^\s:]+:)?[1-9]\d*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GPUs: give N, or TYPE:N such as h100:4")
+    return text
+
+
 def natural(text: str) -> int:
     """Return an integer of at least 0, for argparse."""
     value = int(text)

@@ -17,7 +17,9 @@ DOWN = re.compile(r"\bDOWN\b|\bFAIL\b|NOT_RESPONDING|\*")
 """What marks a node in Slurm's State as lost to its jobs: DOWN+DRAIN, ALLOCATED*, MIXED+NOT_RESPONDING."""
 UNUSABLE_NODE = re.compile(rf"{DOWN.pattern}|DRAIN|MAINT")
 """What marks a node on which no job starts."""
-LAUNCH_FAILED = re.compile(r"failed on node ([^\s:]+):")
+LAUNCH_FAILED = re.compile(r"failed on node ([^\s:]+):(.*)")
+"""The node, and why: it is not reached, or it refuses what is asked for."""
+NOT_REACHED = re.compile("ommunication|onnection|imed out|Zero Bytes|receive failure|No route|not responding")
 UNREACHED = re.compile("Unable to contact slurm controller|Socket timed out")
 """What Slurm's commands say while the controller starts again, or has too much to do."""
 PAUSES = (10.0,) * 6
@@ -44,7 +46,7 @@ class Job:
     """How many nodes it asks for."""
     partitions: frozenset[str]
     features: frozenset[str]
-    """Words of --constraint, whatever stands between them."""
+    """Words of --constraint, whatever stands between them; counts of nodes among them."""
     reservation: str = ""
     """Whose nodes alone it may have; empty: those that are not reserved."""
 
@@ -94,7 +96,7 @@ def read_job(job_id: str) -> Job:
         names_in(fields["ExcNodeList"]),
         int(fields["NumNodes"].partition("-")[0]),
         frozenset(fields["Partition"].split(",")),
-        frozenset(re.findall(r"[\w.]+", _unless_null(fields["Features"]))),
+        frozenset(re.findall(r"[^\s&|,()\[\]*]+", _unless_null(fields["Features"]))),
         _unless_null(fields.get("Reservation", "")),
     )
 
@@ -115,24 +117,40 @@ def may_go_on(job: Job) -> bool:
 
 
 def lost_nodes(job: Job) -> list[str]:
-    """Return the nodes of a running job that Slurm calls down, or on which it cannot start a step."""
-    silent = set(LAUNCH_FAILED.findall(_ask(job)))
+    """Return the nodes of a running job that Slurm calls down, or on which it cannot start a step.
+
+    Where most of several nodes are reached and refuse the step, it is not the nodes.
+    """
+    failed = dict(LAUNCH_FAILED.findall(_ask(job)))
     states = {fields["NodeName"]: fields["State"] for fields in _all_nodes()}
-    return [node for node in job.nodes if node in silent or DOWN.search(states.get(node, ""))]
+    lost = {node for node in job.nodes if DOWN.search(states.get(node, "")) or NOT_REACHED.search(failed.get(node, ""))}
+    refusing = failed.keys() - lost
+    if len(refusing) <= max(1, len(job.nodes) // 2):
+        lost |= refusing
+    return [node for node in job.nodes if node in lost]
 
 
 def sparable(job: Job, faulty: Iterable[str]) -> list[str]:
     """Return the nodes of a job that its next attempt can do without: as many as leave it enough, the first ones first.
 
-    Only nodes count that have the same devices as one of the job's, since what it asks for is not compared in full.
+    Only nodes count that have the same devices as one of the job's, and those of the features it asks for that one of
+    the job's has, since what it asks for is not compared in full.
     """
     faulty = list(faulty)
     if not faulty:
         return []
     found = _all_nodes()
-    devices = {fields.get("Gres") for fields in found if fields["NodeName"] in job.nodes}
+    like = [(each.get("Gres"), job.features & _features(each)) for each in found if each["NodeName"] in job.nodes]
     reserved = _reserved(job)
-    able = {fields["NodeName"] for fields in found if fields.get("Gres") in devices and _may_run(job, fields, reserved)}
+    able = {
+        each["NodeName"]
+        for each in found
+        if any(
+            each.get("Gres") == devices and features <= _features(each) and bool(features) == bool(job.features)
+            for devices, features in like
+        )
+        and _may_run(job, each, reserved)
+    }
     able -= {*job.excluded}
     spared: list[str] = []
     for node in faulty:
@@ -163,19 +181,24 @@ def _reserved(job: Job) -> set[str] | None:
 
 
 def _may_run(job: Job, node: Mapping[str, str], reserved: set[str] | None) -> bool:
-    """Return whether a node is up, where the job may run, and has its features, every word of them."""
+    """Return whether a node is up, and where the job may run."""
     return (
         not UNUSABLE_NODE.search(node["State"])
         and ("RESERVED" not in node["State"] if reserved is None else node["NodeName"] in reserved)
         and bool(job.partitions & set(node.get("Partitions", "").split(",")))
-        and job.features <= set(node.get("ActiveFeatures", "").split(","))
     )
+
+
+def _features(node: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(node.get("ActiveFeatures", "").split(","))
 
 
 def _ask(job: Job) -> str:
     """Return what srun says when it starts a step that does nothing on every node of the job."""
-    # What GPUs and memory the job's steps take is in variables; this one takes none, or would wait for theirs
-    environment = {key: value for key, value in os.environ.items() if not re.match("SLURM_(GPU|MEM|TRES)", key)}
+    # What GPUs, memory and cores the job's steps take is in variables; this one takes none, or would wait for theirs
+    environment = {
+        key: value for key, value in os.environ.items() if not re.match("SLURM_(GPU|MEM|TRES|CPU_BIND)", key)
+    }
     shape = (f"--nodes={len(job.nodes)}", f"--ntasks={len(job.nodes)}", "--ntasks-per-node=1", "--cpus-per-task=1")
     command = ("srun", f"--jobid={job.number}", "--overlap", "--mem=0", "--gres=none", *shape, "true")
     try:

@@ -12,6 +12,8 @@ from pathlib import Path
 from plumbline.launcher.runtime.system.deadline import NOTICE
 from plumbline.launcher.runtime.system.ours import ROOT
 
+OURS = f"PLUMBLINE_ROOT,{NOTICE},PLUMBLINE_PYTHON"
+"""Variables in which a script of `write_script` tells a job where things are."""
 START_SECONDS = 120
 """Least time of an attempt before its notice: half for a start, half since Slurm may give notice as much too early."""
 
@@ -24,8 +26,9 @@ class Request:
     tasks_per_node: int = 1
     array: int | None = None
     """Number of jobs in an array, each of which asks for all of this; None: a single job."""
-    gpus_per_node: int | None = None
-    gpus_per_task: int | None = None
+    gpus_per_node: str | None = None
+    """A number, or TYPE:NUMBER, here and below."""
+    gpus_per_task: str | None = None
     cpus_per_task: int | None = None
     time: str | None = None
     notice: int = 300
@@ -124,11 +127,21 @@ def _render(
 #!/bin/bash
 {about}
 cd {shlex.quote(str(Path.cwd()))} || exit
+# Within another job the shell has that job's shape in variables, which sbatch would hand to this one.
+[[ -z "${{SLURM_JOB_ID:-}}" ]] || for name in "${{!SLURM_@}}" "${{!SRUN_@}}"; do
+    [[ "$name" == SLURM_CONF || "$name" == SLURM_CLUSTERS ]] || unset "$name"
+done
 export PLUMBLINE_ROOT={root}
 export {NOTICE}={notice}
 source {root}/slurm/cluster.env
 # Unless the site names another: the Python that checked the configuration trains it.
 export PLUMBLINE_PYTHON="${{PLUMBLINE_PYTHON:-{sys.executable}}}"
+# A site that hands no variables on (SBATCH_EXPORT=NONE) still has to hand on these.
+case ",${{SBATCH_EXPORT:-ALL}}," in
+    *,ALL,*) ;;
+    *,NONE,* | *,NIL,*) export SBATCH_EXPORT={OURS} ;;
+    *) export SBATCH_EXPORT+=,{OURS} ;;
+esac
 {before}sbatch --parsable \\
     {command}{after}
 """

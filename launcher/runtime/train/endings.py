@@ -50,7 +50,7 @@ def code_of(error: Exception, folder: Path, step: int = 0) -> int:
     """
     if isinstance(error, UnsavedError):
         return UNSAVED
-    if isinstance(error, UnreadError):
+    if isinstance(error, UnreadError) or (isinstance(error, RunLockedError) and error.passes):
         return UNREACHED
     if isinstance(error, WrongNodeError) or is_of_device(error):
         return CORRUPT

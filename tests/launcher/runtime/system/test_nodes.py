@@ -17,7 +17,7 @@ SCONTROL = """\
 echo "$*" >> {folder}/asked
 case "$*" in
 *"show job"*) echo "JobId=7 JobName=a b JobState=RUNNING Reason=None NodeList=n[1-3] ExcNodeList=n9 NumNodes=3-3 \
-Partition=big,old Features=h100&ib" ;;
+Partition=big,old Features=$(cat {folder}/constraint)" ;;
 *"show node"*) cat {folder}/nodes ;;
 *"show reservation r"*) echo "ReservationName=r Nodes=n[1-3] NodeCnt=3 Users=me State=ACTIVE" ;;
 *"hostnames n[1-3]"*) printf 'n1\nn2\nn3\n' ;;
@@ -46,6 +46,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / name).chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "says").touch()
+    (tmp_path / "constraint").write_text("h100&ib")
     tell(tmp_path, *(f"n{number}" for number in range(1, 5)))
     return tmp_path
 
@@ -54,7 +55,7 @@ def tell(folder: Path, *names: str, spare: str = "gpu:8", **states: str) -> None
     """Say which nodes there are; their states are MIXED unless given, and n4 has the devices `spare`."""
     (folder / "nodes").write_text(
         "".join(
-            f"NodeName={name} Arch=x State={states.get(name, 'MIXED')} Partitions=big ActiveFeatures=h100,ib,x "
+            f"NodeName={name} Arch=x State={states.get(name, 'MIXED')} Partitions=big ActiveFeatures=h100,ib,rack-1 "
             f"Gres={spare if name == 'n4' else 'gpu:8'}\n"
             for name in names
         )
@@ -100,6 +101,19 @@ def test_a_node_that_starts_no_step_is_lost_and_one_whose_task_was_killed_is_not
     assert nodes.lost_nodes(job) == ["n3"]
 
 
+def test_where_most_nodes_refuse_a_step_it_is_not_the_nodes(slurm: Path, job: nodes.Job) -> None:
+    refused = "srun: error: Task launch for StepId=7.1 failed on node {}: Unable to satisfy cpu bind request\n"
+    unreached = "srun: error: Task launch for StepId=7.1 failed on node {}: Communication connection failure\n"
+    (slurm / "says").write_text(refused.format("n1"))
+    assert nodes.lost_nodes(job) == ["n1"]
+    (slurm / "says").write_text(refused.format("n1") + refused.format("n2"))
+    assert nodes.lost_nodes(job) == []
+    (slurm / "says").write_text(refused.format("n1") + refused.format("n2") + unreached.format("n3"))
+    assert nodes.lost_nodes(job) == ["n3"]
+    (slurm / "says").write_text("".join(unreached.format(node) for node in ("n1", "n2", "n3")))
+    assert nodes.lost_nodes(job) == ["n1", "n2", "n3"]  # a switch that is gone
+
+
 def test_a_node_is_not_waited_for_without_end(slurm: Path, job: nodes.Job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "ASK_SECONDS", 2)
     (slurm / "hangs").touch()
@@ -117,6 +131,17 @@ def test_nodes_are_asked_without_the_memory_and_gpus_of_the_ranks(
     assert "--jobid=7 --overlap" in asked
     assert "--nodes=3 --ntasks=3 --ntasks-per-node=1" in asked
     assert asked.endswith("true memory:")
+
+
+@pytest.mark.parametrize("constraint", ["(null)", "h100", "rack-1", "h100|a100", "[rack-1|rack-2]", "h100*3&ib"])
+def test_a_job_spares_a_node_whatever_its_constraint(slurm: Path, constraint: str) -> None:
+    (slurm / "constraint").write_text(constraint)
+    tell(slurm, "n1", "n2", "n3", "n4")
+    assert nodes.sparable(nodes.read_job("7"), ["n2"]) == ["n2"]
+    lines = (slurm / "nodes").read_text().splitlines()
+    others = lines[3].replace("h100,ib,rack-1", "a100,rack-2")  # may serve as well, or not: it is not counted
+    (slurm / "nodes").write_text("\n".join([*lines[:3], others]))
+    assert nodes.sparable(nodes.read_job("7"), ["n2"]) == (["n2"] if constraint == "(null)" else [])
 
 
 @pytest.mark.parametrize(

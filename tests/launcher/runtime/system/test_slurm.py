@@ -1,5 +1,6 @@
 """What is asked of a cluster, as the options and the script that ask for it."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from plumbline.launcher.runtime.system.ours import ROOT
 from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, submit, write_script
 
-ARRAY = Request(array=4, gpus_per_task=2, time="8:00:00")
+ARRAY = Request(array=4, gpus_per_task="h100:2", time="8:00:00")
 
 
 def asked(script: Path) -> list[str]:
@@ -27,7 +28,7 @@ def test_a_script_asks_for_what_is_known_and_leaves_the_rest(tmp_path: Path, mon
         "--nodes=1",
         "--ntasks-per-node=1",
         "--array=0-3",
-        "--gpus-per-task=2",
+        "--gpus-per-task=h100:2",
         "--time=8:00:00",
         "--signal=USR1@300",
         str(ROOT / "slurm" / "sweep.sbatch"),
@@ -49,6 +50,44 @@ def test_what_is_asked_of_the_site_is_handed_over(tmp_path: Path, monkeypatch: p
     handed = {"--signal=USR1@60", "--partition=a,b", "--exclude=n[1-2]", "--mail-user=a@b", "--mail-type=END,FAIL"}
     assert handed <= set(asked(tmp_path / "submit.sh"))
     assert "export PLUMBLINE_NOTICE=60\n" in (tmp_path / "submit.sh").read_text()  # for system/deadline.py
+
+
+def told(script: Path, **variables: str) -> dict[str, str]:
+    """Return what the shell of a script hands to its sbatch, of Slurm's variables and ours."""
+    showing = script.read_text().replace("sbatch --parsable", "env; :")
+    bare = {"PATH": os.environ["PATH"], **variables}
+    done = subprocess.run(["bash", "-c", showing], env=bare, capture_output=True, text=True, check=True)
+    pairs = (line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    return {name: value for name, value in pairs if name.startswith(("SLURM_", "SBATCH_", "SRUN_", "PLUMBLINE_"))}
+
+
+def test_a_job_takes_nothing_over_from_the_job_it_is_submitted_in(tmp_path: Path) -> None:
+    write_script(tmp_path / "submit.sh", "# why", {}, "pretrain.sbatch", [], 300)
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_CLUSTERS": "main"}
+    shape = {"SLURM_CPU_BIND": "mask_cpu:0x1", "SLURM_MEM_PER_CPU": "1", "SRUN_CPUS_PER_TASK": "2"}
+    bare = told(tmp_path / "submit.sh", **kept)
+    assert kept.items() <= bare.items()
+    assert told(tmp_path / "submit.sh", **kept, **shape, SLURM_JOB_ID="7") == bare
+    outside = told(tmp_path / "submit.sh", SLURM_TIME_FORMAT="standard")  # what a person has set counts
+    assert outside["SLURM_TIME_FORMAT"] == "standard"
+
+
+@pytest.mark.parametrize(
+    ("site", "handed"),
+    [
+        (None, None),
+        ("ALL,SITE", "ALL,SITE"),
+        ("NONE", "PLUMBLINE_ROOT,PLUMBLINE_NOTICE,PLUMBLINE_PYTHON"),
+        ("SITE", "SITE,PLUMBLINE_ROOT,PLUMBLINE_NOTICE,PLUMBLINE_PYTHON"),
+    ],
+)
+def test_a_job_is_told_where_things_are_whatever_the_site_hands_on(
+    tmp_path: Path, site: str | None, handed: str | None
+) -> None:
+    write_script(tmp_path / "submit.sh", "# why", {}, "pretrain.sbatch", [], 300)
+    found = told(tmp_path / "submit.sh", **({} if site is None else {"SBATCH_EXPORT": site}))
+    assert found.get("SBATCH_EXPORT") == handed
+    assert found["PLUMBLINE_ROOT"] == str(ROOT)
 
 
 def test_a_chain_submits_as_many_jobs_and_ends_at_a_refusal(tmp_path: Path) -> None:

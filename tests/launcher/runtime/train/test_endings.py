@@ -37,6 +37,7 @@ FULL = (
         (CheckpointError("of another model"), UNUSABLE, UNUSABLE),
         (DamagedFileError("train.bin"), UNUSABLE, UNUSABLE),
         (RunLockedError("is being trained"), UNUSABLE, UNUSABLE),
+        (RunLockedError("is being trained by an earlier attempt", passes=True), UNREACHED, UNREACHED),
         (OSError("Stale file handle"), UNUSABLE, UNREACHED),
         (UnmetError("the ranks cannot meet"), UNUSABLE, UNREACHED),
         (MissingGPUError("no GPU"), UNUSABLE, UNREACHED),
