@@ -40,7 +40,7 @@ def run_submit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 
 def test_the_run_folder_holds_the_job_as_it_was_checked(run_submit: Submit, config: Path) -> None:
-    options = ("--nodes", "2", "--gpus-per-node", "4", "--time", "2:00:00", "--partition", "big", "--dry-run")
+    options = ("--nodes", "2", "--gpus-per-node", "h100:4", "--time", "2:00:00", "--partition", "big", "--dry-run")
     printed = run_submit("--config", config, *options, "optimizer.lr=0.001", "data.micro_batch_size=2", streams=True)
     checked = load_config(config, ["optimizer.lr=0.001", "data.micro_batch_size=2"])
     config.write_text("edited while the job waits in the queue")
@@ -51,7 +51,7 @@ def test_the_run_folder_holds_the_job_as_it_was_checked(run_submit: Submit, conf
     assert script in printed
     subprocess.run(["bash", "-n", folder / "submit-1.sh"], check=True)
     asked = {line.strip(" \\") for line in script.splitlines() if line.startswith("    ")}
-    assert {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--time=2:00:00", "--partition=big"} <= asked
+    assert {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=h100:4", "--time=2:00:00", "--partition=big"} <= asked
     assert f"--config={folder}/config-1.yaml" in asked
     assert not any("account" in option or "cpus" in option for option in asked)
     assert "warning: --cpus-per-task was not given: " in printed

@@ -9,7 +9,6 @@ summary.txt     the same in lines, as sweep.py prints them
 summary.png     the figure, for kinds that have one
 """
 
-import fcntl
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +28,7 @@ from plumbline.launcher.runtime.sweep.result import MATCHES, Outliers, Result, R
 from plumbline.launcher.runtime.sweep.statistics import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
 from plumbline.launcher.runtime.system.files import (
+    one_at_a_time,
     read_json_lines,
     read_key,
     read_object,
@@ -231,9 +231,8 @@ def write_results(
         ValueError: results.jsonl or others.jsonl cannot be read; its rows may be all that is left of their runs.
     """
     sweep.folder.mkdir(parents=True, exist_ok=True)
-    with (sweep.folder / LOCK).open("w") as lock:
-        # One process of a sweep at a time, or one that looked early could overwrite what a later one saw
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    # One process of a sweep at a time, or one that looked early could overwrite what a later one saw
+    with one_at_a_time(sweep.folder / LOCK):
         earlier, latest = (_finished_rows(sweep.folder / name) for name in (OTHERS, RESULTS))
         known = {signature: row.outcome for signature, row in {**earlier, **latest}.items()}
         results = read_results(cells, {**known, **elsewhere})

@@ -3,6 +3,7 @@
 Folders are published by `data.workspace`.
 """
 
+import fcntl
 import json
 import math
 import uuid
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 from plumbline.data.damage import DamagedFileError, in_words, reading
 from plumbline.data.workspace import move, sync
+from plumbline.launcher.runtime.system.log import LOG
 
 T = TypeVar("T")
 
@@ -68,6 +70,20 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
+
+
+@contextmanager
+def one_at_a_time(lock: Path) -> Iterator[None]:
+    """Let in one process at a time of those that name the same file, over NFS, too; the file stays.
+
+    Where the file system has no locks, this warns and goes on.
+    """
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            LOG.warning(f"{lock} cannot be locked ({error}): see to it that no other process is at {lock.parent}")
+        yield
 
 
 def remove_leftovers(path: Path) -> None:

@@ -127,7 +127,7 @@ def _render(
 #!/bin/bash
 {about}
 cd {shlex.quote(str(Path.cwd()))} || exit
-# Within another job the shell has that job's shape in variables, which sbatch would hand to this one.
+# Within another job the shell has the shape of that one in variables, which sbatch would hand on.
 [[ -z "${{SLURM_JOB_ID:-}}" ]] || for name in "${{!SLURM_@}}" "${{!SRUN_@}}"; do
     [[ "$name" == SLURM_CONF || "$name" == SLURM_CLUSTERS ]] || unset "$name"
 done

@@ -1,6 +1,5 @@
 """Join the process group of all ranks and leave it, with DeepSpeed prepared and quiet."""
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -20,6 +19,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from plumbline.launcher.runtime.system.files import one_at_a_time
 from plumbline.launcher.runtime.system.memory import keep_freed_memory
 from plumbline.launcher.runtime.system.threads import host_threads
 from plumbline.launcher.runtime.system.world import World
@@ -247,8 +247,7 @@ def compile_start_up_operator() -> None:
     folder = extensions_folder()
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "plumbline.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with one_at_a_time(folder / "plumbline.lock"):
         for stale in folder.glob("*/lock"):
             stale.unlink(missing_ok=True)
         builder = get_accelerator().create_op_builder("ShareMemCommBuilder")

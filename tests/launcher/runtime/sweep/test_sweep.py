@@ -20,6 +20,7 @@ from plumbline.launcher.runtime.checkpoint import commit
 from plumbline.launcher.runtime.config.load import as_yaml, save_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.sweep import worker
 from plumbline.launcher.runtime.sweep.plan import Plan, make_plan
 from plumbline.launcher.runtime.sweep.worker import run_cell, why_failed
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -262,6 +263,22 @@ def test_a_run_that_another_process_is_at_is_left_to_it(cell: Config, stop: Stop
     with held_elsewhere(cell.run.folder):
         assert run_cell(cell, WORLD, stop, never, False) == "elsewhere"
     assert run_cell(cell, WORLD, stop, never, False) == "failed", "the lock ends with its holder"
+
+
+def test_a_run_whose_lock_a_dead_attempt_has_kept_is_taken_over(
+    cell: Config, stop: StopRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LEASE_SECONDS", 0.5)
+    cell.run.folder.mkdir(parents=True)
+    (cell.run.folder / worker.LOG).touch()
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    with held_elsewhere(cell.run.folder):
+        assert run_cell(cell, WORLD, stop, never, False) == "elsewhere", "it is of this attempt"
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+        assert run_cell(cell, WORLD, stop, never, False) == "failed"
+    with held_elsewhere(cell.run.folder, pulse=cell.run.folder / worker.LOG):
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+        assert run_cell(cell, WORLD, stop, never, False) == "elsewhere", "it lives"
 
 
 def test_a_sweep_with_a_run_elsewhere_does_not_say_that_all_is_finished(

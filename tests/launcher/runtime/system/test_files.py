@@ -1,6 +1,10 @@
 """Files that are there whole or not at all, and JSON Lines that are still being written."""
 
+import errno
+import fcntl
 import math
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from plumbline.data.workspace import move
 from plumbline.launcher.runtime.system import files
 from plumbline.launcher.runtime.system.files import (
     finite,
+    one_at_a_time,
     read_json_lines,
     read_key,
     read_object,
@@ -170,3 +175,31 @@ def test_an_error_that_names_the_file_itself_is_left_as_it_is(tmp_path: Path) ->
 def test_a_value_of_another_type_is_named(value: object) -> None:
     with pytest.raises(DamagedFileError, match=r"^file: step = .*: expected a value of type int$"):
         read_key({"step": value}, "step", int, "file")
+
+
+def test_one_process_at_a_time_is_let_in(tmp_path: Path) -> None:
+    inside: list[str] = []
+
+    def other() -> None:
+        with one_at_a_time(tmp_path / ".lock"):
+            inside.append("other")
+
+    thread = threading.Thread(target=other)  # each opens the file anew, so a thread serves for a process
+    with one_at_a_time(tmp_path / ".lock"):
+        thread.start()
+        thread.join(0.3)
+        inside.append("first")
+    thread.join()
+    assert inside == ["first", "other"]
+
+
+def test_a_file_system_without_locks_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with one_at_a_time(tmp_path / ".lock"):
+        pass
+    assert f"{tmp_path / '.lock'} cannot be locked ([Errno 38] Function not implemented)" in capsys.readouterr().err
