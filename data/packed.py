@@ -112,12 +112,14 @@ class PackedSplit:
         starts = self.starts[piece]
         tokens = self.split.indexed.read_all(starts, sizes)
         padded = np.flatnonzero(filled < length)
-        inputs = np.zeros((len(numbers), length), tokens.dtype)  # as on disk: widened for all rows at once
+        after = self.split.indexed.read_all(starts + sizes, np.ones_like(sizes))
+        # As on disk, widened for all rows at once; what follows may lie in a shard of wider tokens
+        inputs = np.zeros((len(numbers), length), np.result_type(tokens, after))
         labels = np.empty_like(inputs)
         for first, its in zip([0, *(padded + 1).tolist()], np.split(tokens, stops[padded]), strict=True):
             inputs.reshape(-1)[first * length : first * length + len(its)] = its
         labels.reshape(-1)[:-1] = inputs.reshape(-1)[1:]
-        labels[row, column + sizes - 1] = self.split.indexed.read_all(starts + sizes, np.ones_like(sizes))
+        labels[row, column + sizes - 1] = after
         rows.inputs[where], rows.labels[where] = inputs, labels
         for number in padded.tolist():
             rows.pad(int(where[number]), int(filled[number]))

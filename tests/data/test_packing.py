@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from plumbline.data.config import DataConfig
 from plumbline.data.corpus import Corpus, Split, open_corpus
+from plumbline.data.indexed import IndexedWriter, token_dtype
 from plumbline.data.loader import TrainBatches
 from plumbline.data.packed import PackedSplit, cache_folder, open_packed
 from plumbline.data.packing import best_fit_decreasing, pack, packed_blocks
@@ -173,6 +174,15 @@ def test_reading_one_window_is_what_a_batch_holds(make_pair: MakePair) -> None:
         assert window.inputs.tolist() == batch["input_ids"][row].tolist()
         assert window.labels.tolist() == batch["labels"][row].tolist()
         assert window.begins.tolist() == (batch["positions"][row, 1:] == 0).nonzero().flatten().add(1).tolist()
+
+
+def test_a_label_may_lie_in_a_pair_of_wider_tokens(tmp_path: Path) -> None:
+    for name, first, vocabulary in (("a", 0, 1000), ("b", 100_000, 1 << 20)):
+        with IndexedWriter(tmp_path / name, token_dtype(vocabulary)) as writer:
+            writer.add_documents(np.arange(first, first + 8), [8])
+    split = packed(open_corpus([f"{tmp_path}/a", f"{tmp_path}/b"]), 8)
+    labels = [split.read(number, 8).labels.tolist() for number in range(split.training_windows(8))]
+    assert [*range(1, 8), 100_000] in labels
 
 
 def test_shards_and_a_url_give_the_same_packed_batches(byte_corpus: Path, tmp_path: Path) -> None:
