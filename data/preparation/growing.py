@@ -21,7 +21,7 @@ from plumbline.data.heldout import HeldOut, UInt64s, as_before, threshold_of
 from plumbline.data.indexed import Int64s
 from plumbline.data.manifest import MANIFEST, Counts, FileRecord, Manifest, SplitRecord
 from plumbline.data.preparation.duplicates import check_mode
-from plumbline.data.preparation.encoding import SPLITS
+from plumbline.data.preparation.encoding import CHANGED, SPLITS
 from plumbline.data.preparation.filling import Filled, fill
 from plumbline.data.preparation.manifest import (
     CORPUS,
@@ -83,7 +83,7 @@ def append(
     )
     request = replace(typed, sources=sources.reading_as(before.request)) if as_before else typed
     for each in (typed, request) if as_before else (request,):  # older corpora were appended to as it was typed
-        identity = {**each.identity(), "tokenizer_sha256": before.tokenizer.sha256}
+        identity = _identity(each, before)
         if identity in before.request.get("appended", []):
             return Result(corpus, before, None)
     _check_new(corpus, before, identity, request.sources)
@@ -93,6 +93,11 @@ def append(
             raise ValueError(f"--output {corpus}: was changed meanwhile; run the same command again")
         warn_of_share(manifest, fraction, "prepare all of the text together")
     return Result(corpus, manifest, time.monotonic() - started)
+
+
+def _identity(request: Request, before: Manifest) -> dict[str, Any]:
+    """Return what shapes the documents to come; the tokenizer is the corpus's, whatever its name leads to by now."""
+    return {**request.identity(), "tokenizer_sha256": before.tokenizer.sha256}
 
 
 def _check_new(corpus: Path, before: Manifest, identity: dict[str, Any], sources: Sources) -> None:
@@ -135,6 +140,8 @@ def _fill(request: Request, folder: Path, before: Manifest, identity: dict[str, 
         lambda split, shard: f"{split}-{first + shard:05}",
         lambda parts: _held_out_as_before(before, request.validation_fraction, parts),
     )
+    if _identity(request, before) != identity:
+        raise ValueError(CHANGED)
     _link(corpus / before.folder, folder, {file: file for file in before.files})
     manifest = _enlarged(before, filled, identity, frequencies, list(request.sources.file_keys()))
     finish(folder, manifest)

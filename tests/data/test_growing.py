@@ -5,6 +5,7 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from plumbline.data.config import DataConfig, SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus, read_manifest
 from plumbline.data.heldout import place
 from plumbline.data.loader import TrainBatches
+from plumbline.data.preparation.filling import Filled, fill
 from plumbline.data.preparation.growing import append, merge
 from plumbline.data.preparation.manifest import unigram_entropy
 from plumbline.data.preparation.verifying import checked_frequencies, verify
@@ -169,6 +171,23 @@ def test_a_damaged_corpus_that_was_replaced_does_not_come_back(
     assert len(leftovers(tmp_path)) == 1
     prepare(again)
     assert verify(corpus)[1] == []
+    assert leftovers(tmp_path) == []
+
+
+def test_what_changes_while_it_is_appended_is_not(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, before = source(tmp_path / "new.jsonl", NEW), files(corpus)
+
+    def fill_and_change(*arguments: Any) -> Filled:
+        filled = fill(*arguments)
+        source(tmp_path / "new.jsonl", NEW[1:])
+        return filled
+
+    monkeypatch.setattr("plumbline.data.preparation.growing.fill", fill_and_change)
+    with pytest.raises(ValueError, match="the source changed while it was being read"):
+        append(corpus, sources)
+    assert files(corpus) == before
     assert leftovers(tmp_path) == []
 
 
