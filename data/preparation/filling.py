@@ -208,7 +208,8 @@ def _kept(request: Request, work: Work, surveyed: Surveyed) -> npt.NDArray[np.bo
     if request.deduplicate is None:
         return None
     units = range(len(surveyed.units))
-    kept = first_ones(lambda column: (work.documents(unit)["keys"][:, column] for unit in units), work.keys)
+    # Copied, or the file of every unit would stay open until the last one is read
+    kept = first_ones(lambda column: (np.array(work.documents(unit)["keys"][:, column]) for unit in units), work.keys)
     if removed := len(kept) - int(kept.sum()):
         surveyed.skipped["duplicate" if request.deduplicate == "exact" else "near duplicate"] = removed
     return kept

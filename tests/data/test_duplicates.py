@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,17 @@ def test_the_first_of_equal_documents_stays(tmp_path: Path, monkeypatch: pytest.
     found, skipped = kept(tmp_path, [*texts, *copies, "text número 20"], "exact", workers=workers)
     assert found == {*texts, "text número 20"}
     assert skipped == {"duplicate": 10}
+
+
+def test_no_file_stays_open_while_others_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plumbline.data.sources.UNIT_BYTES", 20)  # a unit for each document
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 40, limits[1]))
+    try:
+        found, _ = kept(tmp_path, [f"text number {number}" for number in range(100)], "exact")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(found) == 100
 
 
 def test_copies_stay_unless_they_are_to_go(tmp_path: Path) -> None:
