@@ -265,9 +265,11 @@ def _files_of(spec: str) -> list[Path]:
 
 
 def field_of(row: Mapping[str, Any], key: str) -> Any:
-    """Return a field of a row; KeyError where there is none, be it in a field of a field."""
+    """Return a field of a row, be it a field of a field; None of what is null, KeyError where there is none."""
     value: Any = row
     for part in [key] if key in row else key.split("."):
+        if value is None:
+            return None
         if not isinstance(value, Mapping):
             raise KeyError(key)
         value = value[part]
