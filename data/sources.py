@@ -20,6 +20,7 @@ from typing import Any
 
 import xxhash
 
+from plumbline.data.damage import in_words
 from plumbline.data.hub import is_reachable
 from plumbline.data.preparation.long_text import PART_BYTES
 from plumbline.data.source_files import ROWS, check_no_rows, files_of, files_under, is_packed, kind_of, surprises_in
@@ -168,6 +169,7 @@ class Sources:
 
         Raises:
             ValueError: a source names no file, or is a dataset that cannot be opened.
+        OSError: a dataset cannot be reached now.
         """
         for number, spec in enumerate(self.specs):
             if spec.startswith("hf:"):
@@ -236,18 +238,24 @@ def open_dataset(spec: str) -> Any:
     """Return a streaming dataset.
 
     Raises:
-        ValueError: `datasets` cannot load it.
+        ValueError: `datasets` cannot load it, nor could it later.
+        OSError: it cannot be reached now.
     """
     import datasets  # slow to import, and only needed here
 
     name, config, split = _dataset_of(spec)
     if not Path(name).is_dir() and not is_reachable():
-        raise ValueError(f"--source {spec}: the hub cannot be reached; give files, or see to the network")
+        raise OSError(f"--source {spec}: the hub cannot be reached; give files, or see to the network")
     try:
         return datasets.load_dataset(name, config or None, split=split, streaming=True)
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # what it asks the hub by has errors of its own
+        text = f"--source {spec}: datasets cannot load it: {in_words(error)}"
         # RuntimeError: it is a script, which none runs any more
-        raise ValueError(f"--source {spec}: datasets cannot load it: {str(error).splitlines()[0]}") from error
+        if isinstance(error, ValueError | RuntimeError | datasets.exceptions.DatasetsError):
+            raise ValueError(text) from error
+        raise OSError(f"{text}; see to the network: the same command goes on from here") from error
 
 
 def _dataset_of(spec: str) -> tuple[str, str, str]:

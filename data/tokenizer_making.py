@@ -110,6 +110,7 @@ def build_tokenizer(spec: str, sample: Iterable[str], folder: Path) -> None:
 
     Raises:
         ValueError: the tokenizer cannot be trained to this size, or the one named cannot be used.
+        ConnectionError: it is on the hub, which cannot be reached.
     """
     folder.mkdir(parents=True)
     size = trained_size(spec)
@@ -221,9 +222,17 @@ def _adopt(spec: str, folder: Path) -> None:
         return
     from transformers import AutoTokenizer  # slow to import, and only needed here
 
-    name, here = spec.removeprefix("hf:"), not (spec.startswith("hf:") and is_reachable())
-    with reading(f"--tokenizer {spec}", "the hub cannot be reached" if here and spec.startswith("hf:") else ""):
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=here)
+    name, is_of_hub = spec.removeprefix("hf:"), spec.startswith("hf:")
+    here = not (is_of_hub and is_reachable())
+    try:
+        with reading(f"--tokenizer {spec}"):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=here)
+    except ValueError as error:
+        if here and is_of_hub:
+            raise ConnectionError(
+                f"{error}; the hub cannot be reached: give a folder, or see to the network"
+            ) from error
+        raise
     if tokenizer.eos_token is None:
         raise ValueError(f"--tokenizer {spec}: it has no eos_token to end documents with; set one and save it again")
     with _errors_of_the_system():
@@ -257,6 +266,7 @@ def tokenizer_folder(spec: str) -> Path:
 
     Raises:
         ValueError: there is no such tokenizer, or it cannot be used.
+        ConnectionError: it is on the hub, which cannot be reached.
     """
     check_tokenizer(spec)
     return Path(spec) if _is_generic(Path(spec)) else Path(_adopted(spec).name) / "tokenizer"

@@ -85,6 +85,9 @@ def fill(
         OSError: the disk is full, or a file cannot be read or written.
     """
     work = Work(folder / WORK, key_count(request.deduplicate))
+    trained = trained_size(request.tokenizer) is not None
+    if not trained:
+        _build_tokenizer(request, work, [])  # first, so that one that cannot be had is told before all text is read
     with Workers(request.workers) as workers:
         surveyed = _survey(request, work, workers)
         _check_any(surveyed)
@@ -94,7 +97,8 @@ def fill(
         parts = _places_and_sizes(work, surveyed, kept)
         held_out = decide(parts) if decide else choose(parts, request.validation_fraction)
         LOG.info(_describe(held_out, surveyed.skipped))
-        _build_tokenizer(request, surveyed, held_out, kept, work)
+        if trained:
+            _build_tokenizer(request, work, _training_texts(surveyed, held_out, kept))
         encoder = Encoder(work.tokenizer, request.tokenizer)
         _warn_of_what_is_lost(request, surveyed, encoder)
         if not (work.folder / "pieces").is_dir():  # else an earlier run had begun to fill the disk
@@ -236,18 +240,18 @@ def _left_out(skipped: Counter[str]) -> str:
     return "".join(f", {count:,} left out ({reason})" for reason, count in sorted(skipped.items()))
 
 
-def _build_tokenizer(
-    request: Request, surveyed: Surveyed, held_out: HeldOut, kept: npt.NDArray[np.bool_] | None, work: Work
-) -> None:
-    if work.tokenizer.is_dir():
-        return
-
+def _training_texts(surveyed: Surveyed, held_out: HeldOut, kept: npt.NDArray[np.bool_] | None) -> list[str]:
     def is_kept(number: int) -> bool:
         unit, index = number >> 40, number & (1 << 40) - 1
         return kept is None or bool(kept[surveyed.first_documents[unit] + index])
 
+    return surveyed.sample.training_texts(held_out, is_kept)
+
+
+def _build_tokenizer(request: Request, work: Work, sample: list[str]) -> None:
+    if work.tokenizer.is_dir():
+        return
     size = trained_size(request.tokenizer)
-    sample = surveyed.sample.training_texts(held_out, is_kept)
     if size:
         text = sum(map(len, sample))
         LOG.info(f"tokenizer: training {request.tokenizer} on {len(sample):,} documents, {text / 1e6:,.1f} MB")

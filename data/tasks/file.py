@@ -79,7 +79,7 @@ class FileConfig(TaskConfig):
         """
         try:
             return tokenizer_folder(self.tokenizer)
-        except ValueError as error:
+        except (ValueError, ConnectionError) as error:
             reason = str(error).removeprefix(f"--tokenizer {self.tokenizer}: ")
             raise ValueError(f"{self.path}: task.tokenizer = {self.tokenizer}: {reason}") from error
 

@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow
 import pyarrow.parquet
@@ -235,6 +236,34 @@ def test_a_source_that_changes_meanwhile_is_noticed(ten_files: Path, tmp_path: P
     with pytest.raises(ValueError, match="the source changed while it was being read"):
         prepare(request)
     assert not (tmp_path / "c").exists()
+
+
+def test_a_hub_that_is_away_for_a_while_costs_no_work(
+    ten_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(Sources((f"hf:{ten_files}",)), "byte", tmp_path / "c")
+    killed(0, "encode_unit", partial(prepare, request))
+    work = leftovers(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("datasets.load_dataset", Mock(side_effect=ConnectionError("Couldn't reach the hub")))
+        with pytest.raises(OSError, match="Couldn't reach the hub; see to the network"):
+            prepare(request)
+    assert leftovers(tmp_path) == work != []
+    monkeypatch.setattr(filling, "survey_unit", None)  # all of them are surveyed
+    prepare(request)
+    assert leftovers(tmp_path) == []
+
+
+def test_a_tokenizer_that_cannot_be_had_is_told_before_any_text_is_read(
+    ten_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filling, "survey_unit", None)
+    (tmp_path / "t").mkdir()
+    with pytest.raises(ValueError, match=f"--tokenizer {tmp_path}/t: cannot be read"):
+        make(ten_files, tmp_path / "c", str(tmp_path / "t"))
+    monkeypatch.setattr("plumbline.data.tokenizer_making.is_reachable", lambda: False)
+    with pytest.raises(OSError, match=r"--tokenizer hf:no/such: cannot be read: .*; the hub cannot be reached: give a"):
+        make(ten_files, tmp_path / "c", "hf:no/such")
 
 
 @pytest.mark.usefixtures("small_pieces")

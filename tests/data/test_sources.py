@@ -261,6 +261,21 @@ def test_an_error_of_datasets_alone_is_named(tmp_path: Path, monkeypatch: pytest
         list(Sources((f"hf:{tmp_path}",)).units())
 
 
+def test_a_dataset_that_cannot_be_reached_is_no_mistake_of_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class ReadTimeoutError(Exception):
+        """Stand for the errors of a library that asks the hub, which are none of the system's."""
+
+    for error in (ConnectionError("timed out"), ReadTimeoutError("timed out")):
+        monkeypatch.setattr("datasets.load_dataset", Mock(side_effect=error))
+        with pytest.raises(OSError, match=r"--source hf:.*: datasets cannot load it: timed out; see to the network"):
+            list(Sources((f"hf:{tmp_path}",)).units())
+    monkeypatch.setattr("plumbline.data.sources.is_reachable", lambda: False)
+    with pytest.raises(OSError, match="--source hf:some/text: the hub cannot be reached; give files"):
+        list(Sources(("hf:some/text",)).units())
+
+
 def test_separator_cuts_plain_text_only(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\n\n\n\nthree")
     (tmp_path / "b.jsonl").write_bytes(json_lines("x\n\ny"))
