@@ -4,7 +4,6 @@ import hashlib
 import logging
 import os
 import re
-import resource
 import shutil
 import socket
 import sys
@@ -21,13 +20,13 @@ import torch.distributed as dist
 
 from plumbline.launcher.runtime.system.files import one_at_a_time
 from plumbline.launcher.runtime.system.memory import keep_freed_memory
+from plumbline.launcher.runtime.system.open_files import allow_many_files
 from plumbline.launcher.runtime.system.threads import host_threads
 from plumbline.launcher.runtime.system.world import World
 
 LOOPBACK = "127."
 ELSEWHERE = "192.0.2.1"
 """An address that is nobody's (RFC 5737), and so beyond this host and its network."""
-MANY_FILES = 65536
 SHARED_MEMORY = "/dev/shm"
 SAID_OTHERWISE = ("Skipping step", "untested optimizer")
 """What DeepSpeed warns of beside us: training says itself at which step an update was skipped, and our optimizers that
@@ -216,14 +215,6 @@ def ask_torch_for_free_memory() -> None:
     from deepspeed.accelerator import cuda_accelerator
 
     cuda_accelerator.pynvml = None
-
-
-def allow_many_files() -> None:
-    """Let this process have as many open files as it may: a connection to each of many ranks is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(MANY_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def compile_start_up_operator() -> None:

@@ -14,11 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.open_files import MANY_FILES, allow_many_files
 from plumbline.launcher.runtime.system.startup import (
     ELSEWHERE,
-    MANY_FILES,
     UnmetError,
-    allow_many_files,
     ask_torch_for_free_memory,
     gloo_group,
     listen_where_others_reach,
@@ -57,6 +57,19 @@ def test_as_many_files_as_ranks_need_where_that_is_allowed(
     monkeypatch.setattr(resource, "setrlimit", lambda _which, limits: found.append(limits))
     allow_many_files()
     assert found == asked
+
+
+def test_every_command_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = min(limits[1], MANY_FILES) - 1 if limits[1] != resource.RLIM_INFINITY else 1024
+    monkeypatch.setattr(cli, "interrupts", lambda: None)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+        cli.begin(lambda: None)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > few
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_gpus_may_be_visible_by_names(monkeypatch: pytest.MonkeyPatch) -> None:
