@@ -1,7 +1,7 @@
 """Define the `data` section of a configuration: which corpora and tasks, in which shares, in which batch shape."""
 
+import os
 from itertools import pairwise
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -93,7 +93,9 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
         """Return the source's label in metrics and messages."""
         if self.name is not None:
             return self.name
-        return self.task.name if self.task is not None else Path(self.paths[0]).name
+        if self.task is not None:
+            return self.task.name
+        return os.path.basename(os.path.abspath(self.paths[0]))  # noqa: PTH100, PTH119 - as a corpus names itself
 
 
 class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

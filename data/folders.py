@@ -76,8 +76,8 @@ class LocalFolder:
 
     @property
     def name(self) -> str:
-        """Return the last part of the path."""
-        return self.path.resolve().name
+        """Return the last part of the path, of a link its own."""
+        return os.path.basename(os.path.abspath(self.path))  # noqa: PTH100, PTH119 - Path.absolute() keeps ".."
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from plumbline.data.config import SourceConfig
 from plumbline.data.corpus import Corpus, open_corpus
 from plumbline.data.preparation.verifying import verify
 
@@ -33,6 +34,16 @@ def test_fingerprint_follows_the_tokens_not_the_folder(corpus: Path, byte_corpus
     manifest["files"]["train.bin"]["xxh3_64"] = "0" * 16
     (corpus / "corpus.json").write_text(json.dumps(manifest))
     assert open_corpus(corpus).fingerprint != open_corpus(byte_corpus).fingerprint
+
+
+def test_a_corpus_is_named_by_the_last_part_of_its_path(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "current").symlink_to(corpus)
+    assert open_corpus(tmp_path / "current").name == open_corpus(f"{tmp_path}/current/").name == "current"
+    monkeypatch.chdir(corpus)
+    assert open_corpus(".").name == open_corpus("./tokenizer/..").name == corpus.name
+    assert [SourceConfig(path=path).label for path in (".", "s3://b/c/", "c")] == [corpus.name, "c", "c"]
 
 
 @pytest.mark.parametrize("suffix", ["", ".bin", ".idx"])
