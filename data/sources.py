@@ -169,7 +169,7 @@ class Sources:
 
         Raises:
             ValueError: a source names no file, or is a dataset that cannot be opened.
-        OSError: a dataset cannot be reached now.
+            OSError: a dataset cannot be reached now.
         """
         for number, spec in enumerate(self.specs):
             if spec.startswith("hf:"):
