@@ -111,9 +111,20 @@ class Cache:
 
     @contextlib.contextmanager
     def locked(self, name: str = "lock") -> Iterator[None]:
-        """Hold a lock of the folder, which ends with this process at the latest."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / name).open("w") as file:
+        """Hold a lock of the folder, which ends with this process at the latest.
+
+        Raises:
+            RemoteError: the folder is another user's.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = (self.folder / name).open("w")
+        except PermissionError as error:
+            raise RemoteError(
+                f"data.cache.path = {self.folder}: {error.filename} cannot be written ({error.strerror}); each user "
+                "needs a folder of their own: choose another data.cache.path"
+            ) from error
+        with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

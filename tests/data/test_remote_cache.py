@@ -1,5 +1,6 @@
 """The folder that pieces of remote files are kept in: its limit, what goes first, processes that share it and die."""
 
+import errno
 import fcntl
 import io
 import json
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import BinaryIO
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from plumbline.data.damage import DamagedFileError
 from plumbline.data.indexed import file_facts
 from plumbline.data.pairs import open_pairs
 from plumbline.data.remote.cache import Cache, CacheConfig
+from plumbline.data.remote.fetch import RemoteError
 from plumbline.data.remote.files import RemoteFile
 from plumbline.data.remote.piece import Piece
 from plumbline.data.remote.shelf import Shelf
@@ -39,6 +42,15 @@ def pieces_of_size(folder: Path, url: str, size: int, count: int) -> list[Piece]
 def kept(cache: Cache, pieces: list[Piece]) -> list[int]:
     names = {path.name for path in (cache.folder / "pieces").iterdir()}
     return [number for number, piece in enumerate(pieces) if piece.key in names]
+
+
+def test_a_folder_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(CacheConfig(path=str(tmp_path)))
+    refusal = PermissionError(errno.EACCES, "Permission denied", f"{tmp_path}/lock")
+    monkeypatch.setattr(Path, "open", Mock(side_effect=refusal))  # root, who may run this, is never refused
+    words = rf"data\.cache\.path = {tmp_path}: {tmp_path}/lock cannot be written"
+    with pytest.raises(RemoteError, match=words), cache.locked():
+        pass
 
 
 def test_what_is_needed_last_goes_first(tmp_path: Path) -> None:
