@@ -120,7 +120,7 @@ def precision_at_size(law: PrecisionLaw, parameters: float, flops: float) -> All
     """Return the best P, and D with it, for a model of a given size; P grows as log C.
 
     Raises:
-        ValueError: the law has no f.
+        ValueError: the law has no f, or no P between its zero and MOST_BITS is best under it.
     """
     law.require("A", "alpha", "B", "beta", "E")
 
@@ -129,6 +129,12 @@ def precision_at_size(law: PrecisionLaw, parameters: float, flops: float) -> All
 
     bounds = (law.threshold + 1e-3, MOST_BITS)
     bits = float(minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6}).x)
+    end = min(bounds, key=loss)
+    if loss(end) <= loss(bits):  # the search stops beside a bound that it runs into
+        raise ValueError(
+            f"at {parameters:.3g} parameters no precision is best: under this law the loss falls up to a bound of the "
+            f"search, {end:.3g} bits; check its gammas"
+        )
     return Allocation(parameters, flops * BF16 / (6 * bits * parameters), bits, loss(bits))
 
 
