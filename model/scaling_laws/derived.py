@@ -19,6 +19,7 @@ STEP = 1e-4  # bits: of derivatives
 CRITICAL = ("B", "beta", "C_T", "gamma_D", "gamma_N", "gamma_post")
 TOLERANCES = ("C_w", "C_a", "C_kv")  # D_crit stands on those that a law has
 SPLIT = ("A", "alpha", "B", "beta")
+SHAPES = ("gamma_w", "zero_w", "gamma_a", "zero_a", "gamma_kv", "zero_kv")  # of the f that a law has, as searched for
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,17 @@ class Allocation:
 
 
 def open_questions(law: Law, undetermined: Collection[str]) -> dict[str, str]:
-    """Return which answers a fitted law must not give, and why: "critical" (D_crit), "split" (best N and D).
+    """Return which answers a fitted law must not give, and why.
+
+    They are "split" (best N and D), "precision" (best bits of training) and "critical" (D_crit).
 
     Args:
         law: the fitted law.
         undetermined: constants that its points left open.
     """
     questions: dict[str, tuple[str, tuple[str, ...]]] = {"split": ("the best N and D", SPLIT)}
+    if isinstance(law, PrecisionLaw):
+        questions["precision"] = ("the best precision", SHAPES)
     if isinstance(law, PrecisionLaw) and "C_T" in law.constants:
         questions["critical"] = ("D_crit", (*CRITICAL, *TOLERANCES))
     if law.TIED and "alpha" in undetermined:

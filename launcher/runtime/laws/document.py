@@ -85,7 +85,7 @@ def derive(fit: Fit, resampled: Sequence[Law]) -> dict[str, Any]:
     derived["at_16_bits"] = asdict(allocate(law, flops)) if splits else None
     if not isinstance(law, PrecisionLaw):
         return derived
-    best = derived["optimal_bits"] = _or_none(optimal_precision, law)
+    best = derived["optimal_bits"] = None if "precision" in unanswered else _or_none(optimal_precision, law)
     if best is not None:
         derived["at_optimal_bits"] = asdict(allocate_with_precision(law, flops)) if splits else None
         others = [_or_none(optimal_precision, other) for other in resampled if isinstance(other, PrecisionLaw)]

@@ -113,7 +113,7 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
     questions: dict[str, Callable[[], Allocation]] = {}
     if "split" not in unanswered:
         questions["at_16_bits"] = lambda: allocate(law, flops)
-    if "split" not in unanswered and isinstance(law, PrecisionLaw) and law.indices:
+    if not {"split", "precision"} & set(unanswered) and isinstance(law, PrecisionLaw) and law.indices:
         questions["at_optimal_bits"] = lambda: allocate_with_precision(law, flops)
         questions["at_this_size"] = lambda: precision_at_size(law, parameters, flops)
     allocations = {}

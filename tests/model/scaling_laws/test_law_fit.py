@@ -280,6 +280,12 @@ def test_poor_constants_are_named_where_others_are_not_identified() -> None:
     assert any(warning.startswith("gamma_w = ") and "poorly determined" in warning for warning in warnings)
 
 
+@pytest.mark.parametrize("open_constant", ["gamma_w", "zero_a"])
+def test_the_best_precision_stands_on_every_f(open_constant: str) -> None:
+    expected = {"precision": f"the best precision: not stated, for the points do not determine {open_constant}"}
+    assert open_questions(KUMAR, {open_constant}) == expected
+
+
 def test_several_lengths_leave_nothing_open() -> None:
     at, runs = rounded([1e9, 4e9, 2e10])
     found = fit(PrecisionLaw, measure(ONE_NUMBER, at, 0.001, runs=runs))

@@ -209,7 +209,7 @@ def test_a_law_without_an_optimum_says_so() -> None:
     flat = PrecisionLaw(A=1.0, alpha=0.5, B=1e4, beta=0.5, E=1.0, gamma_w=2.0, n_w=-3.0)
     with pytest.raises(ValueError, match=r"at 3e\+07 parameters no precision is best: .* search, 0\.001 bits"):
         precision_at_size(flat, 30e6, 1e18)
-    with pytest.raises(ValueError, match="no precision is best: .* search, 64 bits"):
+    with pytest.raises(ValueError, match=r"no precision is best: .* search, 64 bits"):
         precision_at_size(replace(flat, A=1e9, B=0.0), 30e6, 1e18)
     with pytest.raises(ValueError, match="A = 0: under this law"):
         allocate(replace(KUMAR, A=0.0), 1e20)

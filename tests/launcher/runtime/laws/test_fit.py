@@ -262,6 +262,23 @@ def test_what_stands_on_an_open_constant_is_not_stated(run: Run, tiny_config: Pa
     assert "at_16_bits" not in law
 
 
+def test_no_best_precision_stands_on_an_open_f(run: Run, tiny_config: Path, tmp_path: Path) -> None:
+    """Weights of 16 and 8 bits lose alike, so that the points leave gamma_w open."""
+    rows = [row for row in synthetic() if row["post_bits"] is None and row["weight_bits"] in {16, 8}]
+    plain = {row["run"].rsplit("-", 1)[0]: row["loss"] for row in rows if row["weight_bits"] == 16}
+    rows = [{**row, "loss": plain[row["run"].rsplit("-", 1)[0]]} for row in rows]
+    file, folder = write(tmp_path / "points.jsonl", rows), tmp_path / "out"
+    code, output, _ = run(fit.main, file, "--output", folder, "--bootstrap", "0", "--json")
+    facts = json.loads(output)
+    assert (code, facts["undetermined"]) == (0, ["gamma_w"])
+    assert facts["derived"]["optimal_bits"] is None
+    assert "at_optimal_bits" not in facts["derived"]
+    law = json.loads(run(plan.main, "--config", tiny_config, "--law", folder / "law.json", "--json")[1])["law"]
+    assert "at_16_bits" in law
+    assert not {"at_optimal_bits", "at_this_size"} & set(law)
+    assert "the best precision: not stated, for the points do not determine gamma_w" in law["notes"]
+
+
 def test_a_law_that_knows_no_bits_states_no_loss_in_low_precision(run: Run, tiny_config: Path, tmp_path: Path) -> None:
     rows = [row for row in synthetic() if row["weight_bits"] == 16 and row["post_bits"] is None]
     file, folder = write(tmp_path / "points.jsonl", rows), tmp_path / "out"
@@ -310,4 +327,5 @@ def test_the_page_says_what_its_rows_give(run: Run, tmp_path: Path) -> None:
     ) in page
     for name, digits in {"gamma_a": 1, "gamma_kv": 2, "gamma_post": 2, "gamma_N": 2, "gamma_D": 2}.items():
         assert f"| {name} | {law['constants'][name]:.{digits}f} (" in page
-    assert f"| optimum of bits in training | {law['derived']['optimal_bits']:.1f} (" in page
+    assert law["derived"]["optimal_bits"] is None
+    assert "| optimum of bits in training | not stated: the points leave gamma_w open |" in page
