@@ -122,6 +122,10 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
             )
         if not self.symmetric and isinstance(self.numbers, Float):
             raise ValueError(f"symmetric = false, format = {self.format}: only integers have a zero point")
+        if not self.symmetric and self.scales == "e8m0":
+            raise ValueError(
+                "symmetric = false, scales = e8m0: powers of two have no zero point; take fp16 or fp32 scales"
+            )
         if self.full_range and (not self.symmetric or isinstance(self.numbers, Float)):
             raise ValueError(f"full_range = true, format = {self.format}: it is about symmetric integers")
         return self
@@ -238,7 +242,9 @@ class Quantizer(BaseModel, extra="forbid", frozen=True, strict=True, use_attribu
     def _stored(self, scale: Tensor, largest_scale: Tensor) -> Tensor:
         """Return the scale as it is kept: positive even for blocks of zeros."""
         if self.scales == "fp16":
-            return scale.clamp(torch.finfo(torch.float16).tiny, torch.finfo(torch.float16).max).half().float()
+            # Rounded up where it is subnormal, whose few bits would let the largest value be clipped
+            subnormal, half = (scale * 2.0**24).ceil().clamp_min(1.0) / 2.0**24, torch.finfo(torch.float16)
+            return torch.where(scale < half.tiny, subnormal, scale.clamp_max(half.max).half().float())
         if self.scales == "e4m3":
             e4m3 = Float(4, 3)
             whole = (largest_scale / e4m3.largest).clamp_min(TINY)

@@ -217,6 +217,19 @@ def test_integers_equal_torchaos(symmetric: bool, group: int) -> None:
         torch.testing.assert_close(quantizer.fake_quantize(x, "weights"), expected.dequantize(), rtol=1e-6, atol=1e-7)
 
 
+def test_scales_of_fp16_reach_down_to_its_subnormals_and_clip_nothing() -> None:
+    quantizer = Quantizer(format="int8", granularity="group", group_size=32, scales="fp16")
+    x = normal(64, 256)
+    assert error(quantizer, x * 1e-4) < 0.02, "the least normal fp16 as a scale loses 0.18"
+    for size in (1e-2, 1e-4, 1e-5, 1e-7):
+        scale = quantizer.grid(x * size, "weights").scale
+        exact = (x * size).unflatten(-1, (-1, 32)).abs().amax(-1, keepdim=True) / 127
+        assert torch.equal(scale, scale.half().float())
+        assert torch.equal(scale[exact >= 2**-14], exact.half().float()[exact >= 2**-14])
+        assert (scale >= exact)[exact < 2**-14].all()
+    assert (quantizer.grid(torch.zeros(2, 32), "weights").scale == 2**-24).all()
+
+
 def test_gradients_pass_straight_through_what_the_grid_holds() -> None:
     x = normal(3, 8).requires_grad_()
     upstream = normal(3, 8, seed=1)
@@ -270,6 +283,7 @@ def test_what_is_stored_for_each_weight() -> None:
         ({"format": "int4", "granularity": "group"}, "group_size = None"),
         ({"format": "int4", "group_size": 32}, "granularity = tensor, group_size = 32"),
         ({"format": "e4m3", "symmetric": False}, "only integers have a zero point"),
+        ({"format": "int4", "symmetric": False, "scales": "e8m0"}, "symmetric = false, scales = e8m0: powers of two"),
         ({"format": "int99"}, "'int99' is no number format"),
         ({"format": "e4m3", "full_range": True}, "about symmetric integers"),
         ({"format": "int4", "full_range": True, "symmetric": False}, "about symmetric integers"),
