@@ -62,12 +62,29 @@ def fit(form: type[Law], measured: Measured, hold_out: str | None = None, seed: 
     """
     held = held_out(measured, hold_out, seed)
     train = measured[~held]
+    _check_left(form, measured, train, hold_out)
     # Bounds are those of all points: what is held out must have a prediction, too
     problem = Problem(form, train, form.search(measured.at))
     solution = problem.solve(seed=seed)
     judgement = judge(problem, solution)
     warnings = [*form.cautions(train.at), *judgement.warnings, *exponents_apart(problem, solution)]
     return Fit(problem, solution, train, measured[held], warnings, judgement.undetermined)
+
+
+def _check_left(form: type[Law], measured: Measured, train: Measured, hold_out: str | None) -> None:
+    """Refuse a hold-out that leaves one value of bits of several: the law would have no constants for the others.
+
+    Raises:
+        ValueError: names the hold-out, and what it takes away.
+    """
+    for column in ("weight_bits", "activation_bits", "kv_bits", "post_bits"):
+        values, left = np.unique(getattr(measured.at, column)), np.unique(getattr(train.at, column))
+        if column in form.USES and len(values) > len(left) == 1:
+            taken = ", ".join(f"{value:g}" for value in values if value != left[0])
+            raise ValueError(
+                f"hold-out {hold_out}: takes away every point of {column} {taken} and leaves {left[0]:g} alone (inf: "
+                "not quantized), so what bits cost cannot be fitted; hold out other points, or measure more"
+            )
 
 
 def held_out(measured: Measured, how: str | None, seed: int = 0) -> NDArray[np.bool_]:

@@ -273,6 +273,19 @@ def test_lengths_that_hardly_differ_determine_gamma_d_poorly() -> None:
     assert "critical" in open_questions(found.law, found.undetermined)
 
 
+@pytest.mark.parametrize(
+    ("low", "words"),
+    [
+        ({"post_bits": [np.inf, np.inf, np.inf, 4, 5]}, "every point of post_bits 4, 5 and leaves inf alone"),
+        ({"weight_bits": [16, 16, 16, 4, 16]}, "every point of weight_bits 4 and leaves 16 alone"),
+    ],
+)
+def test_a_hold_out_that_takes_away_all_bits_is_refused(low: dict[str, list[float]], words: str) -> None:
+    at = points([1e7, 2e7, 3e7, 1e8, 1e8], 1e9, **low)
+    with pytest.raises(ValueError, match=f"hold-out largest-parameters: takes away {words}"):
+        fit(PrecisionLaw, measure(KUMAR, at), "largest-parameters")
+
+
 def test_poor_constants_are_named_where_others_are_not_identified() -> None:
     at = points(*every(list(np.geomspace(3e7, 1e9, 5)), [1e10], [4, 6, 16]))
     warnings = fit(PrecisionLaw, measure(KUMAR, at, 0.01)).warnings
