@@ -102,6 +102,7 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
     """
     sourced = open_law(name)
     law = sourced.law
+    _check_whole(law, name)
     flops = 6.0 * parameters * tokens
     loss = _loss(sourced, name, points(parameters, tokens))
     unanswered = open_questions(law, sourced.undetermined)
@@ -138,6 +139,20 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
         notes=notes,
         allocations=allocations,
     )
+
+
+def _check_whole(law: Law, name: str) -> None:
+    """Refuse a law of differences alone: no loss can be predicted by it, and what it lacks cannot be given.
+
+    Raises:
+        ValueError: says what it lacks, and where it serves.
+    """
+    if lacking := [constant for constant in ("A", "alpha", "B", "beta", "E") if constant not in law.constants]:
+        serves = "quantize.py --law" if "post_bits" in law.USES else "Law.training_delta of the library alone"
+        raise ValueError(
+            f"law {name}: has no {', '.join(lacking)}, so it predicts no loss, only what quantization adds: it serves "
+            f"{serves}; plan.py needs a whole law, such as kumar2411 or one of launcher/fit.py"
+        )
 
 
 def _loss(sourced: SourcedLaw, name: str, at: Points) -> float:

@@ -301,7 +301,10 @@ def test_plan_without_a_law_does_not_mention_one(run: Run, tiny_config: Path) ->
     ("law", "words"),
     [
         ("kumar", "error: law 'kumar': unknown; one of kumar2411, "),
-        ("ouyang2411", "error: law ouyang2411: alpha, beta: not known"),
+        ("ouyang2411", "error: law ouyang2411: has no A, alpha, B, beta, E, so it predicts no loss, only what quanti"),
+        ("ouyang2411", "it serves quantize.py --law; plan.py needs a whole law, such as kumar2411"),
+        ("chen2505-w4a4", "law chen2505-w4a4: has no A, B, E, so it predicts no loss"),
+        ("chen2505-w4a4", "it serves Law.training_delta of the library alone"),
         ("none.json", "error: law none.json: no such file; give one that launcher/fit.py wrote"),
         ("broken", "give a law.json of launcher/fit.py"),
     ],
