@@ -184,7 +184,7 @@ def collect_facts(
     count, law = totals(plan.rows), None
     if arguments.law is not None:
         bits = config.precision.training_bits
-        law = prediction.predict(arguments.law, count.non_embedding, plan.total_tokens, bits)
+        law = prediction.predict(arguments.law, count.total, count.non_embedding, plan.total_tokens, bits)
     return PlanFacts(
         parameter_count=count,
         precision=config.precision.model_dump(),

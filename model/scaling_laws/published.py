@@ -28,6 +28,8 @@ class SourcedLaw:
     """Constants that the points of a fit left open: D_crit is not stated where it stands on one."""
     warnings: tuple[str, ...] = ()
     """What the points of a fit could not tell."""
+    counts_embedding: bool = False
+    """Whether its N has embedding and unembedding in it."""
 
 
 UNKNOWN = (float("nan"), float("nan"))
@@ -76,6 +78,7 @@ PUBLISHED: dict[str, SourcedLaw] = {
         "Besiroglu et al., arXiv 2404.10102, Hoffmann's runs fitted again",
         UNKNOWN,
         UNKNOWN,
+        counts_embedding=True,  # as Hoffmann's does (Pearce and Song, arXiv 2406.12907)
     ),
     "ouyang2411": SourcedLaw(
         PowerLaw(k=0.017, gamma_D=0.5251, gamma_N=0.2261, gamma_P=5.4967),

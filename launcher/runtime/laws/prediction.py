@@ -57,7 +57,9 @@ class Prediction:
     form: str
     source: str
     parameters: int
-    """N: without embedding and head."""
+    """N, as the law counts it."""
+    counts_embedding: bool
+    """Whether embedding and head are in N."""
     tokens: int
     """D."""
     loss: float
@@ -88,12 +90,13 @@ class Prediction:
         return plain
 
 
-def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) -> Prediction:
+def predict(name: str, total: int, non_embedding: int, tokens: int, bits: Mapping[str, int]) -> Prediction:
     """Return every number of the prediction.
 
     Args:
         name: of a published law, or a law.json.
-        parameters: N, without embedding and head.
+        total: parameters.
+        non_embedding: those without embedding and head.
         tokens: D.
         bits: weight_bits, activation_bits and kv_bits of training, 16 where nothing is rounded.
 
@@ -103,6 +106,7 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
     sourced = open_law(name)
     law = sourced.law
     _check_whole(law, name)
+    parameters = total if sourced.counts_embedding else non_embedding
     flops = 6.0 * parameters * tokens
     loss = _loss(sourced, name, points(parameters, tokens))
     unanswered = open_questions(law, sourced.undetermined)
@@ -128,6 +132,7 @@ def predict(name: str, parameters: int, tokens: int, bits: Mapping[str, int]) ->
         form=name_of(law),
         source=sourced.source,
         parameters=parameters,
+        counts_embedding=sourced.counts_embedding,
         tokens=tokens,
         loss=loss,
         bits=dict(bits),
@@ -206,8 +211,9 @@ def lines(found: Prediction) -> Iterator[str]:
     """Yield the lines of the prediction in a plan."""
     yield f"law         {found.name} ({found.form}): {found.source}"
     yield from (f"caution     {note}" for note in found.notes)
+    counted = "with" if found.counts_embedding else "without"
     yield (
-        f"prediction  {found.loss:.4f} nats per token in bf16, N {found.parameters:.4g} without embedding and "
+        f"prediction  {found.loss:.4f} nats per token in bf16, N {found.parameters:.4g} {counted} embedding and "
         f"head, D {found.tokens:.4g}"
     )
     if found.loss_at_bits is not None and set(found.bits.values()) != {BF16}:

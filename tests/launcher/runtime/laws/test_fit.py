@@ -13,7 +13,7 @@ from plumbline.launcher.runtime.laws.document import open_law
 from plumbline.launcher.runtime.laws.rows import read_rows
 from plumbline.launcher.runtime.system import cli
 from plumbline.model.scaling_laws.points import points
-from plumbline.model.scaling_laws.published import KUMAR
+from plumbline.model.scaling_laws.published import KUMAR, published
 from tests.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -229,6 +229,16 @@ def test_plan_predicts_with_a_published_law(command: Command, tiny_config: Path)
     assert law["at_optimal_bits"]["loss"] <= law["at_16_bits"]["loss"] <= law["loss"]
     assert law["at_this_size"]["parameters"] == size
     assert law["post"][0]["delta"] > law["post"][1]["delta"] > 0
+
+
+def test_plan_counts_parameters_as_the_law_does(run: Run, tiny_config: Path) -> None:
+    _, output, _ = run(plan.main, "--config", tiny_config, "--law", "besiroglu2404", "--json")
+    facts = json.loads(output)
+    law, total = facts["law"], facts["parameter_count"]["total"]
+    assert (law["parameters"], law["counts_embedding"]) == (total, True)
+    assert law["loss"] == pytest.approx(float(published("besiroglu2404").law.loss(points(total, 20 * 8 * 32))))
+    _, output, _ = run(plan.main, "--config", tiny_config, "--law", "besiroglu2404")
+    assert f"N {total:.4g} with embedding and head" in output
 
 
 def test_plan_says_where_the_law_is_from(run: Run, tiny_config: Path, fitted: dict[str, Any]) -> None:
