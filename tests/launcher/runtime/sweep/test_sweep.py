@@ -277,6 +277,7 @@ def test_a_run_whose_lock_a_dead_attempt_has_kept_is_taken_over(
         monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
         assert run_cell(cell, WORLD, stop, never, False) == "failed"
     with held_elsewhere(cell.run.folder, pulse=cell.run.folder / worker.LOG):
+        monkeypatch.setattr(worker, "LEASE_SECONDS", 3.0)  # in which it writes, however busy the machine is
         monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
         assert run_cell(cell, WORLD, stop, never, False) == "elsewhere", "it lives"
 
