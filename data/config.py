@@ -1,6 +1,5 @@
 """Define the `data` section of a configuration: which corpora and tasks, in which shares, in which batch shape."""
 
-import os
 from itertools import pairwise
 from typing import Literal
 
@@ -9,7 +8,7 @@ from pydantic import model_validator as validator
 
 from plumbline.data.batch_plan import BatchPlan, BatchStage
 from plumbline.data.mixture import step_changes
-from plumbline.data.paths import HomePath, check_url, is_url
+from plumbline.data.paths import HomePath, check_url, is_url, last_part
 from plumbline.data.remote.cache import CacheConfig
 from plumbline.data.tasks.kinds import AnyTaskConfig
 
@@ -95,7 +94,7 @@ class SourceConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
             return self.name
         if self.task is not None:
             return self.task.name
-        return os.path.basename(os.path.abspath(self.paths[0]))  # noqa: PTH100, PTH119 - as a corpus names itself
+        return last_part(self.paths[0])
 
 
 class DataConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

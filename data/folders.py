@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from plumbline.data.indexed import FileFacts, file_facts, open_indexed
+from plumbline.data.paths import last_part
 from plumbline.data.shards import Tokens
 
 
@@ -77,7 +78,7 @@ class LocalFolder:
     @property
     def name(self) -> str:
         """Return the last part of the path, of a link its own."""
-        return os.path.basename(os.path.abspath(self.path))  # noqa: PTH100, PTH119 - Path.absolute() keeps ".."
+        return last_part(self.path)
 
     def __truediv__(self, name: str) -> Path:
         return self.path / name

@@ -10,6 +10,11 @@ HomePath = Annotated[str, AfterValidator(os.path.expanduser)]
 """A path in a configuration, in which `~` is the home folder: no shell has seen it. A URL stays as it is."""
 
 
+def last_part(path: str | os.PathLike[str]) -> str:
+    """Return the last part of a path or URL, of a link its own; of the current folder its name."""
+    return os.path.basename(os.path.abspath(path))  # noqa: PTH100, PTH119 - Path.absolute() keeps ".."
+
+
 def is_url(path: object) -> bool:
     """Return whether a path is a URL for fsspec."""
     return re.match(r"[a-z][a-z0-9+.-]*://", str(path)) is not None

@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 from plumbline.launcher.runtime.config.load import leaves_stage_open, load_config
-from plumbline.launcher.runtime.system.slurm import Request, describe_submission, require_sbatch, submit
+from plumbline.launcher.runtime.system.slurm import Request, count_of, describe_submission, require_sbatch, submit
 from plumbline.launcher.runtime.train.submission import check, write_submission
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     arguments = parse_arguments()
     request = Request(
         nodes=arguments.nodes,
-        tasks_per_node=arguments.tasks_per_node or int(arguments.gpus_per_node.rpartition(":")[2]),
+        tasks_per_node=arguments.tasks_per_node or count_of(arguments.gpus_per_node),
         gpus_per_node=arguments.gpus_per_node,
         cpus_per_task=arguments.cpus_per_task,
         **cli.job_options(arguments),

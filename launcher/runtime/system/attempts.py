@@ -20,7 +20,7 @@ from typing import TypeVar
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, COMPLETE, UNUSABLE
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.launch import job_id, restart_count
-from plumbline.launcher.runtime.system.nodes import PAUSES
+from plumbline.launcher.runtime.system.nodes import PAUSES, may_be_at_fault
 
 VARIABLE = "PLUMBLINE_FRUITLESS_ATTEMPTS"
 TALLY = "attempts"
@@ -164,7 +164,7 @@ def accused(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
             word = json.loads(file.read_text(encoding="utf-8"))
             if file.stem in nodes and (word["job"], word["restart"]) == (job_id(), restart_count()):
                 found[file.stem] = word["fault"]
-    return found if len(found) <= max(1, len(nodes) // 2) else {}
+    return found if may_be_at_fault(len(found), nodes) else {}
 
 
 def forget(folder: Path) -> None:

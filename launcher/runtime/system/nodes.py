@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -125,9 +125,14 @@ def lost_nodes(job: Job) -> list[str]:
     states = {fields["NodeName"]: fields["State"] for fields in _all_nodes()}
     lost = {node for node in job.nodes if DOWN.search(states.get(node, "")) or NOT_REACHED.search(failed.get(node, ""))}
     refusing = failed.keys() - lost
-    if len(refusing) <= max(1, len(job.nodes) // 2):
+    if may_be_at_fault(len(refusing), job.nodes):
         lost |= refusing
     return [node for node in job.nodes if node in lost]
+
+
+def may_be_at_fault(accused: int, nodes: Sequence[str]) -> bool:
+    """Return whether so many of a job's nodes can be to blame: if they are most of several, it is not the nodes."""
+    return accused <= max(1, len(nodes) // 2)
 
 
 def sparable(job: Job, faulty: Iterable[str]) -> list[str]:

@@ -67,6 +67,11 @@ class Request:
         }
 
 
+def count_of(gpus: str) -> int:
+    """Return how many GPUs N or TYPE:N are."""
+    return int(gpus.rpartition(":")[2])
+
+
 def _seconds(time: str) -> int | None:
     """Return the seconds of a time limit as sbatch reads it; None if it is none."""
     if time in ("0", "UNLIMITED", "INFINITE"):

@@ -30,7 +30,7 @@ esac
 """
 SRUN = """\
 #!/bin/bash
-echo "srun $* memory:$SLURM_MEM_PER_NODE" >> {folder}/asked
+echo "srun $* memory:$SLURM_MEM_PER_NODE$SLURM_CPU_BIND" >> {folder}/asked
 echo 'srun: error: n1: task 0: Killed' >&2
 cat {folder}/says >&2
 [[ ! -e {folder}/hangs ]] || exec sleep 100
@@ -122,10 +122,11 @@ def test_a_node_is_not_waited_for_without_end(slurm: Path, job: nodes.Job, monke
     assert nodes.lost_nodes(job) == ["n3"]
 
 
-def test_nodes_are_asked_without_the_memory_and_gpus_of_the_ranks(
+def test_nodes_are_asked_without_the_memory_gpus_and_cores_of_the_ranks(
     slurm: Path, job: nodes.Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "100")
+    monkeypatch.setenv("SLURM_CPU_BIND", "mask_cpu:0x1")
     nodes.lost_nodes(job)
     asked = next(line for line in (slurm / "asked").read_text().splitlines() if line.startswith("srun"))
     assert "--jobid=7 --overlap" in asked
