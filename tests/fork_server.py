@@ -56,7 +56,7 @@ def main() -> None:
     for module in modules:
         importlib.import_module(module)
     del sys.modules["mlflow"]
-    threads = psutil.Process().num_threads()
+    threads = threads_of_imports()
     assert threads == 1, f"{threads} threads after imports: a fork would have one of them and the locks of all"
     torch = sys.modules.get("torch")
     usable = torch is None or not (torch.cuda.is_initialized() or fork_is_bad(torch))
@@ -65,6 +65,12 @@ def main() -> None:
     request = serve(place, int(owner))
     if request is not None:
         become(request)
+
+
+def threads_of_imports() -> int:
+    """Return the threads of this process, but for the one that counting GPUs by NVML starts: forks can use a GPU."""
+    names = [Path(f"/proc/self/task/{thread.id}/comm").read_text() for thread in psutil.Process().threads()]
+    return sum(not name.startswith("cuda") for name in names)
 
 
 def fork_is_bad(torch: Any) -> bool:

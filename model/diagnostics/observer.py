@@ -45,13 +45,14 @@ class Observation:
                 known[name] = torch.maximum(known[name], value) if _is_maximum(name) else known[name] + value
 
     def total(self, add: Reduce, largest: Reduce) -> None:
-        """Replace the sums by those of all ranks; each has the same, since each has the same model."""
+        """Replace the sums by those of all ranks, on the host; each has the same, since each has the same model."""
         for reduce, maxima in ((add, False), (largest, True)):
             places = [(sums, name) for sums in self.sums.values() for name in sums if _is_maximum(name) is maxima]
             if places:
                 parts = [sums[name] for sums, name in places]
-                reduced = reduce(torch.cat([part.flatten() for part in parts])).split([part.numel() for part in parts])
-                for (sums, name), part, value in zip(places, parts, reduced, strict=True):
+                reduced = reduce(torch.cat([part.flatten() for part in parts])).cpu()  # at once, not one after another
+                values = reduced.split([part.numel() for part in parts])
+                for (sums, name), part, value in zip(places, parts, values, strict=True):
                     sums[name] = value.view(part.shape)
 
     def record(self) -> Statistics:

@@ -101,10 +101,12 @@ def top_eigenvalue(gram: Tensor) -> Tensor:
     """
     start = torch.randn(gram.size(-1), 1, generator=torch.Generator().manual_seed(0))
     vector = start.to(gram.device).expand(gram.size(0), -1, -1)
-    for _ in range(POWER_STEPS):
-        vector = gram @ vector
-        length = vector.norm(dim=1, keepdim=True).clamp_min(TINY)
-        vector = vector / length
+    # Over its norm, no product grows a vector, and a few in a row shrink none to nothing: few norms have to be taken
+    whole = gram / gram.norm(dim=(1, 2), keepdim=True).clamp_min(TINY)
+    for number in range(POWER_STEPS):
+        vector = whole @ vector
+        if number % 4 == 3:
+            vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(TINY)
     return (vector.mT @ (gram @ vector)).flatten().clamp_min(TINY).double()
 
 
@@ -290,7 +292,7 @@ STATISTICS: dict[str, Callable[[Sums], Statistics]] = {
 
 
 def _count(like: Tensor, number: int) -> Tensor:
-    return torch.tensor(float(number), dtype=torch.float64, device=like.device)
+    return torch.full((), float(number), dtype=torch.float64, device=like.device)  # filled there: nothing to wait for
 
 
 def _floats(**values: Tensor) -> Statistics:

@@ -1,16 +1,17 @@
 """Compare attention under masks: plain causal, documents and a window, written out and in blocks (FlexAttention).
 
     python tests/benchmarks/attention_masks.py [--length 2048 --batch 4 --heads 12 --shared 12 --head-dim 64 --rounds 7]
-        [--documents 8] [--window 512] [--dtype bf16]
+        [--layers 12] [--documents 8] [--window 512] [--dtype bf16]
 
-Each way makes its mask and goes forward and backward through one attention; `ratio` is its time over plain causal
-attention's. --shared is the number of heads of keys and values. Documents are of equal length. Masks in blocks need a
-GPU. It prints one JSON object.
+Each way makes its mask once, as a model does, and goes forward and backward through the attention of --layers; `ratio`
+is its time over plain causal attention's. --shared is the number of heads of keys and values. Documents are of equal
+length. Masks in blocks need a GPU. It prints one JSON object.
 """
 
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,13 +34,14 @@ SIZES = {
     "shared": 12,
     "head-dim": 64,
     "rounds": 7,
+    "layers": 12,
     "documents": 8,
     "window": 512,
 }
 
 
 def make_way(arguments: argparse.Namespace, device: torch.device, mask: str, in_blocks: bool) -> Way:
-    """Return one way: its mask, then attention, forward and backward."""
+    """Return one way: its mask, then the attention of every layer, forward and backward."""
     length, batch = arguments.length, arguments.batch
     config = ModelConfig(  # type: ignore[call-arg]  # the rest is filled in
         vocab_size=2,
@@ -59,13 +61,16 @@ def make_way(arguments: argparse.Namespace, device: torch.device, mask: str, in_
     ]
     scale = arguments.head_dim**-0.5
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> None:
         seen = attention_context(config, places, 0, ids, dtype, in_blocks).mask
-        if isinstance(seen, BlockMask):
-            return block_sparse_attention(query, key, value, seen, scale)
-        return fused_attention(query, key, value, seen, scale, dropout=0.0, causal=seen is None)
+        for _ in range(arguments.layers):  # one after another, or all would keep what their backward pass needs
+            if isinstance(seen, BlockMask):
+                found = block_sparse_attention(query, key, value, seen, scale)
+            else:
+                found = fused_attention(query, key, value, seen, scale, dropout=0.0, causal=seen is None)
+            found.sum().backward()
 
-    return lambda: attend(*inputs).sum().backward()
+    return partial(attend, *inputs)
 
 
 def main() -> None:

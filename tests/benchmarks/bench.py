@@ -84,6 +84,7 @@ OTHERS_124M = TRAIN_124M.replace("throughput", "other_trainers") + " --setting b
 GPU = {
     "train_124m": Part(f"{TRAIN_124M} --settings bf16:1", TINY),
     "train_124m_64": Part(f"{TRAIN_124M} --batch 64 --alone --settings bf16:1", TINY),
+    "train_124m_gpt2": Part(f"{TRAIN_124M} --family gpt2 --batch 64 --alone --settings bf16:1", TINY),
     "train_1.4b": Part(f"{TRAIN_1400M} --batch 8 --alone --settings bf16:1", TINY),
     "train_1.4b_accumulated": Part(f"{ACCUMULATED_1400M} --settings bf16:1", TINY),
     "train_1.4b_float8": Part(  # beside train_1.4b_accumulated
@@ -94,10 +95,10 @@ GPU = {
     "diagnostics": Part(f"diagnostics_cost.py {STEP_124M}", f"--rounds 2 {TINY_RUN}"),
     "start_up": Part(f"start_up.py {STEP_124M}", f"--starts 1 {TINY_RUN}"),
     "lookahead": Part(
-        "lookahead_cost.py --width 768 --depth 12 --batch 8",
+        "lookahead_cost.py --compile --width 768 --depth 12 --batch 8",
         "--width 64 --depth 1 --length 64 --anchors 2 --horizon 2 --batch 1 --rounds 2",
     ),
-    "attention_masks": Part("attention_masks.py --dtype bf16", TINY_MASKS),
+    "attention_masks": Part("attention_masks.py --dtype bf16 --batch 16", TINY_MASKS),
     "determinism": Part(f"determinism_cost.py {STEP_124M}", f"--rounds 2 {TINY_RUN}"),
     "loss_head": Part("loss_head.py --tokens 16384 --dtype bf16", "--tokens 64 --rounds 2"),
     "litgpt": Part(f"{OTHERS_124M} --trainer litgpt", f"{TINY} --rounds 1"),

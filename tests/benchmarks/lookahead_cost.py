@@ -1,11 +1,12 @@
 """Measure what thoughts cost: forward and backward with them against without, and against the tokens they take.
 
     python tests/benchmarks/lookahead_cost.py [--width 384 --depth 6 --length 1024 --batch 2 --anchors 32 --horizon 4]
+        [--compile]
 
 The ways to think alternate with the plain model in one process; medians are compared. `tokens` is how many tokens and
 slots pass the blocks for each token of text, `seconds` the ratio of times, `overhead` the second over the first: what
-passes of few tokens, masks and copies of keys cost beyond arithmetic. Weights and text are random. It prints one JSON
-object.
+passes of few tokens, masks and copies of keys cost beyond arithmetic. --compile compiles blocks and losses, as training
+does on a GPU, where uncompiled ones wait for the host. Weights and text are random. It prints one JSON object.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
+from plumbline.launcher.runtime.engine.build import compile_model
 from plumbline.launcher.runtime.models.open import device_named
 from plumbline.model.config import ModelConfig
 from plumbline.model.objectives import ObjectiveConfig
@@ -46,6 +48,7 @@ def main() -> None:
         "rounds": 7,
     }.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--compile", action="store_true", help="compile blocks and losses")
     arguments = parser.parse_args()
     thinking: dict[str, Any] = {"anchors": arguments.anchors, "horizon": arguments.horizon}
     ways: dict[str, LatentLookaheadConfig] = {
@@ -80,6 +83,10 @@ def measure(arguments: argparse.Namespace, objectives: dict[str, ObjectiveConfig
         max_position_embeddings=arguments.length,
     )
     models = {name: make(shape, objective).to(device) for name, objective in objectives.items()}
+    if arguments.compile:
+        for model in models.values():
+            compile_model(model, exact_division=False)
+            model.model.block_masks = device.type == "cuda"
     tokens = torch.randint(arguments.vocabulary, (arguments.batch, arguments.length + 1), device=device)
     places = torch.arange(arguments.length, device=device).expand(arguments.batch, -1)
     batch = {

@@ -121,8 +121,7 @@ def build_for_training(
                 parameters[name].copy_(weight)
     float8.compute_in_float8(model.model.layers, config.precision)
     if compiles(config, device):
-        compile_blocks(model, exact_division=not config.precision.is_plain)
-        model.lm_head.on_chunk = compiled_losses_and_gradient()
+        compile_model(model, exact_division=not config.precision.is_plain)
     model.model.block_masks = masks_in_blocks(config, device)
     return model
 
@@ -149,13 +148,15 @@ def blocks_of(model: nn.Module) -> list[Block]:
     return [module for module in model.modules() if isinstance(module, Block)]
 
 
-def compile_blocks(model: nn.Module, exact_division: bool) -> None:
-    """Compile every block, each shape by itself: what an evaluation's batch is like decides nothing about training's.
+def compile_model(model: TrainedLM, exact_division: bool) -> None:
+    """Compile every block and the loss of a chunk of logits.
+
+    Each shape is compiled by itself: what an evaluation's batch is like decides nothing about training's graph.
 
     What is compiled is `forward`, so that the hooks of ZeRO-3 stand around the graph and do not cut it.
 
     Args:
-        model: whose blocks they are.
+        model: to compile.
         exact_division: divide as uncompiled code does. Triton's own division may be off by a bit, and a value that is
             rounded to a grid then falls on another point of it than in evaluation, which is not compiled.
     """
@@ -165,3 +166,4 @@ def compile_blocks(model: nn.Module, exact_division: bool) -> None:
     config.eager_numerics.division_rounding = exact_division  # of the process, which may train one run after another
     for block in blocks_of(model):
         setattr(block, "forward", torch.compile(block.forward, dynamic=False))  # noqa: B010 - a method, to mypy
+    model.lm_head.on_chunk = compiled_losses_and_gradient()

@@ -2,8 +2,9 @@
 
 For fp32 everything is computed in fp64. For bf16 the weights are rounded for each forward pass (at stage 0, where the
 engine promises autocast over fp32 weights, that is what happens here), micro-batches are separate, because a gradient
-is rounded once for each, and their sum is fp64. In bf16 the passes run on the engine's device, because another one
-rounds other sums. A tensor without a gradient has a gradient of zero.
+is rounded once for each, and their sum is fp64. What is computed in bf16, passes and Muon's orthogonalisation, is
+computed on the engine's device, because another one rounds other sums. A tensor without a gradient has a gradient of
+zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,10 @@ class PlainLoop:
         drawn = dict(build(case).named_parameters())
         if case.precision == "bf16" and case.stage > 0:
             drawn = {name: nn.Parameter(weight.detach().bfloat16()) for name, weight in drawn.items()}
-        self.weights = {name: nn.Parameter(weight.detach().to(self._dtype(name))) for name, weight in drawn.items()}
+        self.weights = {
+            name: nn.Parameter(weight.detach().to(device if self._is_for_muon(name) else "cpu", self._dtype(name)))
+            for name, weight in drawn.items()
+        }
         self.gradients: dict[str, Tensor] = {}
         trained = [row for row in self.rows.values() if row.trainable]
         matrices = [row for row in trained if self._is_for_muon(row.name)]
@@ -103,7 +107,8 @@ class PlainLoop:
     def update(self, step: int) -> None:
         """Take one step of every optimizer with the gradient as it is."""
         for row in self._trained:
-            self.weights[row.name].grad = self.gradients[row.name].to(self._dtype(row.name))
+            weight = self.weights[row.name]
+            weight.grad = self.gradients[row.name].to(weight)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(step) * group["of"].lr_multiplier

@@ -38,6 +38,9 @@ MUON_UPDATE = 0.1
 """The same of a matrix that Muon updates, which it orthogonalises in bf16: a last bit can become a rounding of 2^-9."""
 SMALL = 1e-3
 """Share of the whole gradient's norm under which the gradient of a tensor is compared with that share instead."""
+SMALL_UPDATE = 0.1
+"""Share of AdamW's full step, the learning rate for each element, under which an update is compared with that share
+instead: where moments of both signs cancel, what they may differ by is all that is left."""
 
 
 @dataclass(frozen=True)
@@ -174,9 +177,13 @@ class Comparison(UpdateObserver):
         for row in models.rows(self.case):
             name, orthogonal = row.name, "momentum_buffer" in states.get(row.name, {})
             then = self.before[name]["weight"].double()
-            change, expected = after[name]["weight"].double() - then, self.plain.weights[name].detach().double() - then
+            change = after[name]["weight"].double() - then
+            expected = self.plain.weights[name].detach().double().cpu() - then
             # An update, of two or three operations, is seen no more finely than fp32 holds the weight
             floor = 2**-22 * float(then.norm()) / TOLERANCES["update"]
+            if row.trainable and not orthogonal:
+                full = models.learning_rate(self.step) * row.lr_multiplier * math.sqrt(then.numel())
+                floor = max(floor, SMALL_UPDATE * full)
             tolerance = MUON_UPDATE if orthogonal else None
             self.found.add("update", _distance(change, expected, floor), self._at(name), tolerance)
             for key, value in states.get(name, {}).items():
