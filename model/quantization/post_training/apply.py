@@ -65,7 +65,7 @@ def check_recipe(model: nn.Module, recipe: Recipe, samples: int) -> None:
         if recipe.rotate:
             check_rotation(model)
         if recipe.keys is not None or recipe.values is not None:
-            check_kv_cache(model)
+            check_kv_cache(model, recipe.keys, recipe.values)
         place, blocks = decoder_blocks(model)
     except ValueError as error:
         raise ValueError(f"recipe {recipe.name}: {error}") from None

@@ -11,8 +11,8 @@ from plumbline.model.quantization.precision import StoredRounded
 from plumbline.model.quantization.quantizer import Quantizer
 
 
-def check_kv_cache(model: nn.Module) -> None:
-    """Refuse models whose keys and values cannot be rounded.
+def check_kv_cache(model: nn.Module, *quantizers: Quantizer | None) -> None:
+    """Refuse models whose keys and values cannot be rounded, or not by these quantizers.
 
     Raises:
         ValueError: says which.
@@ -25,6 +25,20 @@ def check_kv_cache(model: nn.Module) -> None:
             )
     elif not hasattr(model.config, "get_text_config"):
         raise ValueError(f"{type(model).__name__}: neither a CausalLM nor a model of transformers")
+    width = _head_width(model)
+    for quantizer in quantizers:
+        size = None if quantizer is None else quantizer.group_size
+        if size is not None and width is not None and width % size:
+            raise ValueError(f"group_size = {size} does not divide the {width} values that a head stores of a token")
+
+
+def _head_width(model: nn.Module) -> int | None:
+    """Return the width of keys and values; None where a model of transformers has another one for each."""
+    config: Any = model.config if isinstance(model, CausalLM) else model.config.get_text_config()  # type: ignore[operator, union-attr]
+    if hasattr(config, "v_head_dim"):
+        return None
+    width: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return width
 
 
 def round_kv_cache(model: nn.Module, keys: Quantizer | None, values: Quantizer | None) -> None:

@@ -130,6 +130,19 @@ def test_caches_that_cannot_be_rounded_are_refused(make_model: MakeModel) -> Non
             quantize_model(model, named_recipe("kv4"))
 
 
+def test_groups_that_do_not_divide_a_head_are_refused_before_anything_is_rounded(
+    make_model: MakeModel, enliven: Enliven
+) -> None:
+    groups = Quantizer(format="int4", granularity="group", group_size=16)
+    recipe = Recipe(name="wide", keys=groups, weights=Quantizer(format="int8", granularity="channel"))
+    for model in (make_model(), stock_model({"model_type": "llama"}, enliven)):
+        with pytest.raises(
+            ValueError, match=r"recipe wide: group_size = 16 does not divide the \d+ values that a head"
+        ):
+            quantize_model(model, recipe)
+        assert not any(isinstance(module, QuantizedLinear) for module in model.modules())
+
+
 def test_experts_of_a_mixture_are_refused(enliven: Enliven, calibration_text: list[Tensor]) -> None:
     """They would stay as they are, while the row says 4 bits."""
     model = stock_model({"model_type": "mixtral", "num_local_experts": 4}, enliven)
