@@ -25,6 +25,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """Numbers of the errors that say that a disk, or what its user may have of it, is full."""
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """Of those that say that nothing can be put into a folder: it is another's, read-only, or a file."""
+LOCKLESS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
+"""Of those that say that a file system has no locks, as Lustre may be mounted."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
@@ -200,18 +202,32 @@ def _partial(output: Path, key: str) -> str:
 
 
 def _own_folder(output: Path, key: str | None) -> tuple[Path, int]:
-    """Return a folder that no other process fills, and the lock that says so; that of the key if it is free."""
+    """Return a folder that no other process fills, and the lock that says so; that of the key if it is free.
+
+    Where the file system has no locks, nobody else is taken to fill it.
+    """
     while True:
         folder = output.parent / _partial(output, key or uuid.uuid4().hex[:8])
         folder.mkdir(exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if folder.is_dir() and os.fstat(lock).st_ino == folder.stat().st_ino:  # not removed before it was locked
-                return folder, lock
-        except BlockingIOError:
+        if _is_held_elsewhere(lock, unknown=False):
             key = None
+        elif folder.is_dir() and os.fstat(lock).st_ino == folder.stat().st_ino:  # not removed before it was locked
+            return folder, lock
         os.close(lock)
+
+
+def _is_held_elsewhere(lock: int, unknown: bool) -> bool:
+    """Take a lock unless another process has it, and return whether one has; `unknown` where there are no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno not in LOCKLESS:
+            raise
+        return unknown
+    return False
 
 
 def publish_folder(folder: Path, output: Path) -> None:
@@ -315,10 +331,7 @@ def _abandoned(folder: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield True
-    except BlockingIOError:
-        yield False
+        yield not _is_held_elsewhere(lock, unknown=True)
     finally:
         os.close(lock)
 

@@ -1,5 +1,8 @@
 """Folders are published whole, by one process at a time, and leave alone what is not theirs, whatever it is called."""
 
+import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -95,6 +98,22 @@ def test_what_was_interrupted_is_gone_on_with_by_one_at_a_time(tmp_path: Path) -
     with pytest.raises(ValueError, match="wrong"):
         interrupted(ValueError("wrong"))
     assert leftovers(tmp_path) == []
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work is gone on with; what might be another process's is left alone."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    left = interrupted(tmp_path / "c", "beef")
+    others = interrupted(tmp_path / "c", "f00d")
+    with resumed_folder(tmp_path / "c", KIND, "beef") as folder:
+        assert (folder / "mark").exists()
+    assert folder == left
+    assert (tmp_path / "c" / "mark").exists()
+    assert others.exists()
 
 
 def test_where_nothing_can_be_written_the_output_is_named_and_no_hidden_folder(tmp_path: Path) -> None:
