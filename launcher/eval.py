@@ -69,7 +69,11 @@ def parse_arguments() -> argparse.Namespace:
         action="store_true",
         help="of a run whose objective thinks: the tokens after the anchors of its anchor_policy are told by thoughts",
     )
-    parser.add_argument("--sequence-length", type=cli.positive, help="tokens per window (default: as in training)")
+    parser.add_argument(
+        "--sequence-length",
+        type=cli.positive,
+        help="tokens per window (default: as in training; of a Hugging Face folder its context, at most 1024)",
+    )
     parser.add_argument(
         "--batch-size", type=cli.positive, default=8, help="windows, or sequences of --tasks, per forward pass"
     )

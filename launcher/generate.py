@@ -69,6 +69,10 @@ def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace
         check_sampling(arguments.temperature, arguments.top_k, arguments.top_p)
     except ValueError as error:
         parser.error(f"--{str(error).replace('_', '-', 1)}")
+    drawing = {"--samples": arguments.samples > 1, "--top-k": arguments.top_k, "--top-p": arguments.top_p}
+    idle = [name for name, value in drawing.items() if value]
+    if arguments.temperature == 0 and idle:
+        parser.error(f"--temperature 0 is greedy, and says one thing only: leave out {' and '.join(idle)}")
     if arguments.interactive and (arguments.json or arguments.batch_size > 1):
         parser.error("--interactive answers one prompt at a time, as text: leave out --json and --batch-size")
     if arguments.think != "never" and arguments.batch_size > 1:

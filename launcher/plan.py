@@ -9,7 +9,7 @@ python launcher/plan.py --config configs/ladder/7b.yaml --law laws/mine/law.json
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -127,13 +127,16 @@ def main() -> None:
 
 
 def check_options(arguments: argparse.Namespace) -> None:
-    """Raise ValueError for an option of which there is no such machine."""
+    """Raise ValueError for an option of which there is no such machine, or that would say nothing."""
     for name in ("devices", "peak_tflops", "mfu", "device_gib", "network_gbs", "price"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"--{name.replace('_', '-')} {value:g}: must be a number above 0")
     if arguments.mfu > 1:
         raise ValueError(f"--mfu {arguments.mfu:g}: is a share, at most 1: 0.5 for 50 %")
+    given = [f"--{name}" for name in ("law", "price") if getattr(arguments, name) is not None]
+    if arguments.parameters and given and not arguments.json:
+        raise ValueError(f"--parameters prints its table alone: leave out {' and '.join(given)}, or add --json")
 
 
 def machine_of(arguments: argparse.Namespace) -> Machine:
@@ -199,11 +202,22 @@ def collect_facts(
         accumulation_steps=config.data.accumulation_steps(arguments.devices),
         schedule=plan.schedule.describe(),
         proportions=plan.proportions,
-        cautions=tuple(cautions(config, plan)),
+        cautions=(*cautions(config, plan), *does_not_fit(config, estimates, arguments)),
         compute=compute(config, plan, estimates[config.deepspeed.zero_stage].step),
         fastest=fastest(estimates, arguments.device_gib * GIB),
         law=law,
     )
+
+
+def does_not_fit(
+    config: Config, estimates: Mapping[int, StageEstimate], arguments: argparse.Namespace
+) -> Iterator[str]:
+    """Say that a device does not hold what is planned, where the estimate says so."""
+    room, own = arguments.device_gib * GIB, config.deepspeed.zero_stage
+    if fastest({own: estimates[own]}, room) is None:
+        others = [f"{stage}" for stage in estimates if fastest({stage: estimates[stage]}, room) is not None]
+        instead = f"ZeRO stage {' or '.join(others)} does" if others else "no ZeRO stage does"
+        yield f"by the estimate this run does not fit a device of {arguments.device_gib:g} GiB; {instead}"
 
 
 def print_parameters(config: Config, plan: RunPlan) -> None:
@@ -260,14 +274,24 @@ def print_time(facts: PlanFacts, arguments: argparse.Namespace) -> None:
     """Print how long the run takes by the roofline, and what it costs."""
     work = facts.compute
     print(
-        f"time        {work.hours:.2f} hours on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
+        f"time        {lasting(work.hours)} on {arguments.devices} device(s) of {arguments.peak_tflops:g} TFLOP/s "
         f"at {arguments.mfu:.0%} of the peak, {work.tokens / work.hours / 3600:,.0f} tokens/s; messages at "
-        f"{arguments.network_gbs:g} GB/s add {work.network_hours:.2f} hours at most, where nothing hides them"
+        f"{arguments.network_gbs:g} GB/s add {lasting(work.network_hours)} at most, where nothing hides them"
     )
     if arguments.price is not None:
         hourly = arguments.price * arguments.devices
         least, most = hourly * work.hours, hourly * (work.hours + work.network_hours)
-        print(f"cost        {least:,.0f} to {most:,.0f} at {arguments.price:g} for an hour of a device")
+        print(f"cost        {short(least)} to {short(most)} at {arguments.price:g} for an hour of a device")
+
+
+def lasting(hours: float) -> str:
+    """Return a time in hours, or in seconds where it is short."""
+    return f"{hours:,.2f} hours" if hours >= 0.1 else f"{short(3600 * hours)} seconds"
+
+
+def short(value: float) -> str:
+    """Return a number of two decimals, or of three digits where these would say little."""
+    return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
 
 
 def print_stages(config: Config, facts: PlanFacts, arguments: argparse.Namespace) -> None:
@@ -280,11 +304,12 @@ def print_stages(config: Config, facts: PlanFacts, arguments: argparse.Namespace
     print(f"{'':<6} {' '.join(f'{name:>11}' for name in names)}  checkpointing")
     for stage, estimate in facts.stages.items():
         memory, step = estimate.memory, estimate.step
-        sizes = [*(getattr(memory, column) / GIB for column in columns), step.sent_bytes / GIB, step.seconds]
+        sizes = [*(getattr(memory, column) / GIB for column in columns), step.sent_bytes / GIB]
         notes = ["fastest that fits"] if stage == facts.fastest else []
         notes += ["this configuration"] if stage == config.deepspeed.zero_stage else []
         here = f"  <- {', '.join(notes)}" if notes else ""
-        print(f"ZeRO-{stage} {' '.join(f'{size:>11.2f}' for size in sizes)}  {estimate.recomputed}{here}")
+        shown = [*(f"{size:>11.2f}" for size in sizes), f"{short(step.seconds):>11}"]
+        print(f"ZeRO-{stage} {' '.join(shown)}  {estimate.recomputed}{here}")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,19 @@ def test_greedy_generation_agrees_with_the_export(command: Command, trained: Pat
     assert run["samples"] == export["samples"]
 
 
+def test_greedy_generation_draws_nothing(command: Command, trained: Path) -> None:
+    options = ("--prompt", "a", "--temperature", "0", "--top-k", "3", "--samples", "2")
+    done = command("generate", "--model", trained, *options)
+    assert done.returncode == 2
+    assert "--temperature 0 is greedy, and says one thing only: leave out --samples and --top-k" in done.stderr
+
+
+@pytest.mark.parametrize("device", ["meta", "abacus"])
+def test_devices_that_cannot_compute_are_refused(command: Command, trained: Path, device: str) -> None:
+    error = the_error(command("generate", "--model", trained, "--prompt", "a", "--device", device))
+    assert f"--device {device}: is not here" in error
+
+
 def test_many_prompts_in_batches_are_each_alone(
     command: Command, trained: Path, exported: Path, tmp_path: Path
 ) -> None:

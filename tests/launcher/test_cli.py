@@ -384,9 +384,26 @@ def test_offloaded_optimizer_states_leave_the_device(tiny_config: Path) -> None:
 )
 def test_a_machine_that_there_is_not_is_refused(option: tuple[str, float], told: str) -> None:
     usual = {"devices": 1, "peak_tflops": 989.0, "mfu": 1.0, "device_gib": 80.0, "network_gbs": 50.0, "price": None}
+    usual |= {"law": None, "parameters": False, "json": False}
     check_options(Namespace(**usual))
     with pytest.raises(ValueError, match=f"^{re.escape(told)}"):
         check_options(Namespace(**{**usual, option[0]: option[1]}))
+
+
+def test_a_device_that_does_not_hold_the_run_is_told(command: Command, tiny_config: Path) -> None:
+    small = "by the estimate this run does not fit a device of 0.001 GiB; no ZeRO stage does"
+    done = command("plan", "--config", tiny_config, "--device-gib", "0.001", "--price", "5")
+    assert f"warning     {small}" in done.stdout
+    assert re.search(r"^time +[\d.e-]+ seconds on 1 device", done.stdout, re.MULTILINE)
+    assert " 0 to 0 " not in done.stdout
+    assert small in answer(command("plan", "--config", tiny_config, "--device-gib", "0.001", "--json"))["cautions"]
+    fits = answer(command("plan", "--config", tiny_config, "--json"))["cautions"]
+    assert not any("does not fit" in caution for caution in fits)
+
+
+def test_the_table_of_parameters_takes_no_option_that_says_nothing_there(command: Command, tiny_config: Path) -> None:
+    error = the_error(command("plan", "--config", tiny_config, "--parameters", "--law", "nowhere.json"))
+    assert "--parameters prints its table alone: leave out --law, or add --json" in error
 
 
 def test_a_plan_for_devices_that_cannot_share_the_batch_is_refused(command: Command, tiny_config: Path) -> None:

@@ -190,7 +190,8 @@ def other_layout(folder: Path, config: Config, world: World) -> str | None:
         and old.data.micro_batch_size == config.data.micro_batch_size
     )
     equal = "to the last bit" if on_any else "up to the order of summation"
-    return f"written by {before}, read by {now}: the same samples in every step, losses equal {equal}"
+    text = f"written by {before}, read by {now}: the same samples in every step, losses equal {equal}"
+    return text if manifest["world_size"] == world.size else f"{text}; diagnostics look at samples of other ranks"
 
 
 def tell_changes(folder: Path, config: Config) -> None:

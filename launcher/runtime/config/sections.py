@@ -125,7 +125,7 @@ class DeepSpeedConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
     """Elements of one reduction or gather bucket, but no more than the model has; more make fewer, larger messages and
     take more memory. None: those of the largest block, but 2^24 at least. At stage 2 never fewer than the largest
     tensor has."""
-    timeout_minutes: PositiveFloat = 30.0
+    timeout_minutes: float = Field(default=30.0, gt=0, le=10_080)
     """Minutes that a collective waits for a slow rank before the job fails."""
 
     @validator(mode="after")

@@ -44,8 +44,8 @@ def device_named(name: str | None) -> torch.device:
     """
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # no such kind; torch without CUDA; no such GPU
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # no such kind, or none that computes; no CUDA; no such GPU
         raise ValueError(f"--device {name}: is not here: {str(error).splitlines()[0]}; give another") from error
     return device
 
@@ -337,8 +337,8 @@ def _load_hugging_face(folder: Path, device: torch.device, dtype: torch.dtype) -
     try:
         # A native export runs by our own code, not by the copy in the folder
         entries = read_object(folder / "config.json")
-        kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
         with quiet_transformers(), torch.no_grad():
+            kind = native_classes()[1] if entries.get("model_type") == MODEL_TYPE else AutoModelForCausalLM
             # Gemma2's class of transformers 5.20 takes a kernel that leaves its cap out, if it is not told otherwise
             attention = "eager" if entries.get("attn_logit_softcapping") else None
             module, found = kind.from_pretrained(

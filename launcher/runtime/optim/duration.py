@@ -12,6 +12,8 @@ from plumbline.data.batch_plan import BatchPlan
 Unit = Literal["steps", "tokens", "fraction"]
 UNITS: tuple[Unit, ...] = ("steps", "tokens", "fraction")
 WRITTEN = re.compile(r"\s*(\d[\d_]*(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*(steps?|tokens?|fraction|%)\s*")
+MOST = 10**18
+"""Steps or tokens; no run comes near, and no float is too small for it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Duration:
         """Read `40 steps`, `1e9 tokens` or `2%` (or `0.02 fraction`).
 
         Raises:
-            ValueError: it is something else, a part of a step or of a token, or more than 100%.
+            ValueError: it is something else, a part of a step or of a token, more than 100%, or longer than any run.
         """
         if isinstance(written, Duration):
             return written
@@ -51,6 +53,8 @@ class Duration:
         number, unit = Decimal(match[1].replace("_", "")), match[2]
         if unit in ("%", "fraction"):
             return cls(float(number / 100 if unit == "%" else number), "fraction")
+        if number > MOST:
+            raise ValueError(f"{written!r} is longer than any run")
         if number != int(number):
             raise ValueError(f"{written!r} is no whole number of {unit.removesuffix('s')}s")
         return cls(int(number), "steps" if unit.startswith("step") else "tokens")

@@ -69,13 +69,29 @@ def scale_settings(
     """Return the optimizer's base values for a run of `tokens` tokens in `steps` steps, of `batch_tokens` each at last.
 
     Raises:
-        ValueError: the rule is not for this optimizer, or it would make a beta negative: the batch is too large for
-            this horizon.
+        ValueError: the rule is not for this optimizer; it would make a beta negative: the batch is too large for this
+            horizon; or an exponent makes lr or weight decay too large or too small for a number.
     """
     if horizon.rule == "complete_dp" and not optimizer.kind.keeps_sde:
         raise ValueError(
             f"horizon: rule complete_dp is the limit of AdamW, and optimizer.name is {optimizer.name}: use power_law"
         )
+    try:
+        settings = _scaled(optimizer, horizon, model, batch_tokens, steps, tokens)
+    except (OverflowError, ZeroDivisionError):
+        settings = None
+    if settings is None or not math.isfinite(settings.lr * settings.weight_decay):
+        raise ValueError(
+            f"horizon: lr_batch_exponent = {horizon.lr_batch_exponent}, lr_tokens_exponent = "
+            f"{horizon.lr_tokens_exponent}, tau_exponent = {horizon.tau_exponent}: they make the learning rate or "
+            "the weight decay too large for a number; published exponents lie between -1 and 1"
+        )
+    return settings
+
+
+def _scaled(
+    optimizer: OptimizerConfig, horizon: HorizonConfig, model: ModelConfig, batch_tokens: int, steps: int, tokens: int
+) -> OptimizerSettings:
     lr, weight_decay, eps = optimizer.lr, optimizer.weight_decay, optimizer.eps
     betas = (optimizer.betas[0], optimizer.betas[1])
     if horizon.rule != "none":

@@ -149,14 +149,20 @@ def with_one_key_each(section: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def check_phases(config: ScheduleConfig, plan: BatchPlan, total_steps: int) -> None:
-    """Refuse a warm-up, and a decay of wsd, that do not fit into the run; a branch has its parent's warm-up.
+    """Refuse warm-ups of rate and batch, and a decay of wsd, that do not fit into the run; a branch has its parent's.
 
     Raises:
-        ValueError: together they are longer than the run, or the decay takes no more than one step, which still runs at
-            the peak; a fraction may, so that a few steps can be tried.
+        ValueError: together they are longer than the run, no step has the full batch, or the decay takes no more than
+            one step, which still runs at the peak; a fraction may, so that a few steps can be tried.
     """
     if config.branch is not None:
         return
+    full = plan.stages[-1].first_step
+    if full >= total_steps > 0:
+        raise ValueError(
+            f"data.batch_size_warmup: it lasts to step {full:,}, but the run has {total_steps:,}: shorten it, take it "
+            "away (data.batch_size_warmup=[]), or train for longer"
+        )
     phases = {"warmup": config.warmup.steps_of(plan, total_steps)}
     if config.name == "wsd":
         phases["decay"] = config.decay.steps_of(plan, total_steps)

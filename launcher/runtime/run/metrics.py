@@ -42,6 +42,7 @@ class MetricsLog:
         feeds: Callable[[History], Sequence[Feed]] = lambda _history: (),
         work_before: Callable[[int], int] = lambda step: step,
         interval: int = 1,
+        evaluates: bool = True,
     ) -> None:
         """Open the files.
 
@@ -53,11 +54,12 @@ class MetricsLog:
             work_before: work of the first so many steps, in any unit: where steps differ in size, time left does not
                 go by their number.
             interval: steps between lines.
+            evaluates: whether the evaluation at `step` is made now; else the one that is there stays.
         """
         self.path = folder / "metrics.jsonl"
-        history = _truncate(self.path, step)
+        history = _truncate(self.path, step, evaluates)
         last = history.kept[-1]["step"] if history.kept else None
-        if last is not None and step - last >= interval:
+        if last is not None and step - last >= max(interval, _interval_before(history.kept)):
             LOG.warning(f"{self.path} has no line of steps {last + 1} to {step}: they were lost with their process")
         self._lines = Lines(self.path)
         self._feeds = feeds(history)
@@ -80,22 +82,29 @@ class MetricsLog:
         finish(self._feeds)
 
 
-def _truncate(path: Path, step: int) -> History:
+def _truncate(path: Path, step: int, evaluates: bool) -> History:
     """Keep what belongs to a run that stands at `step`: its steps up to there, and evaluations before there.
 
     Returns what is kept and what is not, in order.
 
-    The evaluation at `step` itself comes after the checkpoint of `step` and will be done again. A step writes its
-    losses and, in a line of their own, its diagnostics.
+    The evaluation at `step` itself comes after the checkpoint of `step`, and is dropped if it is made again: that of a
+    last step is not, once the run is longer. A step writes its losses and, in a line of their own, its diagnostics.
     """
     kept: list[dict[str, Any]] = []
     dropped: list[dict[str, Any]] = []
     if path.exists():
         for its, record in read_metrics(path):
             of_a_step = any(not key.startswith("eval/") for key in record.keys() - {"step", "tokens"})
-            (kept if its < step or (its == step and of_a_step) else dropped).append(record)
+            stays = its < step or (its == step and (of_a_step or not evaluates))
+            (kept if stays else dropped).append(record)
         write_json_lines(path, kept)
     return History(kept, dropped, step, [made.back_to for made in read_interventions(path.parent)])
+
+
+def _interval_before(records: Sequence[dict[str, Any]]) -> int:
+    """Return how many steps lie between the last two lines of losses, which an earlier start may have set apart."""
+    steps = [0, *(record["step"] for record in records if "loss" in record)]
+    return int(steps[-1] - steps[-2]) if len(steps) > 1 else 0
 
 
 def read_metrics(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

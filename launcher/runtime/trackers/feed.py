@@ -155,7 +155,7 @@ class Feed:
         if self._over.is_set():
             return
         self._over.set()
-        LOG.warning(f"{self._name}: {why}: it gets nothing more until the next start, which sends what it lacks")
+        LOG.warning(f"{self._name}: {why}: it gets nothing more before the next start, if there is one")
         self._note_failure()
 
     def _note_failure(self) -> None:

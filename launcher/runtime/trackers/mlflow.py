@@ -1,6 +1,7 @@
 """Track by MLflow: on the server of MLFLOW_TRACKING_URI, or without one in a database beside the run folders."""
 
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 METRICS, PARAMETERS = 1000, 100  # that MLflow takes in one request
+REFUSED = re.compile(r"[^\w./ -]")  # in the name of a metric
 
 
 class MLflow(Tracker):
@@ -46,12 +48,18 @@ class MLflow(Tracker):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        for some in _in_parts([Metric(key, value, now, step) for key, value in values.items()], METRICS):
+        metrics = [Metric(permitted(key), value, now, step) for key, value in values.items()]
+        for some in _in_parts(metrics, METRICS):
             self._client.log_batch(self.run_id, metrics=some)
 
     def close(self) -> None:
         """Say that nobody works on the run."""
         self._client.set_terminated(self.run_id)
+
+
+def permitted(key: str) -> str:
+    """Return the name of a metric, with _ for what MLflow permits in none: eval/c__/loss for a corpus called c++."""
+    return REFUSED.sub("_", key)
 
 
 def _experiment(client: "MlflowClient", name: str) -> str:

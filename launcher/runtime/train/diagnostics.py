@@ -1,8 +1,8 @@
 """Diagnose a training step: one more forward pass of its first micro-batch, and a look at its update.
 
-Everything is measured as sums; those of all ranks are added before a statistic is formed, so a record does not depend
-on how samples lie over ranks. Training is not touched: the numbers of a run are the same with and without, to the last
-bit. docs/diagnostics.md has the keys.
+Everything is measured as sums; those of all ranks are added before a statistic is formed. Each rank looks at samples of
+its own, so on another number of ranks a record is one of other samples. Training is not touched: the numbers of a run
+are the same with and without, to the last bit. docs/diagnostics.md has the keys.
 """
 
 import re

@@ -204,6 +204,7 @@ class Trainer:
             partial(open_feeds, config),
             self.plan.batches.tokens_before,
             config.train.log_interval,
+            self._evaluation_due(),
         )
 
     def close(self) -> None:

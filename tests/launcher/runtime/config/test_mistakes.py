@@ -81,6 +81,10 @@ def test_a_float_that_is_whole_is_an_integer_where_one_is_expected(file: Path) -
             ["schedule.name=cosine", "schedule.warmup=11 steps"],
             "schedule.warmup = 11 steps: 11 steps, but the run has 10",
         ),
+        (
+            ["data.global_batch_size=8", "data.batch_size_warmup=[{tokens: 1e9, global_batch_size: 4}]"],
+            "data.batch_size_warmup: it lasts to step .*, but the run has 10: shorten it",
+        ),
     ],
 )
 def test_phases_that_do_not_fit_the_run_are_refused(file: Path, overrides: list[str], words: str) -> None:

@@ -38,6 +38,7 @@ def test_what_may_be_written(written: str, amount: float, unit: str) -> None:
         ("nan%", "'nan%' is no duration"),
         ("True steps", "'True steps' is no duration"),
         ("1.5 steps", "'1.5 steps' is no whole number of steps"),
+        ("1e400 tokens", "'1e400 tokens' is longer than any run"),
         ("101%", "101%: a fraction lies between 0% and 100%"),
     ],
 )

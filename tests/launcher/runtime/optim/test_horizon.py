@@ -86,6 +86,19 @@ def test_tau_may_fall_with_tokens_per_parameter() -> None:
 
 
 @pytest.mark.parametrize(
+    "values",
+    [
+        {"tau": 1.0, "tau_exponent": 100.0, "base_tokens_per_parameter": 1e9},  # a timescale of zero
+        {"tau": 1.0, "tau_exponent": -1000.0, "base_tokens_per_parameter": 1e9},
+        {"rule": "power_law", "lr_batch_exponent": 1e9, "base_batch_tokens": 1, "base_tokens": 1},
+    ],
+)
+def test_exponents_that_no_number_can_follow_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"lr_batch_exponent = .*, tau_exponent = .*: they make the learning rate or"):
+        scaled(1000, 500, **values)
+
+
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"rule": "complete_dp", "base_tokens": 1}, "complete_dp needs base_batch_tokens"),

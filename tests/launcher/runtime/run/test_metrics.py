@@ -86,6 +86,23 @@ def test_diagnostics_stay_with_their_step(tmp_path: Path, step: int, kept: int) 
     assert read(tmp_path) == lines[:kept]
 
 
+def test_the_evaluation_of_a_last_step_stays_once_the_run_is_longer(tmp_path: Path) -> None:
+    write(tmp_path, step_line(1), step_line(2), eval_line(2))
+    MetricsLog(tmp_path, 2, 100, evaluates=False).close()
+    assert read(tmp_path) == [step_line(1), step_line(2), eval_line(2)]
+    MetricsLog(tmp_path, 2, 100, evaluates=True).close()
+    assert read(tmp_path) == [step_line(1), step_line(2)]
+
+
+def test_lines_that_were_set_further_apart_are_not_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At one in ten steps, five steps after the last line lack none; ten steps do."""
+    write(tmp_path, step_line(10), step_line(20))
+    MetricsLog(tmp_path, 25, 100, interval=1).close()
+    assert "lost" not in capsys.readouterr().err
+    MetricsLog(tmp_path, 30, 100, interval=1).close()
+    assert "has no line of steps 21 to 30" in capsys.readouterr().err
+
+
 def test_every_line_is_on_disk_when_write_returns(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, 0, 100)
     log.write(step_line(1))

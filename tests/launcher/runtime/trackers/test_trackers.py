@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.trackers import TRACKERS, TrackerName, check_trackers
+from plumbline.launcher.runtime.trackers.mlflow import permitted
 from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
 from tests.conftest import Pretrain, Run, once
 
@@ -208,3 +209,9 @@ def test_a_tracker_may_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Own, "package", "not_there")
     with pytest.raises(ValueError, match=r"not_there cannot be imported: pip install -e '\.\[not_there\]'"):
         check_trackers([cast(TrackerName, "own_file")])
+
+
+def test_mlflow_gets_names_that_it_permits() -> None:
+    """It refuses the others, and one that is refused keeps back all that come after it."""
+    assert permitted("eval/c++ (new)/loss") == "eval/c__ _new_/loss"
+    assert permitted("eval/Bücher-2.1/bits_per_byte") == "eval/Bücher-2.1/bits_per_byte"
