@@ -6,7 +6,6 @@ What already has the final name is replaced only if it is an empty folder or one
 import contextlib
 import ctypes
 import errno
-import fcntl
 import filecmp
 import os
 import re
@@ -17,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from plumbline.data.locks import is_held
+
 PARTIAL, NEW, OLD = ".partial", ".new", ".old"
 """Endings of hidden folders: one that is filled, one that is finished and about to replace the output, and what it
 replaces where the two cannot be exchanged."""
@@ -25,8 +26,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """Numbers of the errors that say that a disk, or what its user may have of it, is full."""
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """Of those that say that nothing can be put into a folder: it is another's, read-only, or a file."""
-LOCKLESS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""Of those that say that a file system has no locks, as Lustre may be mounted."""
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
@@ -210,24 +209,11 @@ def _own_folder(output: Path, key: str | None) -> tuple[Path, int]:
         folder = output.parent / _partial(output, key or uuid.uuid4().hex[:8])
         folder.mkdir(exist_ok=True)
         lock = os.open(folder, os.O_RDONLY)
-        if _is_held_elsewhere(lock, unknown=False):
+        if is_held(lock, unknown=False):
             key = None
         elif folder.is_dir() and os.fstat(lock).st_ino == folder.stat().st_ino:  # not removed before it was locked
             return folder, lock
         os.close(lock)
-
-
-def _is_held_elsewhere(lock: int, unknown: bool) -> bool:
-    """Take a lock unless another process has it, and return whether one has; `unknown` where there are no locks."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno not in LOCKLESS:
-            raise
-        return unknown
-    return False
 
 
 def publish_folder(folder: Path, output: Path) -> None:
@@ -331,7 +317,7 @@ def _abandoned(folder: Path) -> Iterator[bool]:
         yield False
         return
     try:
-        yield not _is_held_elsewhere(lock, unknown=True)
+        yield not is_held(lock)
     finally:
         os.close(lock)
 

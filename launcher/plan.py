@@ -9,7 +9,7 @@ python launcher/plan.py --config configs/ladder/7b.yaml --law laws/mine/law.json
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_parameters, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.network import Compute, Machine, compute
-from plumbline.launcher.runtime.engine.stage import StageEstimate, estimate_stages, fastest, preferred
+from plumbline.launcher.runtime.engine.stage import StageEstimate, estimate_stages, fastest, preferred, shortage
 from plumbline.launcher.runtime.laws import prediction
 from plumbline.launcher.runtime.optim.proportions import Proportions
 from plumbline.model.flops import training_flops_per_token
@@ -184,7 +184,8 @@ def collect_facts(
     Raises:
         ValueError: the law cannot be used.
     """
-    count, law = totals(plan.rows), None
+    count, law, room = totals(plan.rows), None, arguments.device_gib * GIB
+    too_large = shortage(estimates, config.deepspeed.zero_stage, room)
     if arguments.law is not None:
         bits = config.precision.training_bits
         law = prediction.predict(arguments.law, count.total, count.non_embedding, plan.total_tokens, bits)
@@ -202,22 +203,11 @@ def collect_facts(
         accumulation_steps=config.data.accumulation_steps(arguments.devices),
         schedule=plan.schedule.describe(),
         proportions=plan.proportions,
-        cautions=(*cautions(config, plan), *does_not_fit(config, estimates, arguments)),
+        cautions=(*cautions(config, plan), *([too_large] if too_large else [])),
         compute=compute(config, plan, estimates[config.deepspeed.zero_stage].step),
-        fastest=fastest(estimates, arguments.device_gib * GIB),
+        fastest=fastest(estimates, room),
         law=law,
     )
-
-
-def does_not_fit(
-    config: Config, estimates: Mapping[int, StageEstimate], arguments: argparse.Namespace
-) -> Iterator[str]:
-    """Say that a device does not hold what is planned, where the estimate says so."""
-    room, own = arguments.device_gib * GIB, config.deepspeed.zero_stage
-    if fastest({own: estimates[own]}, room) is None:
-        others = [f"{stage}" for stage in estimates if fastest({stage: estimates[stage]}, room) is not None]
-        instead = f"ZeRO stage {' or '.join(others)} does" if others else "no ZeRO stage does"
-        yield f"by the estimate this run does not fit a device of {arguments.device_gib:g} GiB; {instead}"
 
 
 def print_parameters(config: Config, plan: RunPlan) -> None:

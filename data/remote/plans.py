@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+from plumbline.data.locks import is_held
+
 
 class Plan:
     """Tell what this process needs next."""
@@ -55,15 +57,6 @@ def needs_of_all(folder: Path) -> dict[str, int]:
                 if steps.isdecimal():
                     soonest[key] = min(int(steps), soonest.get(key, int(steps)))
     return soonest
-
-
-def is_held(descriptor: int) -> bool:
-    """Return whether another open file holds the lock; if not, this one does from now on, until it is closed."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    return False
 
 
 def same_file(descriptor: int, path: Path) -> bool:

@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from plumbline.data.remote.plans import is_held, same_file
+from plumbline.data.locks import is_held
+from plumbline.data.remote.plans import same_file
 
 PARTIAL = ".partial"
 

@@ -72,22 +72,32 @@ def at_stage(config: Config, stage: int) -> Config:
     return config.model_copy(update={"deepspeed": config.deepspeed.model_copy(update={"zero_stage": stage})})
 
 
-def fastest(estimates: Mapping[int, StageEstimate], device_bytes: float) -> int | None:
-    """Return the ZeRO stage of the shortest step among those that fit a device, of equals the lowest; None: none fits.
+def fitting(estimates: Mapping[int, StageEstimate], device_bytes: float) -> list[int]:
+    """Return the ZeRO stages that fit a device: they fill no more of it than is left by allocator and libraries."""
+    return [stage for stage, each in estimates.items() if each.memory.total <= USABLE * device_bytes]
 
-    An estimate fits if it fills no more of the device than is left by allocator and libraries.
-    """
-    fitting = [stage for stage, each in estimates.items() if each.memory.total <= USABLE * device_bytes]
-    return min(fitting, key=lambda stage: estimates[stage].step.seconds, default=None)
+
+def fastest(estimates: Mapping[int, StageEstimate], device_bytes: float) -> int | None:
+    """Return the ZeRO stage of the shortest step among those that fit a device, of equals the lowest; None: none."""
+    return min(fitting(estimates, device_bytes), key=lambda stage: estimates[stage].step.seconds, default=None)
 
 
 def preferred(estimates: Mapping[int, StageEstimate], device_bytes: float) -> int:
     """Return what `auto` becomes: the lowest stage if it fits, else the fastest that does; if none does, the last."""
     least = min(estimates)
-    fitting = fastest({least: estimates[least]}, device_bytes)
-    if fitting is None:
-        fitting = fastest(estimates, device_bytes)
-    return max(estimates) if fitting is None else fitting
+    if least in fitting(estimates, device_bytes):
+        return least
+    quickest = fastest(estimates, device_bytes)
+    return max(estimates) if quickest is None else quickest
+
+
+def shortage(estimates: Mapping[int, StageEstimate], stage: int, device_bytes: float) -> str | None:
+    """Say that a run at a ZeRO stage does not fit a device, and which stages do; None: it fits."""
+    fit = fitting(estimates, device_bytes)
+    if stage in fit:
+        return None
+    instead = f"ZeRO stage {' or '.join(map(str, fit))} does" if fit else "no ZeRO stage does"
+    return f"by the estimate this run does not fit a device of {device_bytes / GIB:g} GiB; {instead}"
 
 
 def choose_stage(candidates: Mapping[int, Config], world: World, told: bool) -> int:

@@ -14,7 +14,14 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.memory import USABLE, DeviceMemory
 from plumbline.launcher.runtime.engine.network import Machine, StepTime
-from plumbline.launcher.runtime.engine.stage import StageEstimate, choose_stage, estimate_stages, fastest, preferred
+from plumbline.launcher.runtime.engine.stage import (
+    StageEstimate,
+    choose_stage,
+    estimate_stages,
+    fastest,
+    preferred,
+    shortage,
+)
 from plumbline.launcher.runtime.system.world import World
 from tests.conftest import Command, Pretrain
 
@@ -48,6 +55,9 @@ def test_the_first_stage_is_preferred_where_it_fits() -> None:
         for stage, (size, seconds) in facts.items()
     }
     assert [preferred(estimates, size) for size in (1000.0, 90.0, 40.0, 10.0)] == [1, 3, 3, 3]
+    assert shortage(estimates, 1, 1000.0) is None
+    assert (shortage(estimates, 1, 90.0) or "").endswith("ZeRO stage 2 or 3 does")
+    assert (shortage(estimates, 3, 10.0) or "").endswith("no ZeRO stage does")
     estimates[3] = StageEstimate("none", estimates[3].memory, StepTime(0.0, 6.0, 0.0))
     assert [preferred(estimates, size) for size in (1000.0, 90.0, 40.0, 10.0)] == [1, 2, 3, 3]
 
