@@ -25,10 +25,11 @@ from typing import BinaryIO
 
 from pydantic import BaseModel, PositiveInt
 
+from plumbline.data.locks import wait_for
 from plumbline.data.paths import HomePath
 from plumbline.data.remote.fetch import TRIES, RemoteError, download
 from plumbline.data.remote.piece import Piece
-from plumbline.data.remote.plans import Plan, needs_of_all, same_file
+from plumbline.data.remote.plans import KEY, Plan, needs_of_all, same_file
 from plumbline.data.remote.shelf import PARTIAL, Shelf
 
 NOW = -1
@@ -125,7 +126,7 @@ class Cache:
                 "needs a folder of their own: choose another data.cache.path"
             ) from error
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            wait_for(file, KEY, self.folder)
             yield
 
     def _path(self, piece: Piece) -> Path:
@@ -151,7 +152,7 @@ class Cache:
         partial = final.with_name(final.name + PARTIAL)
         while True:
             file = os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
-            fcntl.flock(file, fcntl.LOCK_EX)  # waits for a process that fetches it already, or for its end
+            wait_for(file, KEY, self.folder)  # or for the end of a process that fetches it already
             if not same_file(file.fileno(), partial):  # which was a success
                 file.close()
                 if kept := self._open_kept(piece):

@@ -5,13 +5,15 @@ nobody holds is of a process that is gone, and is removed.
 """
 
 import contextlib
-import fcntl
 import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from plumbline.data.locks import is_held
+from plumbline.data.locks import is_held, wait_for
+
+KEY = "data.cache.path"
+"""Key of the configuration that decides where plans and pieces lie."""
 
 
 class Plan:
@@ -23,7 +25,7 @@ class Plan:
         self._path = folder / uuid.uuid4().hex
         while True:
             self._file = self._path.open("w", encoding="utf-8")
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            wait_for(self._file, KEY, folder.parent)
             if same_file(self._file.fileno(), self._path):
                 break
             self._file.close()  # taken for a dead process's before it was locked

@@ -53,6 +53,14 @@ def test_a_folder_of_another_user_is_named(tmp_path: Path, monkeypatch: pytest.M
         pass
 
 
+def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, piece = Cache(CacheConfig(path=str(tmp_path))), RemoteFile("http://nobody.invalid/0", 1000, None).whole()
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented")))
+    for use in (lambda: cache.locked().__enter__(), cache.plan, lambda: cache.open(piece)):
+        with pytest.raises(OSError, match=rf"data\.cache\.path = {tmp_path}: files there cannot be locked .*on another"):
+            use()
+
+
 def test_what_is_needed_last_goes_first(tmp_path: Path) -> None:
     (tmp_path / "served").mkdir()
     with serve(tmp_path / "served") as running:

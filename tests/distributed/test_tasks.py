@@ -59,7 +59,7 @@ def test_the_vocabulary_of_the_task_is_taken(task_config: Config) -> None:
         ("[{task: {name: addition, digit: 3}}]", "data.train.0.task.digit = 3: unknown key; did you mean d"),
         ("[{task: {name: retrival}}]", "data.train.0.task.name = retrival: there is none of that name; did you mean"),
         ("[{weight: 1.0, task: {name: addition, digits: 0}}]", "data.train.0.task.digits = 0: "),
-        ("[{task: {name: addition}, path: x}]", "data.train.0: path = x, task = addition: give exactly one of the two"),
+        ("[{task: {name: addition}, path: x}]", "data.train.0.path = x, task = addition: give exactly one of the two"),
     ],
 )  # fmt: skip
 def test_a_wrong_task_is_one_clear_problem(tiny_config: Path, sources: str, line: str) -> None:
@@ -276,7 +276,7 @@ def test_text_has_no_questions_to_shuffle(corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{name: retrieval, pairs: 99}", "--task: task: pairs = 99 exceeds keys = 64"),
+        ("{name: retrieval, pairs: 99}", "--task: task.pairs = 99 exceeds keys = 64"),
         ("{name: retrieval", "--task {name: retrieval: cannot be read as YAML"),
         ("{name: retrieval, pairs: .nan}", "--task {name: retrieval, pairs: .nan}: 1 problem(s) in the configuration"),
         ("retrieval: 3", "--task: task = {'retrieval': 3}: a section of keys is expected, its name among them"),

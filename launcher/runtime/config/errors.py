@@ -1,6 +1,7 @@
 """Put what is wrong with a configuration into words: one readable line for each problem."""
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import get_args
@@ -31,6 +32,27 @@ REASONS: dict[tuple[str, object], str] = {
 """Key and value -> why it is not served."""
 
 
+EXPECTED: dict[str, str] = {
+    "int_type": "a whole number is expected",
+    "float_type": "a number is expected",
+    "bool_type": "true or false is expected",
+    "string_type": "text is expected; numbers, true and null are text in quotes",
+    "dict_type": "a section of keys is expected",
+    "greater_than": "it has to be greater than {gt:.10g}",
+    "greater_than_equal": "it has to be at least {ge:.10g}",
+    "less_than": "it has to be less than {lt:.10g}",
+    "less_than_equal": "it may be {le:.10g} at most",
+    "too_short": "it has {actual_length} of at least {min_length} entries",
+    "too_long": "it has {actual_length} of at most {max_length} entries",
+    "string_too_short": "it has to have {min_length} characters or more",
+}
+"""Type of a problem, as pydantic names it -> what to say of the value, filled from the problem's context."""
+
+
+KEY = re.compile(r"[a-z_]+ = ")
+"""How a line begins that names a key of the section it is about."""
+
+
 class ConfigError(ValueError):
     """Report a configuration that cannot be used; the message lists every problem, one for each line."""
 
@@ -46,36 +68,50 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
     problems = list(problems)
     wrong = {problem["loc"] for problem in problems}
     for problem in problems:
-        typed, _ = _follow(schema, problem["loc"])
-        path = ".".join(typed)
         if problem["type"] == "missing" and wrong.intersection(FOLLOWS.get(problem["loc"], ())):
             continue
-        if problem["type"] == "extra_forbidden":
-            hint = _hint(schema, problem["loc"], problem["input"])
-            yield f"{path} = {problem['input']!r}: unknown key; {hint}"
-        elif problem["type"] == "missing":
+        path = ".".join(path_of(schema, problem["loc"]))
+        if problem["type"] == "missing":
             yield f"{path}: missing, and it has no default"
         elif problem["type"] == "value_error":  # of the whole configuration, it names the keys itself
             for line in str(problem["ctx"]["error"]).splitlines():
-                yield f"{path}: {line}" if path else line
+                yield f"{path}{'.' if KEY.match(line) else ': '}{line}" if path else line
         elif problem["type"] == "union_tag_invalid":
             tag, known = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
-            close = difflib.get_close_matches(tag, known, n=1, cutoff=0.5)
-            hint = f"did you mean {close[0]}?" if close else f"it is one of {', '.join(known)}"
-            yield f"{path}.{_discriminator(problem)} = {tag}: there is none of that name; {hint}"
-        elif problem["type"] == "union_tag_not_found":
-            key = _discriminator(problem)
-            expected = f"a section of keys is expected, its {key} among them: {path}.{key}=..."
-            yield f"{path} = {problem['input']!r}: {expected}"
-        elif problem["type"] in ("model_attributes_type", "model_type"):
-            yield f"{path} = {problem['input']!r}: a section of keys is expected{_example(problem['loc'])}"
-        elif problem["type"] == "list_type":
-            yield f"{path} = {problem['input']!r}: a list is expected{_example(problem['loc'])}"
-        elif problem["type"] == "string_pattern_mismatch" and problem["loc"][-1:] == ("name",):
-            yield f"{path} = {problem['input']!r}: a name has letters, digits and . _ + - only, and not dots alone"
+            yield f"{path}.{_discriminator(problem)} = {tag}: there is none of that name; {_nearest(tag, known)}"
         else:
-            reason = REASONS.get((path, str(problem["input"])))
-            yield f"{path} = {problem['input']!r}: {problem['msg']}{'' if reason is None else f'; {reason}'}"
+            yield f"{path} = {_as_written(problem['input'])}: {_expected(problem, path, schema)}"
+
+
+def _expected(problem: ErrorDetails, path: str, schema: type[BaseModel]) -> str:
+    """Say what a value should have been that is wrong by itself."""
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"unknown key; {_hint(schema, problem['loc'], problem['input'])}"
+    if kind == "union_tag_not_found":
+        key = _discriminator(problem)
+        return f"a section of keys is expected, its {key} among them: {path}.{key}=..."
+    if kind in ("model_attributes_type", "model_type"):
+        return f"a section of keys is expected{_example(problem['loc'])}"
+    if kind == "list_type":
+        return f"a list is expected{_example(problem['loc'])}"
+    if kind == "string_pattern_mismatch" and problem["loc"][-1:] == ("name",):
+        return "a name has letters, digits and . _ + - only, and not dots alone"
+    if kind == "literal_error":
+        reason = REASONS.get((path, problem["input"]))
+        return f"it may be {context['expected']}{'' if reason is None else f'; {reason}'}"
+    return EXPECTED[kind].format_map(context) if kind in EXPECTED else problem["msg"]
+
+
+def _as_written(value: object) -> str:
+    """Return a value as YAML has it, where Python has another word for it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    """Say which of the known words may be meant, or all of them."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"it is one of {', '.join(known)}"
 
 
 def _example(location: tuple[int | str, ...]) -> str:

@@ -31,7 +31,7 @@ def load_config(path: Path, overrides: list[str], choose_stage: ChooseStage | No
     Raises:
         ConfigError: unreadable file, bad YAML, unknown keys, wrong types or values; one line for each problem.
     """
-    values, source = read_values(path, overrides), str(path)
+    values, source = read_values(path, overrides), f"{path} with its overrides" if overrides else str(path)
     if not _is_open(values):
         return resolve(values, source)
     if choose_stage is None:

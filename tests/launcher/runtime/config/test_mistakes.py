@@ -17,15 +17,15 @@ from tests.launcher.runtime.config.conftest import SMALL, problems
         ("train.max_iters=1", "train.max_iters = 1: unknown key; did you mean train.steps?"),
         ("train.seed=1", "train.seed = 1: unknown key; did you mean run.seed?"),
         ("training.lr=1", "training = {'lr': 1}: unknown key; did you mean optimizer.lr?"),
-        ("model.num_attention_heads=0", "model.num_attention_heads = 0: Input should be greater than 0"),
-        ("model.hidden_size=word", "model.hidden_size = 'word': Input should be a valid integer"),
-        ("model.sliding_window=1", "model.sliding_window = 1: Input should be greater than or equal to 2"),
+        ("model.num_attention_heads=0", "model.num_attention_heads = 0: it has to be greater than 0"),
+        ("model.hidden_size=word", "model.hidden_size = 'word': a whole number is expected"),
+        ("model.sliding_window=1", "model.sliding_window = 1: it has to be at least 2"),
         (
             "deepspeed.precision=fp16",
-            "deepspeed.precision = 'fp16': Input should be 'bf16' or 'fp32'; "
+            "deepspeed.precision = 'fp16': it may be 'bf16' or 'fp32'; "
             "losses are not scaled, as fp16 would need it",
         ),
-        ("data.sequence_length=-1", "data.sequence_length = -1: Input should be greater than or equal to 1"),
+        ("data.sequence_length=-1", "data.sequence_length = -1: it has to be at least 1"),
     ],
 )
 def test_one_mistake_is_one_line(file: Path, override: str, line: str) -> None:
@@ -63,7 +63,7 @@ def test_a_float_that_is_whole_is_an_integer_where_one_is_expected(file: Path) -
     config = load_config(file, ["train.tokens=1e6", "data.sequence_length=1.6e1", "optimizer.lr=1"])
     assert (config.train.tokens, config.data.sequence_length, config.optimizer.lr) == (1_000_000, 16, 1.0)
     assert isinstance(config.train.tokens, int)
-    assert problems(file, "train.steps=1.5")[1:] == ["  train.steps = 1.5: Input should be a valid integer"]
+    assert problems(file, "train.steps=1.5")[1:] == ["  train.steps = 1.5: a whole number is expected"]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_null_takes_a_section_away(file: Path) -> None:
     assert (schedule.name, schedule.final_lr_fraction, str(schedule.warmup)) == ("wsd", 0.0, "1 steps")
     with pytest.raises(ValueError, match=r"initialize_from = nowhere: cannot be read"):
         load_config(file, ["model=null", "train.initialize_from=nowhere"])
-    assert problems(file, "modle=null")[1:] == ["  modle = None: unknown key; did you mean model?"]
+    assert problems(file, "modle=null")[1:] == ["  modle = null: unknown key; did you mean model?"]
     assert "an override is section.key=value" in problems(file, "model=qwen3")[0]
 
 
@@ -116,7 +116,7 @@ def test_a_file_of_something_else_is_told_in_a_few_lines(tmp_path: Path, file: P
     (line,) = problems(tmp_path / "config.json")
     assert "no configuration of a run: it has none of the sections run, model, " in line
     lines = problems(file, *(f"train.key{number}=1" for number in range(50)))
-    assert lines[0] == f"{file}: 50 problem(s) in the configuration"
+    assert lines[0] == f"{file} with its overrides: 50 problem(s) in the configuration"
     assert (len(lines), lines[-1]) == (22, "  ... and 30 more")
 
 

@@ -81,15 +81,15 @@ def build(config: Config) -> tuple[CausalLM, torch.optim.Optimizer]:
     [
         (
             ["optimizer.momentum=0.9"],
-            "optimizer: momentum = 0.9: only name: muon uses it, and name is adamw; remove it",
+            "optimizer.momentum = 0.9: only name: muon uses it, and name is adamw; remove it",
         ),
-        (["optimizer.name=soap", "optimizer.momentum=0.9"], "optimizer: momentum = 0.9: only name: muon uses it, and "),
-        (["optimizer.name=muon", "optimizer.precondition_frequency=2"], "optimizer: precondition_frequency = 2: only "),
-        (["optimizer.max_precondition_dim=64"], "optimizer: max_precondition_dim = 64: only name: soap uses it"),
+        (["optimizer.name=soap", "optimizer.momentum=0.9"], "optimizer.momentum = 0.9: only name: muon uses it, and "),
+        (["optimizer.name=muon", "optimizer.precondition_frequency=2"], "optimizer.precondition_frequency = 2: only "),
+        (["optimizer.max_precondition_dim=64"], "optimizer.max_precondition_dim = 64: only name: soap uses it"),
         (["optimizer.name=muon", "optimizer.momentum=1.0"], "optimizer.momentum = 1.0: "),
         (
             ["optimizer.name=sgd"],
-            f"optimizer: name = sgd: there is none of that name; it is one of {', '.join(OPTIMIZERS)}",
+            f"optimizer.name = sgd: there is none of that name; it is one of {', '.join(OPTIMIZERS)}",
         ),
     ],
 )
