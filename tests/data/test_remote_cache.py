@@ -57,7 +57,7 @@ def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest
     cache, piece = Cache(CacheConfig(path=str(tmp_path))), RemoteFile("http://nobody.invalid/0", 1000, None).whole()
     monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOSYS, "Function not implemented")))
     for use in (lambda: cache.locked().__enter__(), cache.plan, lambda: cache.open(piece)):
-        with pytest.raises(OSError, match=rf"data\.cache\.path = {tmp_path}: files there cannot be locked .*on another"):
+        with pytest.raises(OSError, match=rf"data\.cache\.path = {tmp_path}: files there cannot be locked .*another"):
             use()
 
 
