@@ -187,8 +187,8 @@ def collect_facts(
     count, law, room = totals(plan.rows), None, arguments.device_gib * GIB
     too_large = shortage(estimates, config.deepspeed.zero_stage, room)
     if arguments.law is not None:
-        bits = config.precision.training_bits
-        law = prediction.predict(arguments.law, count.total, count.non_embedding, plan.total_tokens, bits)
+        size = (count.total, count.non_embedding, plan.total_tokens)
+        law = prediction.predict(arguments.law, *size, config.precision)
     return PlanFacts(
         parameter_count=count,
         precision=config.precision.model_dump(),

@@ -98,6 +98,11 @@ class PrecisionConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_a
             return self.weights.format
         return None if self.float8 is None else "e4m3"
 
+    @property
+    def group_size(self) -> int | None:
+        """Return how many weights of a row share a scale in training; None: more than a group, or none is rounded."""
+        return None if self.weights is None else self.weights.group_size
+
     def __str__(self) -> str:
         """Describe the rounding in one line: weights int4 (channel), kv_cache int8 (tensor)."""
         sites = {site: getattr(self, site) for site in ("weights", "activations", "kv_cache")}

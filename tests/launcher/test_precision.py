@@ -201,21 +201,23 @@ def test_results_of_sweeps_say_what_laws_need(tiny_config: Path, tmp_path: Path)
         "kv": {"precision.kv_cache": 5},
         "joint": {"precision.weights": "e2m1", "precision.activations": 8, "precision.kv_cache": 7},
         "float8": {"precision.float8": "rowwise"},
+        "groups": {"precision.weights": {"format": "int4", "granularity": "group", "group_size": 16}},
     }
     file = tmp_path / "sweep.yaml"
     sweep = {"name": "bits", "root": str(tmp_path), "base": str(tiny_config), "grids": [{"axes": {"bits": rounded}}]}
     file.write_text(yaml.safe_dump(sweep))
     cells = make_plan(file, []).cells
-    keys = ("weight_bits", "activation_bits", "kv_bits", "weight_format")
+    keys = ("weight_bits", "activation_bits", "kv_bits", "weight_format", "group_size")
     assert {cell.labels["bits"]: tuple(getattr(describe(cell), key) for key in keys) for cell in cells} == {
-        "none": (16, 16, 16, None),
-        "weights": (3, 16, 16, "int3"),
-        "activations": (16, 6, 16, None),
-        "kv": (16, 16, 5, None),
-        "joint": (4, 8, 7, "e2m1"),
-        "float8": (8, 8, 16, "e4m3"),
+        "none": (16, 16, 16, None, None),
+        "weights": (3, 16, 16, "int3", None),
+        "activations": (16, 6, 16, None, None),
+        "kv": (16, 16, 5, None, None),
+        "joint": (4, 8, 7, "e2m1", None),
+        "float8": (8, 8, 16, "e4m3", None),
+        "groups": (4, 16, 16, "int4", 16),
     }
-    assert len({cell.signature for cell in cells}) == 6, "each is a run of its own"
+    assert len({cell.signature for cell in cells}) == 7, "each is a run of its own"
     expected = totals(plan_run(cells[0].config).rows)
     rows = read_results(cells)
     assert {row.parameters for row in rows} == {expected.non_embedding}

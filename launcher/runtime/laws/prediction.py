@@ -1,12 +1,16 @@
 """Predict by a law what a configuration comes to: its loss, other widths, and better ways to spend its compute."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from plumbline.launcher.runtime.laws.document import open_law
+from plumbline.launcher.runtime.laws.rows import layout_of
 from plumbline.launcher.runtime.system.files import finite
+from plumbline.model.quantization.precision import PrecisionConfig
 from plumbline.model.scaling_laws.derived import (
     Allocation,
     allocate,
@@ -90,7 +94,7 @@ class Prediction:
         return plain
 
 
-def predict(name: str, total: int, non_embedding: int, tokens: int, bits: Mapping[str, int]) -> Prediction:
+def predict(name: str, total: int, non_embedding: int, tokens: int, precision: PrecisionConfig) -> Prediction:
     """Return every number of the prediction.
 
     Args:
@@ -98,12 +102,12 @@ def predict(name: str, total: int, non_embedding: int, tokens: int, bits: Mappin
         total: parameters.
         non_embedding: those without embedding and head.
         tokens: D.
-        bits: weight_bits, activation_bits and kv_bits of training, 16 where nothing is rounded.
+        precision: what is rounded in training.
 
     Raises:
         ValueError: no such law, or it does not know what the loss needs.
     """
-    sourced = open_law(name)
+    sourced, bits = open_law(name), precision.training_bits
     law = sourced.law
     _check_whole(law, name)
     parameters = total if sourced.counts_embedding else non_embedding
@@ -115,6 +119,11 @@ def predict(name: str, total: int, non_embedding: int, tokens: int, bits: Mappin
     notes = list(dict.fromkeys([*_notes(name, sourced, parameters, tokens), *unanswered.values()]))
     if unknown:
         notes.append(f"this law knows no {', '.join(unknown)}: what training in this precision costs is left out")
+    try:
+        at_bits = None if unknown else float(law.loss(_in_training(parameters, tokens, precision)))
+    except ValueError as error:  # it asks for a format or a group size, which this precision has not
+        at_bits = None
+        notes.append(f"the loss in this precision is left out: {error}")
     questions: dict[str, Callable[[], Allocation]] = {}
     if "split" not in unanswered:
         questions["at_16_bits"] = lambda: allocate(law, flops)
@@ -136,7 +145,7 @@ def predict(name: str, total: int, non_embedding: int, tokens: int, bits: Mappin
         tokens=tokens,
         loss=loss,
         bits=dict(bits),
-        loss_at_bits=None if unknown else _loss(sourced, name, points(parameters, tokens, **bits)),
+        loss_at_bits=at_bits,
         quantized=[TRAINING[index] for index in law.indices] if isinstance(law, PrecisionLaw) else [],
         training=_training(law, parameters, tokens),
         post=_post(law, parameters, tokens, states_critical="critical" not in unanswered),
@@ -158,6 +167,19 @@ def _check_whole(law: Law, name: str) -> None:
             f"law {name}: has no {', '.join(lacking)}, so it predicts no loss, only what quantization adds: it serves "
             f"{serves}; plan.py needs a whole law, such as kumar2411 or one of launcher/fit.py"
         )
+
+
+def _in_training(parameters: int, tokens: int, precision: PrecisionConfig) -> Points:
+    """Return the point of a model that is trained in a precision."""
+    exponent, mantissa = layout_of(precision.weight_format) or (np.nan, np.nan)
+    return points(
+        parameters,
+        tokens,
+        **precision.training_bits,
+        group_size=np.nan if precision.group_size is None else precision.group_size,
+        exponent_bits=exponent,
+        mantissa_bits=mantissa,
+    )
 
 
 def _loss(sourced: SourcedLaw, name: str, at: Points) -> float:

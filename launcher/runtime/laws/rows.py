@@ -142,6 +142,12 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield place, {**row, "loss": row["base_loss"], **dict.fromkeys(("post_bits", *MORE_THAN_WEIGHTS))}
 
 
+def layout_of(weight_format: Any) -> tuple[float, float] | None:
+    """Return exponent and mantissa bits of a float format, such as e4m3; None for anything else."""
+    layout = FORMAT.fullmatch(str(weight_format))
+    return (float(layout[1]), float(layout[2])) if layout else None
+
+
 def _unfinished(row: dict[str, Any]) -> str | None:
     """Return why a row has no loss to fit; None for one that has."""
     status, loss = row.get("status", "finished"), row.get("loss", 0.0)
@@ -164,8 +170,7 @@ def _point(place: str, row: dict[str, Any]) -> Point:
     post_bits, group_size = (
         None if row.get(key) is None else _number(place, row, key) for key in ("post_bits", "group_size")
     )
-    layout = FORMAT.fullmatch(str(row.get("weight_format")))
-    exponent, mantissa = map(float, layout.groups()) if layout else (None, None)
+    exponent, mantissa = layout_of(row.get("weight_format")) or (None, None)
     run = str(row.get("run") or place)
     return Point(
         run=run,

@@ -54,7 +54,7 @@ class RunOutcome:
     """The run's result.json."""
 
 
-ADDED = {"answer_match", "thinking_answer_match", "evaluations"}
+ADDED = {"answer_match", "thinking_answer_match", "evaluations", "group_size"}
 """What rows of older versions lack."""
 
 
@@ -81,6 +81,8 @@ class Result:
     kv_bits: int
     weight_format: str | None
     lr: float
+    group_size: int | None = None
+    """Neighbours of a weight matrix that share a scale in training; None: more, or nothing is rounded."""
     outcome: RunOutcome = RunOutcome()
 
     def to_json(self) -> dict[str, Any]:
@@ -96,8 +98,9 @@ class Result:
         Raises:
             KeyError: a value is missing.
         """
-        cell = {key.name: line[key.name] for key in fields(cls) if key.name != "outcome"}
-        known = {key.name: line[key.name] for key in fields(RunOutcome) if key.name not in ADDED or key.name in line}
+        lacking = ADDED - line.keys()
+        cell = {key.name: line[key.name] for key in fields(cls) if key.name not in {"outcome", *lacking}}
+        known = {key.name: line[key.name] for key in fields(RunOutcome) if key.name not in lacking}
         if known["outliers"] is not None:
             known["outliers"] = Outliers(**known["outliers"])
         for score, of_step in known.get("evaluations", {}).items():

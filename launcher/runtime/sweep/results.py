@@ -81,6 +81,7 @@ def describe(cell: Cell) -> Result:
         kv_bits=bits["kv_bits"],
         weight_format=config.precision.weight_format,
         lr=config.optimizer.lr,
+        group_size=config.precision.group_size,
     )
 
 

@@ -22,8 +22,7 @@ from tests.launcher.runtime.config.conftest import SMALL, problems
         ("model.sliding_window=1", "model.sliding_window = 1: it has to be at least 2"),
         (
             "deepspeed.precision=fp16",
-            "deepspeed.precision = 'fp16': it may be 'bf16' or 'fp32'; "
-            "losses are not scaled, as fp16 would need it",
+            "deepspeed.precision = 'fp16': it may be 'bf16' or 'fp32'; losses are not scaled, as fp16 would need it",
         ),
         ("data.sequence_length=-1", "data.sequence_length = -1: it has to be at least 1"),
     ],

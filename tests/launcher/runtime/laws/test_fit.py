@@ -10,10 +10,11 @@ import pytest
 
 from plumbline.launcher import fit, plan
 from plumbline.launcher.runtime.laws.document import open_law
-from plumbline.launcher.runtime.laws.rows import read_rows
+from plumbline.launcher.runtime.laws.rows import layout_of, read_rows
 from plumbline.launcher.runtime.system import cli
 from plumbline.model.scaling_laws.points import points
 from plumbline.model.scaling_laws.published import KUMAR, published
+from plumbline.model.scaling_laws.variants import FloatLaw
 from tests.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     Run = Callable[..., tuple[int, str, str]]
 
+CHINCHILLA = ("A", "B", "E", "alpha", "beta")
+FORMATS = [(8, "e4m3"), (6, "e2m3"), (6, "e3m2"), (4, "e2m1")]
 ROW = {"parameters": 30e6, "tokens": 1e9, "weight_bits": 16, "activation_bits": 16, "kv_bits": 16, "loss": 3.0}
 
 
@@ -300,6 +303,46 @@ def test_a_law_that_knows_no_bits_states_no_loss_in_low_precision(run: Run, tiny
     assert "in this precision, bits of" not in run(plan.main, *asked)[1]
     plain = json.loads(run(plan.main, *asked[:-1], "--json")[1])["law"]
     assert plain["loss_at_bits"] == plain["loss"]
+
+
+def in_formats() -> list[dict[str, Any]]:
+    """Return checkpoints of three sizes, trained in bf16 and in float formats, in groups of two sizes."""
+    law = FloatLaw(**{name: getattr(KUMAR, name) for name in CHINCHILLA}, k=2.0, delta_E=3.0, nu_M=2.0, gamma_G=1.0)
+    formats = [(16, None, None), *((bits, name, group) for bits, name in FORMATS for group in (16, 128))]
+    rows = []
+    for size in (30_000_000, 100_000_000, 220_000_000):
+        for tokens in (1_500_000_000, 6_000_000_000, 26_000_000_000):
+            for bits, name, group in formats:
+                row = {**ROW, "parameters": size, "tokens": tokens, "weight_bits": bits}
+                exponent, mantissa = layout_of(name) or (np.nan, np.nan)
+                own = {"exponent_bits": exponent, "mantissa_bits": mantissa, "group_size": group or np.nan}
+                loss = float(law.loss(points(size, tokens, bits, **own)))
+                rows.append({**row, "weight_format": name, "group_size": group, "loss": loss})
+    return rows
+
+
+def test_plan_predicts_with_the_format_and_groups_of_a_configuration(
+    run: Run, tiny_config: Path, tmp_path: Path
+) -> None:
+    file, folder = write(tmp_path / "points.jsonl", in_formats()), tmp_path / "out"
+    assert run(fit.main, file, "--output", folder, "--form", "float", "--bootstrap", "0")[0] == 0
+    asked = ("--config", tiny_config, "--law", folder / "law.json", "--json")
+
+    def predicted(weights: str) -> dict[str, Any]:
+        law: dict[str, Any] = json.loads(run(plan.main, *asked, f"precision.weights={weights}")[1])["law"]
+        return law
+
+    def rounded(name: str, size: int) -> str:
+        return f"{{format: {name}, granularity: group, group_size: {size}}}"
+
+    law = open_law(str(folder / "law.json")).law
+    coarse, fine, wider = (predicted(rounded(*of)) for of in (("e2m1", 32), ("e2m1", 16), ("e4m3", 16)))
+    at = points(fine["parameters"], fine["tokens"], 4, group_size=16, exponent_bits=2, mantissa_bits=1)
+    assert fine["loss_at_bits"] == pytest.approx(float(law.loss(at)))
+    assert fine["loss"] < wider["loss_at_bits"] < fine["loss_at_bits"] < coarse["loss_at_bits"]
+    unknown = predicted("4")
+    assert unknown["loss_at_bits"] is None
+    assert any(note.startswith("the loss in this precision is left out: weight_format: ") for note in unknown["notes"])
 
 
 def test_plan_without_a_law_does_not_mention_one(run: Run, tiny_config: Path) -> None:
