@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from plumbline.data.damage import DamagedFileError
 from plumbline.data.tokenizer_making import build_tokenizer
 from plumbline.launcher.runtime.checkpoint.resume import check_resume
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
@@ -330,7 +331,7 @@ def test_a_corpus_of_another_tokenizer_is_refused_until_the_run_has_weights_of_i
 
 
 def test_a_name_of_the_hub_is_looked_up_there(
-    folder: Path, tiny_config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tiny_config: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a network: a hub's cache that holds the model."""
     snapshots = tmp_path / "models--someone--tiny" / "snapshots" / "0123"
@@ -341,6 +342,13 @@ def test_a_name_of_the_hub_is_looked_up_there(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     config = load_config(tiny_config, ["train.initialize_from=hf:someone/tiny", f"run.root={tmp_path}"])
     initial_weights.check(config)
+    check_job(config, Request(tasks_per_node=1))
     weights = initial_weights.initial_weights(config)
     assert weights is not None
     assert difference(weights, config, folder) <= 1e-5
+    (snapshots / "model.safetensors").unlink()  # what a look at the configuration alone leaves here
+    words = r"hf:someone/tiny: not downloaded: .*holds no \.safetensors, and the hub cannot be reached"
+    with pytest.raises(ValueError, match=words):
+        check_job(config, Request(tasks_per_node=1))
+    with pytest.raises(DamagedFileError, match=words):
+        initial_weights.fetch(config, world)

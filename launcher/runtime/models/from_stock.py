@@ -11,6 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from plumbline.data.damage import DamagedFileError, reading
+from plumbline.data.hub import is_reachable
 from plumbline.launcher.runtime.checkpoint.weights import read_weights
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.config.stock import (
@@ -111,12 +112,40 @@ def fetch(config: Config, world: World) -> None:
     problem = None
     if world.local_rank == 0:
         try:
-            hub_folder(spec, FILES)
+            _download(spec)
         except (OSError, ValueError) as error:
             problem = f"rank {world.rank}: {error}"
     problems = [each for each in gather_objects(problem, world) if each is not None]
     if problems:
         raise DamagedFileError(f"train.initialize_from = {spec}: not downloaded: {'; '.join(problems)}")
+
+
+def fetch_ahead(config: Config) -> None:
+    """Download the model that a new run starts from, if it is on the hub: where the run trains, the hub may be away.
+
+    Raises:
+        ValueError: it cannot be downloaded, and this machine has no whole copy.
+    """
+    spec = _asked_for(config)
+    if spec is None or not spec.startswith(HUB):
+        return
+    try:
+        _download(spec)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"train.initialize_from = {spec}: not downloaded: {error}") from error
+
+
+def _download(spec: str) -> None:
+    """Have a model of the hub on this machine, with its weights."""
+    folder = hub_folder(spec, FILES)
+    if not any(folder.glob("*.safetensors")):
+        remedy = (
+            "and it has no others: nothing else is read"
+            if is_reachable()
+            else "and the hub cannot be reached; download them where it can, such as on a login node (HF_HOME is where "
+            "copies are kept)"
+        )
+        raise ValueError(f"{folder} holds no .safetensors, {remedy}")
 
 
 def initial_weights(config: Config) -> Mapping[str, Tensor] | None:

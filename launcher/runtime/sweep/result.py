@@ -81,9 +81,9 @@ class Result:
     kv_bits: int
     weight_format: str | None
     lr: float
-    group_size: int | None = None
-    """Neighbours of a weight matrix that share a scale in training; None: more, or nothing is rounded."""
     outcome: RunOutcome = RunOutcome()
+    group_size: int | None = None
+    """Weights of a row that share a scale in training; None: more than a group, or none is rounded."""
 
     def to_json(self) -> dict[str, Any]:
         """Return an object of results.jsonl, in which the outcome stands beside the cell."""

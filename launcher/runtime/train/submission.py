@@ -17,6 +17,7 @@ from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whol
 from plumbline.launcher.runtime.config.load import save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.models.from_stock import fetch_ahead
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.status_file import read_status
@@ -40,6 +41,7 @@ def check(config: Config, request: Request) -> None:
     world = World(0, 0, request.nodes * request.tasks_per_node, torch.device("cpu"))
     config = branch.resolve(config)
     inputs = open_checked(config, plan_run(config), world)
+    fetch_ahead(config)
     finished_step(config)  # refuses a complete run of other values
     root = config.run.folder / "checkpoints"
     newest = newest_whole(checkpoints(root), problems)
