@@ -88,7 +88,7 @@ class TrainBatches:
         self._rank = rank
         self._world_size = world_size
         self._vocab_size = vocab_size
-        self._for_gpu = for_gpu
+        self._gpu = torch.cuda.current_device() if for_gpu else None
 
     @property
     def is_remote(self) -> bool:
@@ -170,7 +170,7 @@ class TrainBatches:
         rows = gather(self._streams, sources, windows, numbers, self.config.sequence_length, self._memory)
         if self._vocab_size is not None:
             check_ids(rows, self._vocab_size, lambda row: list(self.corpora.values())[sources[row]])
-        batches = iter(split(pinned(rows) if self._for_gpu else rows, self.micro_batch))
+        batches = iter(split(rows if self._gpu is None else pinned(rows, self._gpu), self.micro_batch))
         return [list(islice(batches, len(each))) for each in samples]
 
     def pieces(self, step: int) -> list[Piece]:

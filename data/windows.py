@@ -91,8 +91,14 @@ def gather(
     )
 
 
-def pinned(batch: Batch) -> Batch:
-    """Return the batch in memory that a GPU can read by itself; only with a GPU."""
+def pinned(batch: Batch, gpu: int) -> Batch:
+    """Return the batch in memory that a GPU can read by itself; only with a GPU.
+
+    Args:
+        batch: to pin.
+        gpu: number of this process's; a thread that has not chosen it might open the first one of the node as well.
+    """
+    torch.cuda.set_device(gpu)
     tensors = cast(dict[str, torch.Tensor], batch)
     return cast(Batch, {name: tensor.pin_memory() for name, tensor in tensors.items()})
 

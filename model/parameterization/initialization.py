@@ -1,7 +1,7 @@
 """Draw the first values of a model, each tensor by itself."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -21,6 +21,7 @@ def initialize(
     rows: "Sequence[ParameterRow]",
     seed: int,
     gather: Callable[[nn.Parameter], AbstractContextManager[object]] = _no_gather,
+    given: Collection[str] = (),
 ) -> None:
     """Draw every tensor from N(init_mean, init_std^2), or as its module says; freeze those that do not train.
 
@@ -32,13 +33,15 @@ def initialize(
         rows: its parameter table.
         seed: of the run.
         gather: makes a parameter whole for the time of writing to it, where an engine has sharded it.
+        given: names of the tensors that somebody else writes afterwards: they are filled with their mean, for drawing
+            takes 10 s for a billion values.
     """
     parameters = dict(model.named_parameters())
     for row in rows:
         parameter = parameters[row.name]
         parameter.requires_grad_(row.trainable)
         with gather(parameter):
-            if row.init_std == 0.0:
+            if row.init_std == 0.0 or row.name in given:
                 parameter.fill_(row.init_mean)
                 continue
             digest = hashlib.sha256(f"{seed}/{row.name}".encode()).digest()

@@ -4,11 +4,12 @@
 
 One rank, ZeRO stage 1, AdamW in fp32: 12 bytes of state for each parameter. Saves of both kinds in turn, to a run
 folder among temporary files and to a local one, each when the one before is written. Prints the medians in seconds, and
-their ratio.
+their ratio; a save that fails ends it.
 """
 
 import argparse
 import contextlib
+import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -31,6 +32,7 @@ from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.world import read_world
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
+MEMORY, ROOM = Path("/dev/shm"), 4 * 2**30
 
 
 def main() -> None:
@@ -38,7 +40,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--saves", type=int, default=5)
-    parser.add_argument("--local", type=Path, default=Path("/dev/shm"), help="folder of checkpoint.local")
+    parser.add_argument(
+        "--local",
+        type=Path,
+        default=MEMORY if shutil.disk_usage(MEMORY).free > ROOM else Path(tempfile.gettempdir()),
+        help="folder of checkpoint.local; by default in memory, where a container gives it room",
+    )
     arguments = parser.parse_args()
     world = read_world()
     startup.start(world, 5.0)
@@ -87,9 +94,11 @@ def time_saves(
         take = partial(take_snapshot, engine, config, state, engine.world, locally)
         begun = time.monotonic()
         with contextlib.redirect_stdout(None):
-            writer.save(take, wait=foreground, locally=locally)
+            ended = writer.save(take, wait=foreground, locally=locally)
         waited[locally, foreground].append(time.monotonic() - begun)
-        writer.finish()
+        ended = ended or writer.finish()
+        if ended is not None and ended.error is not None:
+            raise SystemExit(f"error: {ended.error}")
     writer.close()
     return waited
 

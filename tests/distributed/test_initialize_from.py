@@ -189,7 +189,8 @@ def test_what_does_not_go_with_the_folder_s_model_names_the_folder(
     shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 32, "intermediate_size": 48}
     LlamaConfig(vocab_size=9, max_position_embeddings=8, **shape).save_pretrained(small)
     start = f"train.initialize_from={small}"
-    with pytest.raises(ValueError, match=r"continued\.yaml, with the model of .*small: 1 problem.*\n.* = 8: raise it"):
+    place = r"continued\.yaml with its overrides, with the model of .*small"
+    with pytest.raises(ValueError, match=rf"{place}: 1 problem.*\n.* = 8: raise it"):
         load_config(without_model, [start])
     config = load_config(without_model, [start, "model.max_position_embeddings=64"])
     with pytest.raises(ValueError, match=r"model\.vocab_size = 9 .* it is that of .*small; prepare the corpus with"):

@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.build import blocks_of, build_model, compiles
+from plumbline.launcher.runtime.engine.build import blocks_of, build_model, compiles, masks_in_blocks
 from plumbline.launcher.runtime.system.startup import UNFUSED
+from plumbline.model.attention.context import attention_context
 from plumbline.model.attention.softmax import SoftmaxAttention
 from plumbline.model.linear_cross_entropy import chunk_tokens
 from plumbline.model.objectives.objective import TrainedLM
@@ -112,7 +113,7 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
 
     Blocks count as they are uncompiled; compiled ones keep less. The loss counts as compiled on a GPU that compiles it,
     float8 layers as bf16 ones. Of a deep model that passes once two shallow ones are counted: each further PERIOD adds
-    as much.
+    as much. Masks in blocks take nothing worth counting, but an evaluation writes them out, and may take more then.
 
     Args:
         config: the run.
@@ -121,6 +122,10 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
         recomputed: what the backward pass computes again.
         on_gpu: count what kernels on GPUs keep, not those on CPUs.
     """
+    unmasked = _without_masks(config)
+    if on_gpu and unmasked != config and masks_in_blocks(config, torch.device("cuda")):
+        trained = activation_bytes(unmasked, micro_batch, stage, recomputed, on_gpu)
+        return max(trained, masks_written_out(config, micro_batch))
     depth = config.model.num_hidden_layers
     more = depth % PERIOD + 2 * PERIOD
     # Other objectives pass through the blocks more than once, and where they take most may change with the depth
@@ -135,6 +140,20 @@ def activation_bytes(config: Config, micro_batch: int, stage: int, recomputed: R
 
 def _of_depth(config: Config, layers: int) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update={"num_hidden_layers": layers})})
+
+
+def _without_masks(config: Config) -> Config:
+    model = config.model.model_copy(update={"document_mask": False, "sliding_window": None})
+    return config.model_copy(update={"model": model})
+
+
+def masks_written_out(config: Config, micro_batch: int) -> int:
+    """Return the bytes of the mask of one micro-batch's text, while it is made or as the bf16 bias that kernels take."""
+    with FakeTensorMode(), LiveMemory() as memory:
+        numbers = torch.zeros(micro_batch, config.data.sequence_length, dtype=torch.int32)
+        documents = numbers if config.model.document_mask else None
+        mask = attention_context(config.model, numbers, 0, documents, torch.bfloat16).mask
+        return max(memory.peak, 3 * mask.numel() if isinstance(mask, Tensor) else 0)  # itself and the bias
 
 
 def count_activations(config: Config, micro_batch: int, stage: int, recomputed: Recomputed, on_gpu: bool) -> int:

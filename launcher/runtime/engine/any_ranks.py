@@ -35,12 +35,15 @@ class AnyRanksEngine(DeepSpeedEngine):
         config: the run; `config/reproducible.py` has checked it against the number of ranks.
         world: this process among all; the process group must be up.
         weights: by name, instead of those that the seed draws.
+        restored: all weights will be restored from a checkpoint, and none is drawn.
     """
 
-    def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None, restored: bool = False
+    ) -> None:
         if world.device.type == "cpu":
             torch.set_num_threads(1)
-        super().__init__(config, world, weights)
+        super().__init__(config, world, weights, restored)
         trained = [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
         self._shapes = {name: parameter.shape for name, parameter in trained}
         self._gradient: dict[str, Tensor] = {}

@@ -90,6 +90,7 @@ def build_for_training(
     weights: Mapping[str, Tensor] | None = None,
     construction: AbstractContextManager[object] | None = None,
     gather: Gather = whole,
+    restored: bool = False,
 ) -> TrainedLM:
     """Return the model of a run as it starts, ready to be trained on `device`; its buffers are not moved there yet.
 
@@ -100,6 +101,7 @@ def build_for_training(
         weights: by name, instead of those that the seed draws.
         construction: see `build_model`.
         gather: makes a parameter whole for the time of writing to it, where `construction` has sharded it.
+        restored: all weights will be restored from a checkpoint, and none is drawn.
 
     Raises:
         ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed; or it
@@ -113,7 +115,8 @@ def build_for_training(
     for reason in filter(None, reasons):
         raise ConfigError(reason)
     model = build_model(config, construction)
-    initialize(model, rows, config.run.seed, gather)
+    given = {row.name for row in rows} if restored else (weights or {}).keys()
+    initialize(model, rows, config.run.seed, gather, given)
     if weights is not None:
         parameters = dict(model.named_parameters())
         for name, weight in weights.items():

@@ -103,13 +103,16 @@ class DeepSpeedEngine(Engine):
         config: the run.
         world: this process among all; the process group must be up.
         weights: by name, instead of those that the seed draws.
+        restored: all weights will be restored from a checkpoint, and none is drawn.
 
     Raises:
         ConfigError: the device has no float8 and precision.float8 asks for it, or torchao is not installed; or compiled
             blocks could not read the tensors as ZeRO has laid them.
     """
 
-    def __init__(self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(
+        self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None, restored: bool = False
+    ) -> None:
         import deepspeed  # after the accelerator is chosen in startup.start
         from deepspeed.runtime import torch_autocast
         from deepspeed.utils import set_z3_leaf_module
@@ -123,13 +126,14 @@ class DeepSpeedEngine(Engine):
         if self.stage == 3:
             construction = deepspeed.zero.Init(config_dict_or_path=self.requested)
             gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
-            model = build_for_training(config, plan.rows, world.device, weights, construction, gather)
+            model = build_for_training(config, plan.rows, world.device, weights, construction, gather, restored)
             move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
             for block in blocks_of(model) if compiles(config, world.device) else []:
                 set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
         else:
             # Parameters where they stay, so that the host holds no more than the tensor that is drawn
-            model = build_for_training(config, plan.rows, world.device, weights, world.device).to(world.device)
+            device = world.device
+            model = build_for_training(config, plan.rows, device, weights, device, restored=restored).to(device)
         if compiles(config, world.device):
             zero_shards.restore_linear()
         recompute(blocks_of(model), recomputed)

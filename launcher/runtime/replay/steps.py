@@ -66,7 +66,7 @@ class Replay:
             self.step = 0
             return
         if self._engine is None:
-            self._engine = make_engine(self.config, self.world)
+            self._engine = make_engine(self.config, self.world, restored=True)
         self.step = resume.load(self._engine, folder).step
 
     def batches(self) -> list[Batch]:

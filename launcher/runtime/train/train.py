@@ -7,6 +7,7 @@ from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.commit import put_back, tidy
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import Inputs, check_agreement
@@ -94,7 +95,8 @@ def make_trainer(
         fetch(config, world)
         watchdog.moved("starting")
         weights = initial_weights(config)
-    trainer = Trainer(config, inputs, world, stop, weights, local=local, status=status, watchdog=watchdog)
+    make = partial(make_engine, restored=found is not None)
+    trainer = Trainer(config, inputs, world, stop, weights, make, local=local, status=status, watchdog=watchdog)
     if found is not None:
         watchdog.moved("reading the checkpoint")
         trainer.resume(found)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -244,11 +244,13 @@ def test_initial_moments_of_each_tensor(make_config: MakeConfig) -> None:
             assert values.unique().tolist() == [1.0 if row.name.endswith("norm.weight") else 0.0], row.name
 
 
-def initial_weights(model: ModelConfig, seed: int = 0, backwards: bool = False) -> dict[str, torch.Tensor]:
+def initial_weights(
+    model: ModelConfig, seed: int = 0, backwards: bool = False, given: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
     rule = ParameterizationConfig(rule="sp")
     module = CausalLM(model, multipliers(model, rule))
     rows = parameter_table(model, rule, BASE)
-    initialize(module, rows[::-1] if backwards else rows, seed)
+    initialize(module, rows[::-1] if backwards else rows, seed, given=given)
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
@@ -265,6 +267,9 @@ def test_initial_values_depend_on_seed_and_name_alone(make_config: MakeConfig) -
         assert torch.equal(weight, reseeded[name]) is name.endswith("norm.weight"), name
     matrices = [weight.flatten()[:64].tolist() for weight in weights.values() if weight.ndim == 2]
     assert len({tuple(values) for values in matrices}) == len(matrices)
+    given = {name for name in weights if "mlp" in name}
+    for name, weight in initial_weights(model, given=given).items():
+        assert torch.equal(weight, torch.zeros_like(weight) if name in given else weights[name]), name
 
 
 def test_each_tensor_is_written_while_it_is_gathered(make_config: MakeConfig) -> None:

@@ -169,3 +169,18 @@ def test_a_norm_whose_weight_has_another_dtype_is_fused_on_no_gpu(tiny_config: P
         for stage in (0, 1)
     ]
     assert on_gpu[0] > 2 * on_gpu[1]
+
+
+def test_masks_in_blocks_take_nothing_until_an_evaluation_writes_them_out(tiny_config: Path) -> None:
+    def taken(length: int, *typed: str) -> int:
+        shape = [f"data.sequence_length={length}", f"model.max_position_embeddings={length}", "model.vocab_size=512"]
+        config = load_config(tiny_config, [*shape, "deepspeed.precision=bf16", "model.head_dim=16", *typed])
+        return activation_bytes(config, 1, 1, "none", on_gpu=True)
+
+    masked = "model.document_mask=true"
+    assert taken(512, masked) == taken(512)
+    assert taken(512, masked, "train.block_masks=false") > taken(512)
+    assert taken(512, masked, "train.compile=false") > taken(512)
+    # Three maps of one byte: the triangle, which documents are the same, and both
+    assert taken(16_384, masked) == pytest.approx(3 * 16_384**2, rel=0.01) != taken(16_384)
+    assert taken(16_384, "model.sliding_window=64") > 8 * 16_384**2 > taken(16_384), "distances are of 8 bytes"

@@ -26,6 +26,17 @@ def test_every_buffer_is_moved_and_no_parameter(tiny_config: Path) -> None:
     assert not any("alpha" in name for name in model.state_dict()), "what checkpoints hold is as before"
 
 
+def test_what_a_checkpoint_will_fill_is_not_drawn(tiny_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(tiny_config, ["model.frozen_qk=true"])
+    rows = plan_run(config).rows
+    drawn = build_for_training(config, rows, CPU)
+    monkeypatch.setattr(torch.Tensor, "normal_", None)
+    restored = build_for_training(config, rows, CPU, restored=True)
+    for name, parameter in restored.named_parameters():
+        assert parameter.isfinite().all()
+        assert parameter.requires_grad == drawn.get_parameter(name).requires_grad, name
+
+
 @pytest.mark.parametrize("attention", ["shaped", "pruned"])
 def test_a_gpu_that_cannot_repeat_a_kind_of_attention_is_refused(tiny_config: Path, attention: str) -> None:
     config = load_config(tiny_config, [f"model.attention={attention}", "run.deterministic=true"])
