@@ -329,6 +329,19 @@ def test_the_mixture_may_change_from_the_checkpoint_on(
         resume.check_resume(config, before, open_inputs(before, world).fingerprints, folder)
 
 
+def test_another_weight_is_told_by_its_place_and_with_the_way_to_change_it(
+    root: Path, tiny_config: Path, config: Config, inputs: Inputs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "same_past", lambda *_: False)  # as it is of a mixture
+    new = load_config(tiny_config, ["data.train.0.weight=3.0", "data.train.0.max_epochs=9.0"])
+    with pytest.raises(CheckpointError) as caught:
+        resume.check_resume(config, new, inputs.fingerprints, root / "step_00000003")
+    assert str(caught.value).splitlines()[1:] == [
+        "  data.train.0.weight: 1.0 -> 3.0; to change it from here on, give the source weight_changes",
+        "  data.train.0.max_epochs: None -> 9.0",
+    ]
+
+
 def test_a_corpus_that_moved_is_the_same_by_its_name(
     root: Path, tiny_config: Path, corpus: Path, config: Config, inputs: Inputs, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """Continue a run from its newest whole checkpoint, if it is the same run."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -235,7 +236,7 @@ def check_resume(
     manifest = read_manifest(folder)
     if old.data.train != new.data.train and _same_past(old, new, corpora, folder):
         old = old.model_copy(update={"data": old.data.model_copy(update={"train": new.data.train})})
-    lines = [f"  {line}" for line in differences(old, new, RESUMED)]
+    lines = [f"  {line}{_way_out(line)}" for line in differences(old, new, RESUMED)]
     total_steps = last_step(new)
     if manifest["step"] > total_steps:
         raise CheckpointError(
@@ -247,6 +248,12 @@ def check_resume(
         lines.append(f"  corpora: {manifest['corpora']!r} -> {known!r}{renamed(manifest['corpora'], corpora)}")
     if lines:
         raise CheckpointError(f"{folder} was written by a run of other values; {remedy}:\n" + "\n".join(lines))
+
+
+def _way_out(difference: str) -> str:
+    """Return how a run that goes on may have another value after all, behind a semicolon, where there is a way."""
+    weight = re.match(r"data\.train\.\d+\.weight:", difference)
+    return "; to change it from here on, give the source weight_changes" if weight else ""
 
 
 def _same_past(old: Config, new: Config, corpora: dict[str, str], folder: Path) -> bool:

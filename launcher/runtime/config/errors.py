@@ -23,7 +23,11 @@ FOLLOWS: dict[tuple[int | str, ...], tuple[tuple[int | str, ...], ...]] = {
 """Keys that are filled in, and from which others; without those they are missing, which is no problem of its own."""
 
 
-EXAMPLES: dict[tuple[int | str, ...], str] = {("data", "train"): "data.train=[{path: corpora/NAME}]"}
+EXAMPLES: dict[tuple[int | str, ...], str] = {
+    ("data", "train"): "data.train=[{path: corpora/NAME}]",
+    ("parameterization",): "{rule: sp}, or {rule: completep, base_hidden_size: W, base_num_hidden_layers: D} of the "
+    "model whose hyperparameters were tuned",
+}
 """Place -> how it may be filled."""
 
 REASONS: dict[tuple[str, object], str] = {
@@ -31,6 +35,8 @@ REASONS: dict[tuple[str, object], str] = {
 }
 """Key and value -> why it is not served."""
 
+
+UNKNOWN = "extra_forbidden"  # what pydantic calls a key that no schema has
 
 EXPECTED: dict[str, str] = {
     "int_type": "a whole number is expected",
@@ -67,27 +73,38 @@ def explain(problems: Iterable[ErrorDetails], schema: type[BaseModel]) -> Iterat
     """
     problems = list(problems)
     wrong = {problem["loc"] for problem in problems}
+    hints = {each["loc"]: _hint(schema, each["loc"], each["input"]) for each in problems if each["type"] == UNKNOWN}
+    meant = {_path_in(hint, path_of(schema, place)[:-1]) for place, hint in hints.items()}
     for problem in problems:
         if problem["type"] == "missing" and wrong.intersection(FOLLOWS.get(problem["loc"], ())):
             continue
         path = ".".join(path_of(schema, problem["loc"]))
         if problem["type"] == "missing":
-            yield f"{path}: missing, and it has no default"
+            if path not in meant:  # who wrote it under another name is told there
+                yield f"{path}: missing, and it has no default{_example(problem['loc'])}"
         elif problem["type"] == "value_error":  # of the whole configuration, it names the keys itself
             for line in str(problem["ctx"]["error"]).splitlines():
                 yield f"{path}{'.' if KEY.match(line) else ': '}{line}" if path else line
         elif problem["type"] == "union_tag_invalid":
             tag, known = problem["ctx"]["tag"], re.findall(r"'(\w+)'", problem["ctx"]["expected_tags"])
             yield f"{path}.{_discriminator(problem)} = {tag}: there is none of that name; {_nearest(tag, known)}"
+        elif problem["type"] == UNKNOWN:
+            yield f"{path} = {_as_written(problem['input'])}: unknown key; {hints[problem['loc']]}"
         else:
-            yield f"{path} = {_as_written(problem['input'])}: {_expected(problem, path, schema)}"
+            yield f"{path} = {_as_written(problem['input'])}: {_expected(problem, path)}"
 
 
-def _expected(problem: ErrorDetails, path: str, schema: type[BaseModel]) -> str:
+def _path_in(hint: str, section: list[str]) -> str | None:
+    """Return the path of the key that a hint names, which may be one of the same section; None: it names none."""
+    found = re.search(r"did you mean ([\w.]+)\?", hint)
+    if found is None:
+        return None
+    return found[1] if "." in found[1] else ".".join([*section, found[1]])
+
+
+def _expected(problem: ErrorDetails, path: str) -> str:
     """Say what a value should have been that is wrong by itself."""
     kind, context = problem["type"], problem.get("ctx", {})
-    if kind == "extra_forbidden":
-        return f"unknown key; {_hint(schema, problem['loc'], problem['input'])}"
     if kind == "union_tag_not_found":
         key = _discriminator(problem)
         return f"a section of keys is expected, its {key} among them: {path}.{key}=..."

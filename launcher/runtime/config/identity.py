@@ -12,6 +12,7 @@ section, and every section has one in `Config`. Whoever compares configurations 
 """
 
 from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -61,7 +62,20 @@ def changes(old: Config, new: Config, marks: Collection[str] = tuple(MARKS)) -> 
     """Return path -> both values of each leaf with one of `marks` in which two configurations differ."""
     before, after = dict(_leaves(old, marks)), dict(_leaves(new, marks))
     both = {path: (before.get(path), after.get(path)) for path in {**before, **after}}
-    return {path: (was, becomes) for path, (was, becomes) in both.items() if was != becomes}
+    return dict(chain.from_iterable(_apart(path, *values) for path, values in both.items()))
+
+
+def _apart(path: str, was: Any, becomes: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """Yield path and both values where two values differ; in lists of as many sections each, of their keys."""
+    if was == becomes:
+        return
+    lists = [value for value in (was, becomes) if isinstance(value, list) and all(isinstance(e, dict) for e in value)]
+    if len(lists) < 2 or len(was) != len(becomes):
+        yield path, (was, becomes)
+        return
+    for number, (old, new) in enumerate(zip(was, becomes, strict=True)):
+        for key in {**old, **new}:
+            yield from _apart(f"{path}.{number}.{key}", old.get(key), new.get(key))
 
 
 def differences(old: Config, new: Config, marks: Collection[str] = tuple(MARKS)) -> list[str]:

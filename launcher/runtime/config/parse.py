@@ -10,8 +10,9 @@ from pydantic_core import ErrorDetails
 
 from plumbline.launcher.runtime.config.errors import ConfigError, explain, path_of
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.config.synonyms import meant_by
 
-MOST = 20
+MOST = 40
 """Problems that one message lists."""
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -47,7 +48,8 @@ def check_written(values: dict[str, Any], source: str) -> None:
     """
     if not Config.model_fields.keys() & values:
         sections = ", ".join(Config.model_fields)
-        raise ConfigError(f"{source}: no configuration of a run: it has none of the sections {sections}")
+        known = "".join(f"\n  {key}: {hint}" for key in values if (hint := meant_by(str(key), alone=True)))
+        raise ConfigError(f"{source}: no configuration of a run: it has none of the sections {sections}{known}")
     refuse_non_finite(values, source)
     model = values.get("model")
     if isinstance(model, dict) and model.get("vocab_size") is None:

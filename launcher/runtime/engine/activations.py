@@ -148,12 +148,14 @@ def _without_masks(config: Config) -> Config:
 
 
 def masks_written_out(config: Config, micro_batch: int) -> int:
-    """Return the bytes of the mask of one micro-batch's text, while it is made or as the bf16 bias that kernels take."""
-    with FakeTensorMode(), LiveMemory() as memory:
+    """Return the bytes of the mask of a micro-batch of text, while it is made or as the bf16 bias that kernels take."""
+    memory = LiveMemory()
+    with FakeTensorMode(), memory:
         numbers = torch.zeros(micro_batch, config.data.sequence_length, dtype=torch.int32)
         documents = numbers if config.model.document_mask else None
         mask = attention_context(config.model, numbers, 0, documents, torch.bfloat16).mask
-        return max(memory.peak, 3 * mask.numel() if isinstance(mask, Tensor) else 0)  # itself and the bias
+        assert isinstance(mask, Tensor | None), "no blocks were asked for"
+        return max(memory.peak, 0 if mask is None else 3 * mask.numel())  # itself and the bias
 
 
 def count_activations(config: Config, micro_batch: int, stage: int, recomputed: Recomputed, on_gpu: bool) -> int:

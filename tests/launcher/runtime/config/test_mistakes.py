@@ -112,11 +112,29 @@ def test_null_takes_a_section_away(file: Path) -> None:
 
 def test_a_file_of_something_else_is_told_in_a_few_lines(tmp_path: Path, file: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
-    (line,) = problems(tmp_path / "config.json")
+    line, *_ = problems(tmp_path / "config.json")
     assert "no configuration of a run: it has none of the sections run, model, " in line
+    flat = tmp_path / "flat.yaml"
+    flat.write_text("n_layer: 2\nlearning_rate: 0.1\nwhatever: 3\n")
+    assert problems(flat)[1:] == [
+        "  n_layer: did you mean model.num_hidden_layers?",
+        "  learning_rate: did you mean optimizer.lr?",
+    ]
     lines = problems(file, *(f"train.key{number}=1" for number in range(50)))
     assert lines[0] == f"{file} with its overrides: 50 problem(s) in the configuration"
-    assert (len(lines), lines[-1]) == (22, "  ... and 30 more")
+    assert (len(lines), lines[-1]) == (42, "  ... and 10 more")
+
+
+def test_a_key_under_another_name_is_not_missing_as_well(file: Path) -> None:
+    model = {key: value for key, value in SMALL["model"].items() if key not in ("hidden_size", "num_hidden_layers")}
+    file.write_text(yaml.safe_dump({**SMALL, "model": {**model, "n_embd": 64, "num_hiden_layers": 2}}))
+    assert problems(file)[1:] == [
+        "  model.n_embd = 64: unknown key; did you mean model.hidden_size?",
+        "  model.num_hiden_layers = 2: unknown key; did you mean num_hidden_layers?",
+    ]
+    file.write_text(yaml.safe_dump({key: value for key, value in SMALL.items() if key != "parameterization"}))
+    (line,) = problems(file)[1:]
+    assert line.startswith("  parameterization: missing, and it has no default, such as {rule: sp}, or {rule: ")
 
 
 def test_what_is_wrong_with_a_corpus_is_told(file: Path, tmp_path: Path) -> None:
