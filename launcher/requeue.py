@@ -5,7 +5,7 @@
     python launcher/requeue.py --plan FILE --share 0/16                  of a task of a sweep: print finished,steps
 
 `--code` is what srun returned, `--before` what was printed when the attempt began. Exit codes: 0 the job is requeued; 1
-it is not; 2 that could not be decided or done. Inside a job, start it with SIGTERM ignored.
+it is not; 2 that could not be decided. Inside a job, start it with SIGTERM ignored.
 """
 
 import argparse
@@ -30,6 +30,7 @@ from plumbline.launcher.runtime.system.attempts import (
 from plumbline.launcher.runtime.system.exit_codes import REQUEUE, UNUSABLE
 
 NOT_REQUEUED = 1  # exit code
+GOES_ON = "the same command, or the next job of a chain, goes on from the newest checkpoint"
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -81,13 +82,15 @@ def main() -> int:
         note_end(run, code)
         say(f"{decision.reason}: not requeued")
         return NOT_REQUEUED
-    # After a requested stop no node is to blame, and time may be running out; a job at its limit starts no step
-    lost = nodes.lost_nodes(job) if code != REQUEUE and job.state == "RUNNING" else []
-    faults = {**dict.fromkeys(lost, "does not answer"), **accused(tally.parent, job.nodes)}
-    spared = nodes.sparable(job, faults)
-    say(f"{decision.reason}: back into the queue{without(faults, spared)}")
-    note_end(run, code)
-    nodes.requeue(job, spared)
+    spared, said = to_leave_out(job, tally.parent, code)
+    note_end(run, code)  # ahead of the request, after which Slurm ends this process
+    try:
+        nodes.requeue(job)
+    except ValueError as error:
+        say(f"{decision.reason}, but Slurm refuses to requeue the job ({error}): {GOES_ON}")
+        return NOT_REQUEUED
+    say(f"{decision.reason}: back into the queue{said}")
+    nodes.exclude(job, spared)
     return 0
 
 
@@ -98,6 +101,21 @@ def look(arguments: argparse.Namespace) -> tuple[Path | None, Path, Progress]:
         return folder, folder / "slurm" / f"{TALLY}.json", (newest_step(folder),)
     share = read_share(arguments.config, arguments.plan, *arguments.share)
     return None, share.folder / "slurm" / f"{TALLY}-{share.name}.json", share.saved()
+
+
+def to_leave_out(job: nodes.Job, folder: Path, code: int) -> tuple[list[str], str]:
+    """Return the nodes that the next attempt of a job does without, and the words that say so.
+
+    They are a help. Where Slurm does not tell its users of nodes (PrivateData=nodes), the job goes on as well.
+    """
+    try:
+        # After a requested stop no node is to blame, and time may be running out; a job at its limit starts no step
+        lost = nodes.lost_nodes(job) if code != REQUEUE and job.state == "RUNNING" else []
+        faults = {**dict.fromkeys(lost, "does not answer"), **accused(folder, job.nodes)}
+        spared = nodes.sparable(job, faults)
+    except (ValueError, KeyError, OSError) as error:
+        return [], f"; nodes could not be asked ({error}): none is left out"
+    return spared, without(faults, spared)
 
 
 def note_end(run: Path | None, code: int) -> None:

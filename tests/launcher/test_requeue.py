@@ -1,17 +1,45 @@
 """What requeue.py makes of what ranks said, and of a disk that is away; tests/slurm shows the rest on a cluster."""
 
 import errno
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.requeue import without
+from plumbline.launcher.requeue import NOT_REQUEUED, main, without
 from plumbline.launcher.runtime.run.status import note_refusal
 from plumbline.launcher.runtime.run.status_file import told_by_rank_0
 from plumbline.launcher.runtime.system.attempts import FROZEN, LACKING, accuse, accused, once_the_disk_is_back
 from plumbline.launcher.runtime.system.exit_codes import UNUSABLE
 from plumbline.launcher.runtime.system.nodes import PAUSES
+
+SCONTROL = """\
+#!/bin/bash
+echo "$1" >> {folder}/asked
+case "$*" in
+*"show job"*) echo "JobId=7 JobState=RUNNING Reason=None NodeList=n[1-2] ExcNodeList=(null) NumNodes=2-2 \
+Partition=big Features=(null)" ;;
+*"show hostnames"*) printf 'n1\nn2\n' ;;
+*"show node"*) echo "slurm_load_node error: Access/permission denied" >&2; exit 1 ;;
+requeue*) [[ ! -e {folder}/refuses ]] || {{ echo "Requested operation is presently disabled" >&2; exit 1; }} ;;
+esac
+"""
+
+
+@pytest.fixture
+def in_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Be job 7 of a made-up Slurm that tells nothing of nodes; main() decides about an attempt that crashed."""
+    for name, text in (("scontrol", SCONTROL.format(folder=tmp_path)), ("srun", "#!/bin/sh\n")):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "config.yaml").write_text("run: {name: crashed}")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    arguments = ["--config", str(tmp_path / "config.yaml"), f"run.root={tmp_path}", "--code", "1", "--before", "0"]
+    monkeypatch.setattr(sys, "argv", ["requeue.py", *arguments])
+    return tmp_path
 
 
 @pytest.fixture
@@ -72,3 +100,27 @@ def test_what_rank_0_has_refused_is_known_to_the_job_that_it_ran_in(
     assert told_by_rank_0(tmp_path) == UNUSABLE
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert told_by_rank_0(tmp_path) is None, "that was the attempt before"
+
+
+def test_a_job_goes_on_where_slurm_tells_its_users_nothing_of_nodes(
+    in_job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    accuse(in_job / "crashed" / "slurm", ["n1"], LACKING)
+    assert main() == 0
+    assert capsys.readouterr().out == (
+        "requeue.py: exit code 1, nothing saved after step 0, fruitless attempt 1 of 2 in a row "
+        "(PLUMBLINE_FRUITLESS_ATTEMPTS): back into the queue; nodes could not be asked (scontrol --oneliner show node: "
+        "slurm_load_node error: Access/permission denied): none is left out\n"
+    )
+    assert (in_job / "asked").read_text().splitlines()[-1] == "requeue"
+
+
+def test_a_job_that_slurm_does_not_requeue_says_what_goes_on(in_job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (in_job / "refuses").touch()
+    assert main() == NOT_REQUEUED
+    (decision,) = capsys.readouterr().out.splitlines()
+    assert "back into the queue" not in decision
+    assert decision.endswith(
+        ", but Slurm refuses to requeue the job (scontrol requeue 7: Requested operation is presently disabled): the "
+        "same command, or the next job of a chain, goes on from the newest checkpoint"
+    )

@@ -145,6 +145,14 @@ def test_a_job_is_requeued_as_long_as_its_checkpoints_advance(probe: Probe) -> N
     assert facts == ("FAILED", "1:0", "1"), log
 
 
+def test_a_job_that_may_not_be_requeued_says_what_goes_on(probe: Probe) -> None:
+    facts, log = probe.end(probe.submit("--no-requeue", endings="saved 1"))
+    assert facts == ("FAILED", "1:0", "0"), log
+    (decision,) = decisions(log)
+    assert decision.startswith("exit code 1, what is saved went from step 0 to step 1, but Slurm refuses to requeue")
+    assert decision.endswith("): the same command, or the next job of a chain, goes on from the newest checkpoint")
+
+
 def test_a_cancelled_job_stays_cancelled(probe: Probe) -> None:
     job_id = probe.submit("--nodes=2", endings="hang/0", extra=("run.name=cancelled",))
     probe.wait_for_ranks(job_id)

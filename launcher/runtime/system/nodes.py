@@ -64,10 +64,17 @@ def names_in(nodes: str) -> tuple[str, ...]:
 def first_address(nodes: str) -> str:
     """Return where Slurm reaches the first of a list of nodes; their names need not resolve.
 
+    It is the name where Slurm does not tell its users of nodes (PrivateData=nodes), as in slurm/pretrain.sbatch.
+
     Raises:
-        OSError, ValueError: likewise, or the controller does not answer.
+        OSError, ValueError: likewise.
+        IndexError: the list is empty.
     """
-    return read_fields(_scontrol("--oneliner", "show", "node", names_in(nodes)[0]))["NodeAddr"]
+    first = names_in(nodes)[0]
+    try:
+        return read_fields(_scontrol("--oneliner", "show", "node", first))["NodeAddr"]
+    except (ValueError, KeyError):
+        return first
 
 
 def node_name() -> str:
@@ -164,12 +171,19 @@ def sparable(job: Job, faulty: Iterable[str]) -> list[str]:
     return spared
 
 
-def requeue(job: Job, without: Iterable[str]) -> None:
-    """Put a job back into the queue, its next attempt without some nodes. Raises ValueError if Slurm refuses.
+def requeue(job: Job) -> None:
+    """Put a job back into the queue. Raises ValueError if Slurm refuses.
 
-    Slurm excludes nodes of a pending job alone, and sends SIGTERM to whoever made it pending: start with it ignored.
+    Slurm sends SIGTERM to whoever does that to the job that he is in: start with it ignored.
     """
     _scontrol("requeue", job.id)
+
+
+def exclude(job: Job, without: Iterable[str]) -> None:
+    """Let the next attempt of a job do without some nodes, and those that it did without before.
+
+    Slurm does so for a pending job alone: `requeue` it first. Raises ValueError if Slurm refuses.
+    """
     if excluded := sorted({*job.excluded, *without}):
         _scontrol("update", f"JobId={job.id}", f"ExcNodeList={','.join(excluded)}")
 

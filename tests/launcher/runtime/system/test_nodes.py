@@ -18,7 +18,8 @@ echo "$*" >> {folder}/asked
 case "$*" in
 *"show job"*) echo "JobId=7 JobName=a b JobState=RUNNING Reason=None NodeList=n[1-3] ExcNodeList=n9 NumNodes=3-3 \
 Partition=big,old Features=$(cat {folder}/constraint)" ;;
-*"show node"*) cat {folder}/nodes ;;
+*"show node"*) [[ ! -e {folder}/private ]] || {{ echo "slurm_load_node error: Access/permission denied" >&2; exit 1; }}
+    cat {folder}/nodes ;;
 *"show reservation r"*) echo "ReservationName=r Nodes=n[1-3] NodeCnt=3 Users=me State=ACTIVE" ;;
 *"hostnames n[1-3]"*) printf 'n1\nn2\nn3\n' ;;
 *"hostnames"*) echo "${{@: -1}}" ;;
@@ -180,14 +181,15 @@ def test_a_reservation_is_where_its_jobs_run_and_others_do_not(slurm: Path, job:
 
 
 def test_a_requeued_job_keeps_the_nodes_that_it_excluded_before(slurm: Path, job: nodes.Job) -> None:
-    nodes.requeue(job, ["n2"])
+    nodes.requeue(job)
+    nodes.exclude(job, ["n2"])
     assert (slurm / "asked").read_text().splitlines()[-2:] == ["requeue 7", "update JobId=7 ExcNodeList=n2,n9"]
 
 
 def test_a_job_that_slurm_does_not_requeue_is_an_error_in_its_words(slurm: Path, job: nodes.Job) -> None:
     (slurm / "refused").write_text("9 Job is not allowed to\n")
     with pytest.raises(ValueError, match="scontrol requeue 7: Job is not allowed to"):
-        nodes.requeue(job, [])
+        nodes.requeue(job)
     assert (slurm / "asked").read_text().splitlines().count("requeue 7") == 1
 
 
@@ -198,13 +200,20 @@ def test_a_controller_that_is_away_for_a_moment_is_asked_again(
     paused: list[float] = []
     monkeypatch.setattr("time.sleep", paused.append)
     (slurm / "refused").write_text(f"2 {says}\n")
-    nodes.requeue(job, ["n2"])
-    assert (slurm / "asked").read_text().splitlines()[-2:] == ["requeue 7", "update JobId=7 ExcNodeList=n2,n9"]
+    nodes.requeue(job)
+    assert (slurm / "asked").read_text().splitlines()[-3:] == ["requeue 7"] * 3
     assert paused == [10.0] * 2
     (slurm / "refused").write_text(f"9 {says}\n")
     with pytest.raises(ValueError, match=r"scontrol requeue 7: .*(Unable to contact|Socket timed out)"):
-        nodes.requeue(job, [])
+        nodes.requeue(job)
     assert sum(paused) == 80, "a minute more"
+
+
+def test_ranks_meet_at_the_first_node_by_its_name_where_slurm_keeps_addresses_to_itself(slurm: Path) -> None:
+    (slurm / "nodes").write_text("NodeName=n1 NodeAddr=10.0.0.1 State=IDLE\n")
+    assert nodes.first_address("n[1-3]") == "10.0.0.1"
+    (slurm / "private").touch()
+    assert nodes.first_address("n[1-3]") == "n1"
 
 
 def test_a_task_of_an_array_is_known_by_both_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
