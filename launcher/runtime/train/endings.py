@@ -10,7 +10,7 @@ from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnreadE
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.doctor.start import UnfitError
 from plumbline.launcher.runtime.run.lock import RunLockedError
-from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, LACKING, UNFIT, WRONG, accuse
+from plumbline.launcher.runtime.system.attempts import AWAY, BROKEN_GPU, LACKING, UNFIT, WRONG, accuse
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
 from plumbline.launcher.runtime.system.faults import is_of_device, is_out_of_memory, out_of_memory
 from plumbline.launcher.runtime.system.nodes import node_name, own_job
@@ -46,7 +46,8 @@ def code_of(error: Exception, folder: Path, step: int = 0) -> int:
         error: what ends it.
         folder: of the run.
         step: that it has come to in this attempt. A run that has a step, or a checkpoint, has worked before: what ends
-            it now may pass. Slurm tries again as often as PLUMBLINE_FRUITLESS_ATTEMPTS lets it.
+            it now may pass, as may in a job of Slurm what may be the fault of a node. Slurm tries again as often as
+            PLUMBLINE_FRUITLESS_ATTEMPTS lets it.
     """
     if isinstance(error, UnsavedError):
         return UNSAVED
@@ -58,8 +59,7 @@ def code_of(error: Exception, folder: Path, step: int = 0) -> int:
         return BROKEN
     lacks_memory = is_out_of_memory(error)
     may_pass = (lacks_memory or isinstance(error, MAY_PASS)) and (step or _has_checkpoint(folder))
-    # Ranks of a job that do not meet may wait for one that has died, on whatever step
-    if may_pass or (isinstance(error, UnmetError) and own_job() is not None):
+    if may_pass or (own_job() is not None and _may_be_of_a_node(error)):
         return UNREACHED
     return UNUSABLE if lacks_memory or isinstance(error, SAID) else CRASHED
 
@@ -78,7 +78,7 @@ def to_tell(error: Exception) -> Exception:
 
 def blame(error: Exception, folder: Path) -> None:
     """Leave word, within a job of Slurm, which nodes its next attempt should do without because of an error."""
-    if own_job() is None or not folder.is_dir():
+    if own_job() is None:
         return
     by_main = os.environ.get("RANK", "0") == "0"
     with suppress(OSError):  # then the next attempt finds out
@@ -91,6 +91,18 @@ def blame(error: Exception, folder: Path) -> None:
                 accuse(folder / "slurm", [node_name()], LACKING)
             case _ if is_of_device(error):
                 accuse(folder / "slurm", [node_name()], BROKEN_GPU)
+
+
+def _may_be_of_a_node(error: Exception) -> bool:
+    """Return whether a job that has just begun may meet an error because of a node that it was given."""
+    match error:
+        case UnmetError() | MissingGPUError():  # ranks that do not meet may wait for one that has died
+            return True
+        case UnfitError():
+            return bool(error.nodes)
+        case OSError():
+            return error.errno in AWAY
+    return False
 
 
 def _has_checkpoint(folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -65,14 +66,28 @@ def test_what_may_pass_is_tried_again_by_a_run_that_has_worked(
     assert code_of(error, tmp_path) == later
 
 
-def test_ranks_of_a_job_that_do_not_meet_may_wait_for_one_that_died(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        # Rank 0 says so, and its word would end the job where the code of a rank that died would not
+        (UnmetError("the ranks cannot form a group"), UNREACHED),
+        (MissingGPUError("no GPU"), UNREACHED),
+        (UnfitError("n1: another Python", ["n1"]), UNREACHED),
+        (UnfitError("all: 1 GB free, one checkpoint takes 9 GB", []), UNUSABLE),
+        (OSError(errno.ESTALE, "Stale file handle"), UNREACHED),
+        (OSError(errno.ENOENT, "No such file or directory"), UNUSABLE),
+        (ConfigError("train.steps = 0"), UNUSABLE),
+        (OutOfMemoryError(FULL), UNUSABLE),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_a_job_tries_again_where_a_node_may_be_at_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
-    """Rank 0 says so, and its word would end the job where the code of the one that died would not."""
-    error = UnmetError("the ranks cannot form a group")
+    """Of a run that is yet to make its first step: outside of a job a person looks on."""
     assert code_of(error, tmp_path) == UNUSABLE
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert code_of(error, tmp_path) == UNREACHED
+    assert code_of(error, tmp_path) == code
 
 
 @pytest.mark.parametrize(
@@ -102,12 +117,13 @@ def test_a_disk_that_is_away_does_not_say_whether_there_is_a_checkpoint(
 def test_nodes_are_blamed_for_what_is_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, nodes: dict[str, str]
 ) -> None:
-    blame(error, tmp_path)
-    assert not (tmp_path / "slurm").exists(), "nobody reads it outside of a job"
+    folder = tmp_path / "new"
+    blame(error, folder)
+    assert not folder.exists(), "nobody reads it outside of a job"
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "here")
-    blame(error, tmp_path)
-    assert accused(tmp_path / "slurm", ["n1", "n2", "n3", "n4", "here"]) == nodes
+    blame(error, folder)
+    assert accused(folder / "slurm", ["n1", "n2", "n3", "n4", "here"]) == nodes
 
 
 def test_what_cuda_says_of_a_broken_gpu_is_told_with_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
