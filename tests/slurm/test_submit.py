@@ -52,7 +52,7 @@ def test_the_run_folder_holds_the_job_as_it_was_checked(run_submit: Submit, conf
     subprocess.run(["bash", "-n", folder / "submit-1.sh"], check=True)
     asked = {line.strip(" \\") for line in script.splitlines() if line.startswith("    ")}
     assert {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=h100:4", "--time=2:00:00", "--partition=big"} <= asked
-    assert f"--config={folder}/config-1.yaml" in asked
+    assert f"--config={folder}/config-1.yaml || exit" in asked
     assert not any("account" in option or "cpus" in option for option in asked)
     assert "warning: --cpus-per-task was not given: " in printed
 
@@ -155,12 +155,12 @@ def test_a_notice_that_the_last_save_leaves_too_little_of_is_a_warning(
     assert "--signal=USR1@300" in printed
 
 
-def test_who_submits_has_looked_at_what_failed(run_submit: Submit, config: Path) -> None:
+def test_a_dry_run_keeps_the_count_of_fruitless_attempts(run_submit: Submit, config: Path) -> None:
     tally = config.parent / "runs" / "tiny" / "slurm" / "attempts.json"
     tally.parent.mkdir(parents=True)
     tally.write_text('{"saved": [0], "fruitless": 2}')
     run_submit("--config", config, "--tasks-per-node", "1", "--dry-run")
-    assert not tally.exists()
+    assert tally.exists()
 
 
 def test_without_slurm_one_line_says_so(run_submit: Submit, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:

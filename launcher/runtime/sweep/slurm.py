@@ -7,7 +7,6 @@ the tasks count off, and `slurm/submit-N.sh`, the one sbatch command. Each task 
 from pathlib import Path
 
 from plumbline.launcher.runtime.sweep.plan import Plan, save_plan
-from plumbline.launcher.runtime.system.attempts import forget
 from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, write_script
 
 ABOUT = """\
@@ -23,7 +22,6 @@ def write_submission(plan: Plan, request: Request) -> Path:
     number = next_number(folder)
     plan_file, script = folder / f"plan-{number}.json", folder / f"submit-{number}.sh"
     save_plan(plan, plan_file)
-    forget(folder)
     options = {"job-name": plan.sweep.name, **request.options, "output": log_file(folder, "job-%A_%a.log")}
     write_script(script, ABOUT, options, "sweep.sbatch", [f"--plan={plan_file}"], request.notice)
     return script

@@ -165,9 +165,3 @@ def accused(folder: Path, nodes: Sequence[str]) -> dict[str, str]:
             if file.stem in nodes and (word["job"], word["restart"]) == (job_id(), restart_count()):
                 found[file.stem] = word["fault"]
     return found if may_be_at_fault(len(found), nodes) else {}
-
-
-def forget(folder: Path) -> None:
-    """Begin the counts of a folder anew, because a person submits a job: what it failed by before may be mended."""
-    for tally in folder.glob(f"{TALLY}*.json"):
-        tally.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from plumbline.launcher.runtime.system.attempts import TALLY
 from plumbline.launcher.runtime.system.deadline import NOTICE
 from plumbline.launcher.runtime.system.ours import ROOT
 
@@ -108,6 +109,8 @@ def write_script(
 ) -> None:
     """Write a script that submits the job script `job` of slurm/ from the current folder, and prints the job id.
 
+    Once Slurm has taken the job, the script deletes the counts of fruitless attempts beside it.
+
     Args:
         path: of the script.
         about: comment lines for who reads it.
@@ -117,17 +120,23 @@ def write_script(
         notice: seconds before the time limit at which the job saves, for `deadline.read_notice`.
         count: how many equal jobs are submitted.
     """
-    path.write_text(_render(about, options, job, arguments, notice, count), encoding="utf-8")
+    path.write_text(_render(path.parent, about, options, job, arguments, notice, count), encoding="utf-8")
 
 
 def _render(
-    about: str, options: Mapping[str, object], job: str, arguments: Sequence[str], notice: int, count: int
+    folder: Path,
+    about: str,
+    options: Mapping[str, object],
+    job: str,
+    arguments: Sequence[str],
+    notice: int,
+    count: int,
 ) -> str:
     words = [f"--{option}={value}" for option, value in options.items() if value is not None]
     words += [str(ROOT / "slurm" / job), *arguments]
     command = " \\\n    ".join(shlex.quote(word) for word in words)
     root = shlex.quote(str(ROOT))
-    before, after = ("", "") if count == 1 else (f"for _ in {{1..{count}}}; do\n", " || exit\ndone")
+    before, after = ("", "") if count == 1 else (f"for _ in {{1..{count}}}; do\n", "\ndone")
     return f"""\
 #!/bin/bash
 {about}
@@ -148,7 +157,9 @@ case ",${{SBATCH_EXPORT:-ALL}}," in
     *) export SBATCH_EXPORT+=,{OURS} ;;
 esac
 {before}sbatch --parsable \\
-    {command}{after}
+    {command} || exit
+# Who submits has looked at what failed before: fruitless attempts are counted anew.
+rm -f {shlex.quote(str(folder))}/{TALLY}*.json{after}
 """
 
 

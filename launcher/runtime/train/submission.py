@@ -21,7 +21,6 @@ from plumbline.launcher.runtime.models.from_stock import fetch_ahead
 from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.status_file import read_status
-from plumbline.launcher.runtime.system.attempts import forget
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, write_script
 from plumbline.launcher.runtime.system.world import World
@@ -95,7 +94,6 @@ def write_submission(config: Config, open_stage: bool, request: Request, chain: 
     number = next_number(folder)
     config_file = folder / f"config-{number}.yaml"
     save_config(config, config_file, open_stage)
-    forget(folder)
     script = folder / f"submit-{number}.sh"
     options = {
         "job-name": config.run.name,

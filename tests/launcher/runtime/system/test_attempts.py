@@ -13,7 +13,6 @@ from plumbline.launcher.runtime.system.attempts import (
     accuse,
     accused,
     decide,
-    forget,
     read_limit,
 )
 
@@ -89,14 +88,6 @@ def test_the_count_is_the_same_for_all_jobs_of_a_chain(tally: Path) -> None:
     ends = [decide(Attempt(1, (5,), (5,)), tally, 2) for _ in range(3)]
     assert [decision.requeue for decision in ends] == [True, False, False], "the next job has one attempt"
     assert "fruitless attempt 3 of 2 in a row" in ends[2].reason
-
-
-def test_a_person_who_submits_has_looked(tally: Path) -> None:
-    assert not decide(Attempt(1, (5,), (5,)), tally, 1).requeue
-    (tally.parent / "config-1.yaml").touch()
-    forget(tally.parent)
-    assert [path.name for path in tally.parent.iterdir()] == ["config-1.yaml"]
-    assert decide(Attempt(1, (5,), (5,)), tally, 2).requeue
 
 
 def test_what_was_said_against_nodes_holds_for_one_attempt_of_a_job(

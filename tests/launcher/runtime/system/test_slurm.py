@@ -98,6 +98,23 @@ def test_a_chain_submits_as_many_jobs_and_ends_at_a_refusal(tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (1, "asked\n")
 
 
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("takes", [True, False])
+def test_who_submits_has_looked_at_what_failed(tmp_path: Path, takes: bool, count: int) -> None:
+    """So fruitless attempts are counted anew, once Slurm has taken the job."""
+    folder = tmp_path / "it's a run"
+    folder.mkdir()
+    counts = {"attempts.json", "attempts-0-of-2.json"}
+    for name in (*counts, "config-1.json"):
+        (folder / name).touch()
+    write_script(folder / "submit.sh", "# why", {}, "pretrain.sbatch", [], 300, count)
+    answering = (folder / "submit.sh").read_text().replace("sbatch --parsable", f"{str(takes).lower()} --parsable")
+    done = subprocess.run(["bash", "-c", answering], check=False)
+    left = {path.name for path in folder.iterdir()}
+    assert (done.returncode, left - {"submit.sh", "config-1.json"}) == ((0, set()) if takes else (1, counts))
+    assert "config-1.json" in left
+
+
 def test_job_ids_are_read_among_what_a_site_prints(tmp_path: Path) -> None:
     script = tmp_path / "submit.sh"
     script.write_text("echo 'loading 12 modules'; echo 17; echo '18;main'")
