@@ -8,6 +8,10 @@ fail() { say "error: $*" >&2; exit "$code"; }
 
 # Of whoever submits from within another job: sbatch hands on to which cores that one was bound, and srun obeys.
 unset "${!SLURM_CPU_BIND@}"
+# Of a shell in which another launcher has started ranks: by RANK each rank would take itself for that one.
+[[ -z "${RANK:-}" ]] || unset MASTER_ADDR MASTER_PORT
+unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_SIZE CROSS_RANK CROSS_SIZE GROUP_RANK GROUP_WORLD_SIZE
+unset "${!ROLE_@}" "${!TORCHELASTIC_@}"
 # Steps would take over an `--export=NONE` of the job, and miss what is set below.
 export SLURM_EXPORT_ENV=ALL
 
@@ -21,7 +25,8 @@ python="${PLUMBLINE_PYTHON:-$root/.venv/bin/python}"
 # What starts a rank, ahead of the name of a program of launcher/. In a container Python's path is none of the host's.
 launch=("${run[@]}" "$python")
 [[ ${#srun_options[@]} -gt 0 || ${#run[@]} -gt 0 ]] || command -v "$python" > /dev/null ||
-    fail "cannot execute $python: make the environment, or set PLUMBLINE_PYTHON in slurm/cluster.env"
+    fail "cannot execute $python on $SLURMD_NODENAME: make the environment, or set PLUMBLINE_PYTHON in" \
+        "slurm/cluster.env; if other nodes have it, submit with --exclude=$SLURMD_NODENAME"
 export PYTHONUNBUFFERED=1 # a log line appears when it is printed, and is not lost when a rank is killed
 
 # When the time is over: for ranks in containers, which cannot ask, and since older versions of Slurm do not say it.
@@ -33,7 +38,8 @@ if end="$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs="${job:-$SLURM_JOB_ID}" 
 fi
 
 # --- Cores. srun has not inherited --cpus-per-task from sbatch since Slurm 22.05: without this every task, with its
-# data workers, is bound to one core.
+# data workers, is bound to one core. Since 23.11 it is told by --tres-per-task, too, and dies where the two differ.
+[[ ! "${SLURM_TRES_PER_TASK:-}" =~ (^|,)cpu[=:]([0-9]+) ]] || export SLURM_CPUS_PER_TASK="${BASH_REMATCH[2]}"
 [[ -z "${SLURM_CPUS_PER_TASK:-}" ]] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 # Torch would start one thread per core of the node in each of the node's ranks.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"

@@ -91,15 +91,15 @@ def test_srun_variables_become_ours(bare: pytest.MonkeyPatch) -> None:
     assert 1024 < port < 65536
 
 
-def test_jobs_on_one_node_meet_at_different_ports(bare: pytest.MonkeyPatch) -> None:
+def test_attempts_of_jobs_on_one_node_meet_at_different_ports(bare: pytest.MonkeyPatch) -> None:
     ports = []
-    for job in ("4242", "4243"):
-        set_environment(bare, {**SLURM, "SLURM_JOB_ID": job})
+    for job, restarts in (("4242", "0"), ("4243", "0"), ("4242", "1")):
+        set_environment(bare, {**SLURM, "SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restarts})
         for name in ("RANK", "MASTER_PORT"):
             bare.delenv(name, raising=False)
         read_world()
         ports.append(os.environ["MASTER_PORT"])
-    assert ports[0] != ports[1]
+    assert len({*ports}) == 3
 
 
 def test_the_tasks_of_the_step_count_not_those_of_the_job(bare: pytest.MonkeyPatch) -> None:
@@ -158,6 +158,7 @@ def test_a_taken_port_is_one_error(run_pretrain: Pretrain, tiny_config: Path) ->
     assert outcome.code == 2
     assert "Traceback" not in outcome.stderr
     assert f"error: 127.0.0.1:{port} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there" in outcome.stderr
+    assert "give the launcher another --master_port, or under Slurm export another MASTER_PORT" in outcome.stderr
 
 
 def test_a_run_that_has_trained_may_try_again_where_gpus_or_ranks_are_missing(

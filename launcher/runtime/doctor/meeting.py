@@ -10,6 +10,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.dis
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding
 from plumbline.launcher.runtime.system import nodes
+from plumbline.launcher.runtime.system.startup import OTHER_PORT
 from plumbline.launcher.runtime.system.world import World
 
 CHECK = "arrival"
@@ -29,8 +30,8 @@ def open_store(world: World, seconds: float) -> Store:
         reason = str(error).splitlines()[0]
         if serves:
             raise ValueError(
-                f"{address}:{port} (MASTER_ADDR:MASTER_PORT): rank 0 cannot serve there; if another job has the port, "
-                f"give the launcher another --master_port. {reason}"
+                f"{address}:{port} (MASTER_ADDR:MASTER_PORT): rank 0 cannot serve there; if another process has the "
+                f"port, {OTHER_PORT}. {reason}"
             ) from error
         raise ValueError(
             f"{address}:{port} (MASTER_ADDR:MASTER_PORT): no answer to {nodes.node_name()} within {seconds:g} s; rank "

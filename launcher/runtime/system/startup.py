@@ -27,6 +27,7 @@ from plumbline.launcher.runtime.system.world import World
 LOOPBACK = "127."
 ELSEWHERE = "192.0.2.1"
 """An address that is nobody's (RFC 5737), and so beyond this host and its network."""
+OTHER_PORT = "give the launcher another --master_port, or under Slurm export another MASTER_PORT"
 SHARED_MEMORY = "/dev/shm"
 SAID_OTHERWISE = ("Skipping step", "untested optimizer")
 """What DeepSpeed warns of beside us: training says itself at which step an update was skipped, and our optimizers that
@@ -119,8 +120,8 @@ def _naming_what_failed(backend: str) -> Iterator[None]:
     except dist.DistError as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise UnmetError(
-            f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another job has the port, give "
-            f"the launcher another --master_port. {_first_line(error)}"
+            f"{address} (MASTER_ADDR:MASTER_PORT): the ranks cannot meet there; if another process has the "
+            f"port, {OTHER_PORT}. {_first_line(error)}"
         ) from error
     except RuntimeError as error:
         if "gloo" not in str(error).lower():

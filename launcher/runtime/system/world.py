@@ -45,8 +45,9 @@ def _adopt_slurm_environment() -> None:
     if _number("WORLD_SIZE") > 1 and "MASTER_ADDR" not in env:
         env["MASTER_ADDR"] = _address_of_first_task()
     env.setdefault("MASTER_ADDR", "127.0.0.1")
-    # One port for each job, so that jobs on one node do not meet; below the ports of outgoing connections
-    env.setdefault("MASTER_PORT", str(20000 + int(env["SLURM_JOB_ID"]) % 12768))
+    # One port for each attempt of a job, as in slurm/pretrain.sbatch; below the ports of outgoing connections
+    attempt = int(env["SLURM_JOB_ID"]) + 1009 * int(env.get("SLURM_RESTART_COUNT", "0"))
+    env.setdefault("MASTER_PORT", str(20000 + attempt % 12768))
 
 
 def _number(name: str) -> int:
