@@ -17,7 +17,7 @@ def examined(
 ) -> tuple[set[tuple[str, str, str]], dict[str, Any]]:
     """Run the doctor on both nodes; returns level, node and check of what is not fine, and the whole document."""
     python = cluster.environment["PLUMBLINE_PYTHON"]
-    srun = ("srun", "--nodes=2", "--ntasks=2", "--export=ALL,MASTER_ADDR=127.0.0.1")
+    srun = ("srun", "--nodes=2", "--ntasks=2")
     words: tuple[str | Path, ...] = (
         *srun,
         *before,

@@ -1,4 +1,7 @@
-"""Compare the free space and inodes at the run folder, and the space on the nodes, with what checkpoints take."""
+"""Compare the free space and inodes at the run folder, and the space on the nodes, with what checkpoints take.
+
+Free is what statvfs says, which knows of no quotas of users or groups; of those of a folder on some file systems.
+"""
 
 import os
 import shutil
@@ -72,7 +75,7 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
         findings.append(Finding("bad", EVERYWHERE if shared else fewest.node, text, remedy))
     findings += _judge_local(reports)
     takes = "" if need is None else f", one checkpoint takes {gigabytes(need)}"
-    return findings or [Finding("ok", EVERYWHERE, where + takes)]
+    return findings or [Finding("ok", EVERYWHERE, f"{where}{takes}; quotas are not seen")]
 
 
 def _judge_local(reports: Sequence[Report]) -> Iterator[Finding]:

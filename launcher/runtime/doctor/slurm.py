@@ -17,6 +17,9 @@ LONG = 1800
 """Seconds of SlurmdTimeout for which a dead node would keep a job waiting."""
 FEW = 4
 """Cores of a rank under which those that train, read, write checkpoints and compile get in each other's way."""
+BY_QOS = "preempt/qos"
+"""PreemptType under which mode and grace time are those of the job's QOS, not those of its partition."""
+ASK_QOS = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,PreemptMode,GraceTime")
 EARLY = 60
 """Seconds by which the notice ahead of a time limit may come early (man sbatch, --signal)."""
 
@@ -35,17 +38,28 @@ def measure(place: Place) -> Facts:
         if job := os.environ.get("SLURM_JOB_ID"):
             facts["job"] = nodes.read_fields(_ask("job", job))
             facts["partition"] = nodes.read_fields(_ask("partition", facts["job"].get("Partition", "")))
+            if facts["configuration"].get("PreemptType") == BY_QOS:
+                facts["qos"] = qos(_run(*ASK_QOS), facts["job"].get("QOS", ""))
             facts["notice"] = int(read_notice()) if os.environ.get(NOTICE) else notice()
     return facts
 
 
 def _ask(*what: str) -> str:
     """Return what the controller answers; nothing where there is none."""
-    command = ["scontrol", "--oneliner", "show", *filter(None, what)]
+    return _run("scontrol", "--oneliner", "show", *filter(None, what))
+
+
+def _run(*command: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def qos(answer: str, name: str) -> dict[str, str] | None:
+    """Return PreemptMode and GraceTime of a QOS, of what `ASK_QOS` answers; None where it is not among them."""
+    rows = (line.split("|") for line in answer.splitlines() if line.count("|") == 2)
+    return next(({"PreemptMode": mode.upper(), "GraceTime": grace} for own, mode, grace in rows if own == name), None)
 
 
 def settings(answer: str) -> dict[str, str]:
@@ -78,7 +92,11 @@ def judge(reports: Sequence[Report]) -> list[Finding]:
     configuration = main.facts.get("configuration", {})
     if not configuration:
         return [Finding("ok", EVERYWHERE, "no Slurm: skipped")]
-    found = [*_cluster(configuration), *_preemption(configuration, main.facts.get("partition", {}))]
+    found = _cluster(configuration)
+    if configuration.get("PreemptType") == BY_QOS:
+        found += _preemption_by_qos(configuration, main.facts.get("qos")) if "job" in main.facts else []
+    else:
+        found += _preemption(configuration, main.facts.get("partition", {}), "partition")
     found += _job(main.facts.get("job", {}), configuration, main.facts.get("notice"))
     findings = [Finding("warning", EVERYWHERE, text, remedy) for text, remedy in found]
     findings += [finding for report in reports for finding in _cores(report)]
@@ -105,18 +123,28 @@ def _cluster(configuration: Mapping[str, str]) -> list[Advice]:
     return found
 
 
-def _preemption(configuration: Mapping[str, str], partition: Mapping[str, str]) -> list[Advice]:
-    """Return what a preemption would do without a warning to the ranks."""
-    mode = partition.get("PreemptMode", configuration.get("PreemptMode", "OFF"))
+def _preemption_by_qos(configuration: Mapping[str, str], found: Mapping[str, str] | None) -> list[Advice]:
+    """Return what a preemption would do by the settings of the job's QOS; None: sacctmgr does not show it."""
+    if found is None:
+        text = f"jobs may be preempted (PreemptType {BY_QOS}); how could not be told: sacctmgr does not show the QOS"
+        return [(text, f"ask for PreemptMode and GraceTime: `{' '.join(ASK_QOS)}`")]
+    own = {} if found["PreemptMode"] in ("", "CLUSTER") else {"PreemptMode": found["PreemptMode"]}
+    grace = {"GraceTime": "0"} if seconds(found["GraceTime"]) == 0 else {}
+    return _preemption(configuration, {**own, **grace}, "QOS")
+
+
+def _preemption(configuration: Mapping[str, str], kind: Mapping[str, str], name: str) -> list[Advice]:
+    """Return what a preemption would do without a warning to the ranks, by the settings of a partition or QOS."""
+    mode = kind.get("PreemptMode", configuration.get("PreemptMode", "OFF"))
     if configuration.get("PreemptType", "preempt/none") == "preempt/none" or mode in ("OFF", "GANG"):
         return []
     found = []
     if "preempt_send_user_signal" not in configuration.get("SlurmctldParameters", ""):
         text = f"jobs may be preempted (PreemptMode {mode}), and get no USR1 ahead of it"
         found.append((text, "have SlurmctldParameters=preempt_send_user_signal set, or set checkpoint.interval small"))
-    if partition.get("GraceTime") == "0":
+    if kind.get("GraceTime") == "0":
         text = f"jobs may be preempted (PreemptMode {mode}), with GraceTime 0: there is no time to save"
-        found.append((text, "have GraceTime of the partition raised, or set checkpoint.interval small"))
+        found.append((text, f"have GraceTime of the {name} raised, or set checkpoint.interval small"))
     return found
 
 

@@ -48,6 +48,7 @@ def test_room_for_one_and_for_all_that_stay(
     plenty["free_bytes"], little["free_bytes"] = 1e15, free_bytes
     (found,) = disk.judge(reports([plenty, little]))
     assert (found.level, found.node) == (level, "all"), "of a disk that all share no node is to blame"
+    assert found.text.endswith("; quotas are not seen") == (level == "ok")
     little["folder"] = "/"
     (found,) = disk.judge(reports([plenty, little]))
     assert found.node == ("all" if level == "ok" else "n1"), "this one lacks what the others have mounted"

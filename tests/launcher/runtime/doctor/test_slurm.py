@@ -114,6 +114,45 @@ def test_a_preemption_without_notice_is_warned_of(reports: Reports) -> None:
     assert [finding.level for finding in slurm.judge(reports([facts(preempting)]))] == ["ok"], "its partition is spared"
 
 
+BY_QOS = CONFIGURATION.replace("preempt/none", "preempt/qos").replace("= OFF", "= REQUEUE")
+# As sacctmgr prints them; `cluster` is where a QOS says nothing of its own
+QOS = "normal|cluster|00:00:00\nscavenger|requeue|00:02:00\nurgent|off|00:00:00\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("normal", ["(PreemptMode REQUEUE), and get no USR1", "(PreemptMode REQUEUE), with GraceTime 0"]),
+        ("scavenger", ["(PreemptMode REQUEUE), and get no USR1"]),
+        ("urgent", []),
+        ("(null)", ["(PreemptType preempt/qos); how could not be told"]),
+    ],
+)
+def test_a_preemption_by_qos_is_that_of_the_job(reports: Reports, name: str, texts: list[str]) -> None:
+    """Whatever its partition says, which then counts for nothing."""
+    partition = PARTITION.replace("PreemptMode=OFF", "PreemptMode=SUSPEND")
+    found = slurm.judge(reports([facts(BY_QOS, partition=partition, qos=slurm.qos(QOS, name))]))
+    warnings = [finding.text for finding in found if finding.level == "warning"]
+    assert len(warnings) == len(texts)
+    assert all(f"jobs may be preempted {text}" in warning for text, warning in zip(texts, warnings, strict=True))
+
+
+def test_sacctmgr_is_asked_for_the_qos_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        "scontrol": f"[[ $* == *config* ]] && echo '{BY_QOS}' || echo QOS=scavenger",
+        "sacctmgr": f"echo '{QOS}'",
+    }
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{answer}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    place = Place(World(0, 0, 1, torch.device("cpu")), Path("runs/none"))
+    assert slurm.measure(place)["qos"] == {"PreemptMode": "REQUEUE", "GraceTime": "00:02:00"}
+    (tmp_path / "sacctmgr").write_text("#!/bin/false\n")
+    assert slurm.measure(place)["qos"] is None
+
+
 def test_a_gpu_with_hardly_a_core_is_warned_of(reports: Reports) -> None:
     """Which Slurm gives to each rank where nobody says how many."""
     alone = facts(cores=1, threads="1", device="cuda")
