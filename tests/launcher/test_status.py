@@ -168,6 +168,18 @@ def test_a_start_that_was_refused_leaves_the_state_of_the_run(tmp_path: Path, co
     assert (look(run, []).state, look(run, []).why) == ("failed", "no such corpus (exit code 2)"), "it never began"
 
 
+def test_a_start_that_was_refused_loses_nothing_of_a_complete_run(tmp_path: Path) -> None:
+    """Runs of older versions have noted such starts."""
+    first = status_of(2**22 + 1, exit_code=0, why="complete")
+    refused = replace(first.attempt, pid=8, exit_code=2, why="another model", first_step=None, last_step=None)
+    run = write(tmp_path / "run", replace(first, attempt=refused))
+    (run / "result.json").write_text('{"step": 5000}')
+    write_attempts(run, [first.attempt, refused])
+    found = look(run, [])
+    assert (found.state, str(found.why)[:25]) == ("complete", "complete (exit code 0); s")
+    assert found.attempts[0].seconds["lost"] == 0.0
+
+
 def test_a_run_that_was_killed_after_its_result_is_complete(tmp_path: Path) -> None:
     run = write(tmp_path / "run", status_of(pid=2**22 + 1))
     (run / "result.json").write_text('{"step": 1200}')

@@ -129,7 +129,7 @@ def look(folder: Path, waiting: Sequence[WaitingJob]) -> Standing:
         why = f"no update since {as_text(status.updated)}" if now - status.updated > QUIET else None
         return Standing(folder, status.state, why, status, saved, tuple(attempts), done, now)
     attempts = with_last(ended, last, now)
-    code = attempts[-1].exit_code if attempts else None
+    code = that_counts(attempts).exit_code if attempts else None
     if code != COMPLETE and _has_result(folder, status):  # killed between its result and its last word
         return Standing(folder, STATES[COMPLETE], None, status, saved, tuple(attempts), done, now)
     if code != COMPLETE:

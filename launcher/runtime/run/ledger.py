@@ -1,7 +1,8 @@
 """Account for the wall-clock time of a run: one clock, which charges every moment to one bucket, over all attempts.
 
 An attempt is one start of the run, from the launch of its rank 0 to the end. Its time begins where that of the attempt
-before ended, so that the attempts of a run add up to the time since it was first begun, and nothing is left over.
+before ended, so that the attempts of a run add up to the time since it was first begun, and nothing is left over but
+what passed while it was complete, until it was made longer.
 """
 
 import threading
@@ -65,7 +66,8 @@ class Attempt:
     """
 
     queued: float
-    """When its time begins: the end of the attempt before; of the first, when its Slurm job was submitted."""
+    """When its time begins: the end of the attempt before; of the first, and of one that makes a complete run longer, when
+    its Slurm job was submitted."""
     start: float
     """When its Slurm job got its nodes, or else its rank 0 was launched."""
     end: float

@@ -33,7 +33,7 @@ from plumbline.launcher.runtime.run.status_file import (
 )
 from plumbline.launcher.runtime.system import launch
 from plumbline.launcher.runtime.system.collectives import from_main
-from plumbline.launcher.runtime.system.exit_codes import CRASHED, INTERRUPTED, UNREACHED
+from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, INTERRUPTED, UNREACHED
 from plumbline.launcher.runtime.system.files import remove_leftovers, write_json
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
@@ -203,8 +203,17 @@ class RunStatus:
         self._attempt = replace(self._so_far(), exit_code=code, why=in_one_line)
         self._has_ended = True
         self._wake.set()
+        before = self._before
+        if before is not None and self._attempt.was_refused and self._was_complete:
+            self._try_to(lambda folder: write_json(folder / STATUS, before.to_json()))  # nothing has come of it
+            return
         self._try_to(self._write_status)
         self._try_to(lambda folder: write_attempts(folder, [*self._ended, self._attempt]))
+
+    @property
+    def _was_complete(self) -> bool:
+        """Return whether the run was complete when this attempt began."""
+        return bool(self._ended) and that_counts(self._ended).exit_code == COMPLETE
 
     def _begin_in(self, folder: Path, ranks: int) -> None:
         """Close the attempt before if it was killed, begin a new one, and keep it written."""
@@ -214,8 +223,9 @@ class RunStatus:
         self._ended, self._before = _close_before(folder, until=start)
         self._save_seconds = None if self._before is None else self._before.save_seconds
         if self._ended:
-            queued = self._ended[-1].end
-            start = max(start, queued)
+            end = self._ended[-1].end
+            queued = max(queued, end) if self._was_complete else end  # a complete run waits for nothing
+            start = max(start, end)
         start = round(start, 3)
         queued = min(queued, start)
         # This host's clock may be behind that of the attempt before

@@ -158,6 +158,50 @@ def test_a_start_that_was_refused_leaves_the_numbers_of_the_run(tmp_path: Path) 
     assert seen.total_steps is None, "what it asks for is not known yet, and no result is of that"
 
 
+def complete(folder: Path) -> None:
+    """Make all steps of a run."""
+    with RunStatus(folder) as status:
+        status.begin(0, 0, 10, 80)
+        status.enter("steps")
+        time.sleep(0.1)
+        status.reached(10, 80)
+        status.end(0, "complete")
+
+
+def test_a_start_that_was_refused_on_a_complete_run_is_none(tmp_path: Path) -> None:
+    complete(tmp_path)
+    before = [(tmp_path / name).read_text() for name in (STATUS, ATTEMPTS)]
+    with RunStatus(tmp_path) as status:
+        status.end(2, "another model")
+    assert [(tmp_path / name).read_text() for name in (STATUS, ATTEMPTS)] == before
+    with RunStatus(tmp_path) as status:
+        status.begin(10, 80, 20, 160)
+        status.end(2, "it does not fit the devices")
+    assert [attempt.exit_code for attempt in read_attempts(tmp_path)] == [0, 2], "training had begun"
+
+
+@pytest.mark.parametrize(
+    ("submitted", "queue"), [(None, 0.0), (40.0, 20.0), (-50.0, 60.0)], ids=["by hand", "after", "before the end"]
+)
+def test_the_time_that_a_run_was_complete_is_not_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submitted: float | None, queue: float
+) -> None:
+    """A run that is made longer 60 seconds later, by a job submitted so many seconds after the end."""
+    complete(tmp_path)
+    (first,) = read_attempts(tmp_path)
+    started = first.end + 60
+    job = None if submitted is None else launch.JobTimes(submitted=first.end + submitted, started=started)
+    monkeypatch.setattr(launch, "process_start", lambda: started)
+    monkeypatch.setattr(launch, "job_times", lambda: job)
+    with RunStatus(tmp_path) as status:
+        status.begin(10, 80, 20, 160)
+        status.end(85, "stopped on request")
+    second = read_attempts(tmp_path)[1]
+    assert second.seconds["queue"] == pytest.approx(queue, abs=0.01)
+    assert second.queued == pytest.approx(started - queue, abs=0.01)
+    assert sum(second.seconds.values()) == pytest.approx(second.end - second.queued, abs=0.01)
+
+
 def test_a_status_that_cannot_be_written_or_read_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
