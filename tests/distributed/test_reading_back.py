@@ -13,7 +13,7 @@ from plumbline.launcher.runtime.checkpoint.save import commit
 from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.checkpoint.store import UnreadError
-from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.config.load import load_config, save_config
 from tests.distributed.conftest import state_after
 
 if TYPE_CHECKING:
@@ -84,3 +84,35 @@ def test_who_resumes_with_another_micro_batch_hears_that_other_text_is_scored(
     assert ("counts micro-batches" in capsys.readouterr().err) == warns
     resume.tell_changes(root / "step_00000002", load_config(tiny_config, [override, "train.eval_batches=null"]))
     assert "counts micro-batches" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("step", "overrides", "warning"),
+    [
+        (20, ["train.steps=40"], "from 0.001 in step 20 to 0.004 in step 21"),
+        (19, ["train.steps=40"], "from 0.002 in step 19 to 0.004 in step 20"),
+        (18, ["train.steps=40"], None),
+        (10, ["train.steps=40"], None),
+        (10, ["optimizer.lr=0.008"], "from 0.004 in step 10 to 0.008 in step 11"),
+        (10, ["optimizer.lr=0.005"], None),
+        (10, ["optimizer.lr=0.001"], None),
+        (20, ["schedule.final_lr_fraction=0.1"], None),
+        (1, [], None),
+    ],
+)
+def test_who_resumes_at_a_higher_rate_hears_of_it(
+    tmp_path: Path,
+    tiny_config: Path,
+    capsys: pytest.CaptureFixture[str],
+    step: int,
+    overrides: list[str],
+    warning: str | None,
+) -> None:
+    """The run has a warm-up of 2 steps and a decay to 0 over the last 4 of 20."""
+    folder = tmp_path / f"step_{step:08}"
+    folder.mkdir()
+    save_config(load_config(tiny_config, []), folder / "config.yaml")
+    resume.tell_changes(folder, load_config(tiny_config, overrides))
+    said = capsys.readouterr().err
+    assert ("the learning rate goes up" in said) == (warning is not None)
+    assert warning is None or warning in said

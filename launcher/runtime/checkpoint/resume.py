@@ -23,7 +23,7 @@ from plumbline.launcher.runtime.checkpoint.store import (
 )
 from plumbline.launcher.runtime.config.identity import RESUMED, differences
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.plan import last_step
+from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.run.chain import noted_checkpoint
@@ -32,6 +32,9 @@ from plumbline.launcher.runtime.system.collectives import from_main, gather_obje
 from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
+
+RAISED = 1.5
+"""Times the learning rate before, above which a resume warns."""
 
 
 def find(
@@ -205,6 +208,26 @@ def tell_changes(folder: Path, config: Config) -> None:
             f"train.eval_batches = {config.train.eval_batches} counts micro-batches: with another "
             "data.micro_batch_size other held-out text is scored, and scores before and after do not compare"
         )
+    if raised := _raised_rate(old, config, step_of(folder)):
+        LOG.warning(raised)
+
+
+def _raised_rate(old: Config, new: Config, step: int) -> str | None:
+    """Say that the learning rate goes up after a step by what was configured anew; None: it does not, or hardly.
+
+    Both rates are compared for the same step, the last one that was made: a warm-up raises it without a change.
+    """
+    before, after = plan_run(old), plan_run(new)
+    last = before.batches.tokens_before(step - 1)
+    was = before.lr_after(last)
+    if after.lr_after(last) <= RAISED * was:
+        return None
+    becomes = after.lr_after(after.batches.tokens_before(step))
+    return (
+        f"the learning rate goes up, from {was:.3g} in step {step} to {becomes:.3g} in step {step + 1}, which undoes "
+        "what a decay has gained: keep the length, the schedule and optimizer.lr, or branch from a checkpoint before "
+        "the decay (schedule.branch, docs/schedules.md)"
+    )
 
 
 def check_saved(folder: Path, config: Config, corpora: dict[str, str]) -> None:
