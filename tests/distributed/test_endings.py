@@ -54,6 +54,15 @@ def test_a_run_that_ends_broken_is_not_complete(
     assert [name for name in run.checkpoints if name != "latest"] == saved
 
 
+@pytest.mark.parametrize("rate", [30.0, 4.0e-3])
+def test_a_run_that_ends_above_guessing_is_told_so_once(
+    tiny_config: Path, tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str], rate: float
+) -> None:
+    config = configure(tiny_config, tmp_path, "schedule.warmup_steps=0", "train.log_interval=4", f"optimizer.lr={rate}")
+    assert attempt(config, world)
+    assert capsys.readouterr().err.count("is above that of guessing (ln(vocab_size) = ") == (rate == 30.0)
+
+
 def block_save(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 99) -> None:
     """Let the save of `step` find no place for its staging folder, so many times."""
     left = [OSError("no place")] * times

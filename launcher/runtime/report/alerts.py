@@ -1,4 +1,4 @@
-"""Find what deserves a look: numbers that are not finite, loss spikes, and kurtosis that leaves its trend.
+"""Find what deserves a look: numbers that are not finite, losses that spike or end high, kurtosis off its trend.
 
 The last is the early warning of arXiv 2505.20524: in a run that was to fail at 15 billion tokens, the kurtosis of
 activations left its trend at 3 billion and the gradient norm at 12 billion. There is no absolute threshold: what is
@@ -12,6 +12,7 @@ import numpy as np
 
 from plumbline.launcher.runtime.config.guards import TransferConfig
 from plumbline.launcher.runtime.report.history import Floats, History, Series
+from plumbline.launcher.runtime.run.scores import worse_than_guessing
 from plumbline.launcher.runtime.system.outliers import usual_range
 
 TREND = ("stream/kurt", "gemm_in/kurt_qkv", "gemm_in/kurt_mlp2", "gemm_in/kurt_block")
@@ -30,7 +31,7 @@ class Alert:
     """Describe something in a run that deserves a look."""
 
     kind: str
-    """non_finite, skipped, loss_spike, trend, size or went_back."""
+    """non_finite, skipped, loss_spike, diverged, trend, size or went_back."""
     key: str
     """Name of the number in metrics.jsonl."""
     step: int
@@ -74,6 +75,11 @@ ADVICE = {
         "optimizer.lr, lengthen schedule.warmup, or lower optimizer.grad_clip.",
         SAMPLES,
     ),
+    "diverged": Advice(
+        "A loss above that of guessing",
+        "The run has made all its steps, and its model predicts worse than one that gives every token the same "
+        "probability. Lower optimizer.lr or lengthen schedule.warmup, and train again.",
+    ),
     "trend": Advice(
         "Kurtosis that leaves its trend",
         "A few channels begin to carry the stream; in the runs of arXiv 2505.20524 long before the loss showed it. See "
@@ -97,12 +103,13 @@ ADVICE = {
 """Kind of alert -> what to do about it."""
 
 
-def find_alerts(history: History) -> list[Alert]:
-    """Return all alerts of a run, in the order of steps."""
+def find_alerts(history: History, vocab_size: int | None = None) -> list[Alert]:
+    """Return all alerts of a run, in the order of steps; only with a `vocab_size` is it known what guessing gives."""
     alerts = [*_non_finite(history), *_skipped(history)]
     if "loss" in history.series:
         alerts += loss_spikes(history.series["loss"])
         alerts += [Alert("went_back", "loss", made.back_to, str(made)) for made in history.interventions]
+        alerts += _diverged(history, vocab_size)
     for quantity in TREND:
         for place, series in history.layers(quantity).items():
             alerts += trend_alerts(f"{quantity}/{place}", series)
@@ -156,6 +163,14 @@ def loss_spikes(series: Series) -> list[Alert]:
             alerts.append(Alert("loss_spike", "loss", step, f"{values[index]:.4f} after a median of {usual:.4f}"))
         inside = spike
     return alerts
+
+
+def _diverged(history: History, vocab_size: int | None) -> list[Alert]:
+    """Return an alert if a complete run ended with a loss above that of guessing."""
+    if vocab_size is None or not history.complete:
+        return []
+    message = worse_than_guessing(float(history.series["loss"].values[-1]), vocab_size)
+    return [] if message is None else [Alert("diverged", "loss", int(history.series["loss"].steps[-1]), message)]
 
 
 def _non_finite(history: History) -> list[Alert]:

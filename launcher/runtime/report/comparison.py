@@ -51,9 +51,9 @@ def read_runs(folders: Sequence[Path]) -> list[Compared]:
     """
     runs = []
     for number, (name, folder) in enumerate(zip(distinct_names(folders), folders, strict=True)):
-        history = read_history(folder)
+        history, known = read_history(folder), read_facts(folder)
         tint = colour(number, len(folders))
-        runs.append(Compared(name, history, read_facts(folder), find_alerts(history), tint))
+        runs.append(Compared(name, history, known, find_alerts(history, known.vocab_size), tint))
     return runs
 
 

@@ -39,6 +39,11 @@ class Facts:
         return None if self.plan is None else totals(self.plan.rows).total
 
     @property
+    def vocab_size(self) -> int | None:
+        """Return the number of tokens that the model knows."""
+        return None if self.config is None else self.config.model.vocab_size
+
+    @property
     def flops_per_token(self) -> float | None:
         """Return the FLOPs of training for a token of text, as MFU counts them."""
         config = self.config

@@ -30,8 +30,9 @@ def make(folder: Path) -> tuple[str, dict[str, Any], list[str]]:
         ValueError: it is no run, or is damaged.
     """
     history = read_history(folder)
-    alerts = find_alerts(history)
-    text = page(history, read_facts(folder), alerts, solved_and_failed(history))
+    known = read_facts(folder)
+    alerts = find_alerts(history, known.vocab_size)
+    text = page(history, known, alerts, solved_and_failed(history))
     return text, summary(history, alerts), [*map(str, alerts), f"{len(alerts)} alert(s)"]
 
 

@@ -66,8 +66,8 @@ class Attempt:
     """
 
     queued: float
-    """When its time begins: the end of the attempt before; of the first, and of one that makes a complete run longer, when
-    its Slurm job was submitted."""
+    """When its time begins: the end of the attempt before; of the first, and of one that makes a complete run longer,
+    when its Slurm job was submitted."""
     start: float
     """When its Slurm job got its nodes, or else its rank 0 was launched."""
     end: float

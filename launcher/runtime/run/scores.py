@@ -184,6 +184,17 @@ def _with_choices(
     return replace(found, right_conclusions=float(right))
 
 
+def worse_than_guessing(loss: float, vocab_size: int) -> str | None:
+    """Return what to say of a loss, nats per token, that is a nat above that of guessing, or more; None of others."""
+    guessing = math.log(vocab_size)
+    if not loss > guessing + 1:
+        return None
+    return (
+        f"loss {loss:.4g} is above that of guessing (ln(vocab_size) = {guessing:.4g}): the run has diverged; lower "
+        "optimizer.lr or lengthen schedule.warmup"
+    )
+
+
 def wilson_interval(successes: float, trials: float) -> tuple[float, float]:
     """Return the 95 % interval of a share, of `successes` out of `trials` (Wilson 1927, the score interval).
 

@@ -33,6 +33,7 @@ from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.ledger import Bucket
 from plumbline.launcher.runtime.run.metrics import MetricsLog
+from plumbline.launcher.runtime.run.scores import worse_than_guessing
 from plumbline.launcher.runtime.run.status import RunStatus
 from plumbline.launcher.runtime.run.tracking import open_feeds
 from plumbline.launcher.runtime.system.collectives import any_rank, from_main, main_works
@@ -253,6 +254,9 @@ class Trainer:
             self.log.write(record)
             self.log.progress(record)
         self.status.logged(record)
+        worse = worse_than_guessing(record["loss"], self.config.model.vocab_size)
+        if worse and made.step == self.plan.total_steps:
+            LOG.warning(worse)
 
     def _log_beside(self, found: dict[str, Any]) -> None:
         """Log what else was found out about the last step, behind its own line."""

@@ -116,6 +116,17 @@ def test_the_first_update_of_another_size_than_at_the_base_is_reported(tmp_path:
     assert "0.7 times" in alert.message
 
 
+def test_a_complete_run_that_ends_above_guessing_is_reported(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, {"step": 1, "loss": 6.0}, {"step": 2, "loss": 9.0})
+    assert find_alerts(read_history(folder), 1024) == [], "it may come down"
+    (folder / "result.json").write_text('{"step": 2}')
+    (alert,) = find_alerts(read_history(folder), 1024)
+    assert (alert.kind, alert.key, alert.step) == ("diverged", "loss", 2)
+    assert alert.message.startswith("loss 9 is above that of guessing (ln(vocab_size) = 6.931)")
+    assert find_alerts(read_history(folder), 4096) == [], "less than a nat above"
+    assert find_alerts(read_history(folder)) == []
+
+
 def test_a_place_is_never_shown_with_an_older_number(tmp_path: Path) -> None:
     records: list[Mapping[str, object]] = [
         {"step": 10, "stream/kurt/00": 3.0, "stream/kurt/01": 4.0, "gain/max_norm/00": 1.0, "eval/a/loss": 2.0},
@@ -229,8 +240,9 @@ def test_every_kind_of_alert_says_what_to_do(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a run", *records)
     made = Intervention("2026-01-01T00:00:00+00:00", "non_finite", "nan", 22, 23, back_to=20, skipped=(21, 23))
     write_interventions(folder, [made])
+    (folder / "result.json").write_text('{"step": 40}')
     history = read_history(folder)
-    alerts = find_alerts(history)
+    alerts = find_alerts(history, vocab_size=2)
     text = page(history, read_facts(history.folder), alerts)
     assert {alert.kind for alert in alerts} == set(ADVICE)
     last = text[text.index('id="alerts"') :]
