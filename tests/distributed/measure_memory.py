@@ -20,7 +20,7 @@ from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.activations import LiveMemory
-from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
+from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.engine.memory import Estimate
 from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.world import World, read_world
@@ -38,7 +38,7 @@ def measure(file: Path, overrides: list[str], world: World) -> dict[str, Any]:
     gc.collect()
     counted = {tensor.untyped_storage().data_ptr() for tensor in all_tensors()}
     config = load_config(file, overrides)
-    engine = DeepSpeedEngine(config, world)
+    engine = make_engine(config, world)
     batches = TrainBatches(config.data, config.run.seed, world.rank, world.size)
     for step in range(2):
         assert engine.train_step(batches.micro_batches(step), step, 1e-3).result.applied

@@ -42,6 +42,13 @@ OTHERS = {
         "optimizer.name=muon", "deepspeed.precision=bf16",
         "model.hidden_size=256", "model.intermediate_size=768", "deepspeed.bucket_size=262144",
     ],
+    **{
+        f"any ranks, ZeRO-{stage}, {precision}": [
+            "run.reproducible=any_ranks", f"deepspeed.zero_stage={stage}", f"deepspeed.precision={precision}",
+            "data.micro_batch_size=1",
+        ]
+        for stage, precision in ((0, "bf16"), (1, "fp32"), (1, "bf16"), (2, "bf16"))
+    },
     "average": ["train.ema_half_life_tokens=1000", "deepspeed.precision=bf16"],
 }  # fmt: skip
 SETTINGS = {**STAGES, **OTHERS}

@@ -51,6 +51,7 @@ class AnyRanksEngine(DeepSpeedEngine):
     def _make_gradient(self, batches: Sequence[Batch], step: int, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Sum gradient, loss and reports over the tree; the whole loss and the reports count on rank 0 alone."""
         ranks, rank = self.world.size, self.world.rank
+        self._gradient = {}  # the last step's makes room
         mine = TreeSum()
         for lane in order_of_lanes(len(batches) * ranks, ranks):
             for index in lane:
@@ -71,7 +72,13 @@ class AnyRanksEngine(DeepSpeedEngine):
     def _leaf(self, batch: Batch, step: int, weights: Tensor) -> Tensor:
         """Return gradient, cross-entropy and reports of one micro-batch in one flat tensor, fp32."""
         cross_entropy, reports, gradients = self.local_gradient(batch, step, weights)
-        return torch.cat([each.float().flatten() for each in (*gradients, cross_entropy, reports)])
+        terms = [*gradients, cross_entropy, reports]
+        del gradients
+        terms.reverse()
+        flat = torch.empty(sum(term.numel() for term in terms), device=self.world.device)
+        for part in flat.split([term.numel() for term in reversed(terms)]):
+            part.copy_(terms.pop().flatten())  # and each is freed as the next is taken
+        return flat
 
     def _update(self) -> tuple[Tensor, Tensor]:
         """Clip the whole gradient, hand each shard its part of it, and update."""

@@ -1,5 +1,6 @@
 """Estimate the memory of one device under each ZeRO stage, and choose by it what the backward pass computes again."""
 
+import math
 from dataclasses import dataclass, field
 
 from plumbline.launcher.runtime.config.budget import GIB, state_beyond_adamw
@@ -7,6 +8,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.activations import activation_bytes
 from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients
 from plumbline.launcher.runtime.engine.build import compiles
+from plumbline.launcher.runtime.engine.tree import lane_count
 from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
 from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.memory import free_bytes
@@ -134,7 +136,12 @@ def model_states(
             gradients *= 2  # of the step so far, and of this micro-batch
     if stage >= 3:
         weights /= ranks
-    if stage == 1 and mixed and not offloads:  # gradients are summed where they lie; rounded ones are copied
+    if config.run.reproducible is not None:
+        waiting, update = _sums_of_a_tree(config, parameters, ranks, width)
+        # What DeepSpeed has for its own sums
+        unused = width * sizes.reduce if stage == 2 else 4.0 * parameters * (stage == 0 or mixed or ranks == 1)
+        gradients, buffers = waiting + unused + 4.0 * share * (stage > 0), 0.0
+    elif stage == 1 and mixed and not offloads:  # gradients are summed where they lie; rounded ones are copied
         rounded = config.deepspeed.communication_dtype == "bf16"
         copies = 2.0 * rounded + (0.0 if on_gpu else 2.0 if rounded else 4.0)  # gloo copies every message
         buffers, update = 0.0, copies * parameters if ranks > 1 else 0.0
@@ -153,3 +160,15 @@ def model_states(
         accumulates = stage == 1 and not mixed and config.data.accumulation_steps(ranks) > 1
         host, optimizer = optimizer + 4.0 * share * (2 if accumulates else 1), 0.0
     return DeviceMemory(weights, gradients, optimizer, buffers, activations, update, host)
+
+
+def _sums_of_a_tree(config: Config, parameters: int, ranks: int, width: float) -> tuple[float, float]:
+    """Return what `any_ranks` holds of sums while a micro-batch passes, and the most that it holds between two.
+
+    A sum waits at each level of this rank's tree (engine/tree.py). Beside them come the gradients of the last
+    micro-batch and their fp32 copy; in the end the whole sum, and two of its size for the exchange with other ranks.
+    """
+    lanes = lane_count(config.data.accumulation_steps(ranks) * ranks) // ranks
+    waiting = 4.0 * parameters * math.log2(lanes)
+    exchange = 12.0 * parameters if ranks > 1 else 0.0
+    return waiting, max((4.0 + width) * parameters, exchange - waiting)
