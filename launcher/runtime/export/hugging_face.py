@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from plumbline.data.tokenizers import CONFIG as TOKENIZER_CONFIG
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.data.workspace import FolderKind, check_replaceable, copy_files, is_free, new_folder
 from plumbline.launcher.runtime.export.card import model_card
@@ -29,6 +30,7 @@ from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.quantization.layers import rounded_weights
 from plumbline.model.quantization.precision import PrecisionConfig
 
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 EXPORT = FolderKind(
     name="an export",
     marks=("config.json", "README.md", "model*.safetensors"),
@@ -67,7 +69,7 @@ def export(model: LoadedModel, output: Path, target: str, overwrite: bool = Fals
     room = _headroom(target, ours)
 
     with new_folder(output, EXPORT) as staging:
-        special = _write_tokenizer(model, staging)
+        special = _write_tokenizer(model.tokenizer_path, ours.config.max_position_embeddings, staging)
         with quiet_transformers():
             architecture = _write_model(entries, stock_weights, special, staging)
             own_code = bool(TARGETS[target].code)
@@ -97,23 +99,25 @@ def _check_precision(precision: PrecisionConfig) -> None:
             )
 
 
-def _write_tokenizer(model: LoadedModel, folder: Path) -> dict[str, int | None]:
+def _write_tokenizer(source: Path | None, positions: int, folder: Path) -> dict[str, int | None]:
     """Copy the run's tokenizer files, and return its special tokens by their keys of config.json."""
-    if model.tokenizer_path is None:
-        return dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    copy_files(model.tokenizer_path, folder)
-    tokenizer = load_tokenizer(model.tokenizer_path)
+    if source is None:
+        return dict.fromkeys(SPECIAL_TOKENS)
+    copy_files(source, folder)
+    limit_length(folder, positions)
+    tokenizer = load_tokenizer(source)
     end = tokenizer.eos_token_id
     begin = end if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    return {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": tokenizer.pad_token_id}
+    return dict(zip(SPECIAL_TOKENS, (begin, end, tokenizer.pad_token_id), strict=True))
 
 
 def _write_model(
     entries: dict[str, Any], weights: dict[str, Tensor], special: dict[str, int | None], folder: Path
 ) -> str:
     """Let transformers write config, weights and generation_config, and return the name of the class."""
-    # The embedding of a pad_token_id in config.json gets no gradient, and ours is that of the end of text
-    stock = _empty_model({**entries, **special, "pad_token_id": None})
+    begin, end, pad = (special[name] for name in SPECIAL_TOKENS)
+    # In most classes the embedding of config.json's pad_token_id gets no gradient, and text has the others
+    stock = _empty_model({**entries, **special, "pad_token_id": None if pad in (begin, end) else pad})
     tied = {"lm_head.weight"} if stock.config.tie_word_embeddings else set()
     expected = set(stock.state_dict()) - tied
     if expected != set(weights):
@@ -124,6 +128,12 @@ def _write_model(
     stock.save_pretrained(folder)
     note_for_older_readers(folder)
     return type(stock).__name__
+
+
+def limit_length(folder: Path, positions: int) -> None:
+    """Let the tokenizer of a Hugging Face folder, asked to truncate, leave what the model has positions for."""
+    path = folder / TOKENIZER_CONFIG
+    write_json(path, read_object(path) | {"model_max_length": positions})
 
 
 def note_for_older_readers(folder: Path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from plumbline.data.tokenizers import FILES as TOKENIZER_FILES
 from plumbline.data.workspace import naming_full_disk, new_folder
-from plumbline.launcher.runtime.export.hugging_face import EXPORT, export, note_for_older_readers
+from plumbline.launcher.runtime.export.hugging_face import EXPORT, export, limit_length, note_for_older_readers
 from plumbline.launcher.runtime.export.report import ExportError
 from plumbline.launcher.runtime.export.verify import check_tokens
 from plumbline.launcher.runtime.models.open import LoadedModel, native_classes, quiet_transformers
@@ -101,6 +101,8 @@ def save_quantized(model: LoadedModel, recipe: Recipe, samples: Sequence[Tensor]
         _write(stock, grids, scheme, name, staging)
         if model.tokenizer_path is not None:
             _copy_tokenizer(model.tokenizer_path, staging)
+            if isinstance(model.module, CausalLM):
+                limit_length(staging, model.module.config.max_position_embeddings)
         rounded, plain = _verify(staging, expected)
         _check_reloaded(plain, rounded, recipe, name, output)
         size = sum(file.stat().st_size for file in staging.glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""Special tokens of an exported folder: those of its tokenizer."""
+"""The tokenizer of an exported folder: its special tokens are the model's, and it cuts where the positions end."""
 
 import json
 from collections.abc import Callable
@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plumbline.data.tokenizer_making import build_tokenizer
 from plumbline.launcher.runtime.export.hugging_face import export
 from plumbline.model.decoder import CausalLM
 from tests.data.made import begins_texts
-from tests.model.conftest import loaded
+from tests.model.conftest import SHAPE, loaded
 
 MakeModel = Callable[..., CausalLM]
 
@@ -42,4 +43,25 @@ def test_they_are_those_of_the_tokenizer(
     )
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     assert tuple(generation[name] for name in names) == ids
-    assert tuple(config[name] for name in names) == (*ids[:2], None), "a padding_idx would get no gradient"
+    begin, end, pad = ids
+    expected = (begin, end, None if pad == end else pad)
+    assert tuple(config[name] for name in names) == expected, "a padding_idx would get no gradient"
+
+
+def test_the_embedding_that_begins_texts_goes_on_learning(make_model: MakeModel, tmp_path: Path) -> None:
+    made = make_model(vocab_size=257, tie_word_embeddings=False)
+    model = replace(loaded(made, tmp_path), tokenizer_path=of_bytes(tmp_path / "tokenizer"))
+    export(model, tmp_path / "out", "auto")
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    text = torch.tensor([[256, *b"a text"]])
+    stock(text, labels=text).loss.backward()
+    assert stock.get_input_embeddings().weight.grad[256].norm() > 0
+
+
+def test_it_truncates_to_the_positions_of_the_model(make_model: MakeModel, tmp_path: Path) -> None:
+    source = of_bytes(tmp_path / "tokenizer")
+    given = (source / "tokenizer_config.json").read_text()
+    export(replace(loaded(make_model(vocab_size=257), tmp_path), tokenizer_path=source), tmp_path / "out", "auto")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert len(tokenizer("x" * 100, truncation=True).input_ids) == SHAPE["max_position_embeddings"]
+    assert (source / "tokenizer_config.json").read_text() == given, "a corpus has texts of any length"

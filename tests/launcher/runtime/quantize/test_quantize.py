@@ -157,7 +157,7 @@ def test_a_saved_folder_computes_what_was_measured(
     assert again[0]["parameters"] == pytest.approx(measured[0]["parameters"], rel=2e-3), "no scales; a run's: last norm"
     with pytest.raises(ValueError, match=r"recipe rtn-w8: the model is quantized already \(quantization_config"):
         quantize("--model", saved, "--recipes", "rtn-w8", "--save", tmp_path / "twice")
-    assert (saved / "tokenizer.json").is_file()
+    assert load_tokenizer(saved).model_max_length == config["max_position_embeddings"]
     modes = {file.stat().st_mode for file in (*saved.glob("*.safetensors"), tmp_path / "q" / "rows.jsonl")}
     assert len(modes) == 1, "the umask decides"
     assert not list(tmp_path.glob(".saved*")), "nothing is left beside it"
