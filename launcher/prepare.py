@@ -67,6 +67,8 @@ def parse_arguments() -> argparse.Namespace:
     for name, value in vars(arguments).items():
         if name not in (*USED_BY, *USED_BY[task_name], "json", "workers") and value != parser.get_default(name):
             parser.error(f"--{name.replace('_', '-')} does nothing with --{task_name}")
+    if arguments.text_key is not None and arguments.text_template is not None:
+        parser.error("--text-key does nothing with --text-template, which names its fields")
     return arguments
 
 

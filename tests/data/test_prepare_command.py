@@ -17,6 +17,8 @@ from tests.data.test_prepare import make, run
         (("--append", "a", "--output", "c"), ("--tokenizer", "byte")),
         (("--append", "a", "--output", "c"), ("--seed", "5")),
         (("--verify", "a"), ("--output", "c")),
+        (("--text-template", "{a}", "--source", "a", "--tokenizer", "byte", "--output", "c"), ("--text-key", "b")),
+        (("--text-template", "{a}", "--append", "a", "--output", "c"), ("--text-key", "text")),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused(task: tuple[str, ...], option: tuple[str, str]) -> None:
