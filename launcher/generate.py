@@ -186,8 +186,11 @@ def in_batches(arguments: argparse.Namespace, writer: Writer, prompts: list[Prom
 
 
 def opening(arguments: argparse.Namespace, prompt: Prompt) -> str:
-    """Return what stands before a continuation: its prompt, under a line that tells it from others of a file."""
-    return f"=== {prompt.text!r}\n{prompt.text}" if arguments.prompts else prompt.text
+    """Return what stands before a continuation: its prompt, under a line that tells it from others if there are any."""
+    facts = [repr(prompt.text)] if arguments.prompts else []
+    if arguments.samples > 1:
+        facts += [f"sample {prompt.seed - arguments.seed + 1}", f"seed {prompt.seed}"]
+    return f"=== {', '.join(facts)}\n{prompt.text}" if facts else prompt.text
 
 
 def converse(arguments: argparse.Namespace, facts: ModelFacts, writer: Writer) -> None:

@@ -92,8 +92,17 @@ def test_many_prompts_in_batches_are_each_alone(
     assert alone == found[0][2:3]
     printed = command("generate", "--model", trained, *file[:4], *file[5:], "--batch-size", "4")
     assert printed.stdout == "\n".join(
-        f"=== {sample['prompt']!r}\n{sample['prompt']}{sample['text']}\n" for sample in found[0]
+        f"=== {each['prompt']!r}, sample {each['seed'] - 2}, seed {each['seed']}\n{each['prompt']}{each['text']}\n"
+        for each in found[0]
     )
+    single = ("--model", trained, *options[:4], "--prompt", "x")
+    for size in ("1", "4"):
+        drawn = command("generate", *single, "--samples", "2", "--batch-size", size).stdout
+        assert drawn == "\n".join(
+            f"=== sample {number}, seed {each['seed']}\nx{each['text']}\n"
+            for number, each in enumerate(found[0][2:4], start=1)
+        )
+    assert command("generate", *single).stdout == f"x{alone[0]['text']}\n"
     assert re.search(r"^\d+ tokens read and 72 written in .* tokens per second$", printed.stderr, re.MULTILINE)
 
 
