@@ -8,6 +8,7 @@ import re
 import select
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -176,9 +177,10 @@ def existing(text: str) -> Path:
     """Return the path of a file or folder that is there, for argparse."""
     path = Path(text)
     if not path.exists():
-        beside = sorted(other.name for other in path.parent.glob(f"*{path.suffix}"))
+        beside = [other.name for other in path.parent.glob(f"*{path.suffix}") if not other.name.startswith(".")]
+        closest = get_close_matches(path.name, beside, n=10, cutoff=0)
         raise argparse.ArgumentTypeError(
-            f"{text}: no such file or folder; {path.parent} holds {', '.join(beside[:10]) or 'nothing like it'}"
+            f"{text}: no such file or folder; {path.parent} holds {', '.join(closest) or 'nothing like it'}"
         )
     return path
 
