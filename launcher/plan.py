@@ -53,7 +53,7 @@ if __name__ == "__main__":
 import torch
 
 from plumbline.launcher.runtime.checkpoint import branch
-from plumbline.launcher.runtime.config.budget import GIB, ParameterCount, totals
+from plumbline.launcher.runtime.config.budget import GIB, MIB, ParameterCount, totals
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import RunPlan, cautions, describe_settings, plan_parameters, plan_run
 from plumbline.launcher.runtime.config.schema import Config
@@ -286,7 +286,10 @@ def short(value: float) -> str:
 
 def print_stages(config: Config, facts: PlanFacts, arguments: argparse.Namespace) -> None:
     """Print memory and time of each ZeRO stage."""
-    print(f"\nmemory of one of {arguments.devices} device(s) with {arguments.device_gib:g} GiB, in GiB (an estimate)")
+    largest = max(estimate.memory.total for estimate in facts.stages.values())
+    unit, size_of_unit = ("GiB", GIB) if largest >= 0.1 * GIB else ("MiB", MIB)
+    of_one = f"memory of one of {arguments.devices} device(s) with {arguments.device_gib:g} GiB"
+    print(f"\n{of_one}, in {unit} (an estimate)")
     columns = ["weights", "gradients", "optimizer", "buffers", "activations", "update", "total"]
     if config.deepspeed.offload_optimizer:
         columns.append("host")
@@ -294,11 +297,11 @@ def print_stages(config: Config, facts: PlanFacts, arguments: argparse.Namespace
     print(f"{'':<6} {' '.join(f'{name:>11}' for name in names)}  checkpointing")
     for stage, estimate in facts.stages.items():
         memory, step = estimate.memory, estimate.step
-        sizes = [*(getattr(memory, column) / GIB for column in columns), step.sent_bytes / GIB]
+        sizes = [*(getattr(memory, column) for column in columns), step.sent_bytes]
         notes = ["fastest that fits"] if stage == facts.fastest else []
         notes += ["this configuration"] if stage == config.deepspeed.zero_stage else []
         here = f"  <- {', '.join(notes)}" if notes else ""
-        shown = [*(f"{size:>11.2f}" for size in sizes), f"{short(step.seconds):>11}"]
+        shown = [*(f"{size / size_of_unit:>11.2f}" for size in sizes), f"{short(step.seconds):>11}"]
         print(f"ZeRO-{stage} {' '.join(shown)}  {estimate.recomputed}{here}")
 
 

@@ -8,7 +8,7 @@ from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.parameterization.table import parameter_shapes
 from plumbline.model.parameterization.tensors import Role
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 def checkpoint_bytes(config: Config, rows: Sequence[ParameterRow]) -> float:

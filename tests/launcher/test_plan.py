@@ -1,0 +1,33 @@
+"""The table of memory that plan.py prints."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.launcher.test_cli import answer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.conftest import Command
+
+
+@pytest.mark.parametrize(("width", "unit", "size"), [(32, "MiB", 2**20), (1024, "GiB", 2**30)])
+def test_memory_is_in_units_that_say_something(
+    command: Command, tiny_config: Path, width: int, unit: str, size: int
+) -> None:
+    asked = ("plan", "--config", tiny_config, f"model.hidden_size={width}")
+    printed = command(*asked).stdout
+    assert re.search(rf"^memory of one of 1 device\(s\) with 80 GiB, in {unit} \(", printed, re.MULTILINE)
+    facts = answer(command(*asked, "--json"))
+    for stage, memory in facts["memory_bytes"].items():
+        row = re.search(rf"^ZeRO-{stage} (.*)", printed, re.MULTILINE)
+        assert row is not None
+        cells = [float(cell) for cell in row[1].split()[:8]]
+        parts = ("weights", "gradients", "optimizer", "buffers", "activations", "update", "total")
+        expected = [*(memory[part] for part in parts), facts["steps"][stage]["sent_bytes"]]
+        assert cells == pytest.approx([each / size for each in expected], abs=0.005)
+        assert cells[6] >= 0.1
