@@ -20,5 +20,5 @@ def test_a_path_that_is_not_there_is_answered_with_those_most_like_it(tmp_path: 
     assert ", ." not in names
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / ".hidden").touch()
-    with pytest.raises(argparse.ArgumentTypeError, match="empty holds nothing like it$"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"empty holds nothing like it$"):
         cli.existing(str(tmp_path / "empty" / "hidden"))
