@@ -188,7 +188,7 @@ def collect_facts(
     too_large = shortage(estimates, config.deepspeed.zero_stage, room)
     if arguments.law is not None:
         size = (count.total, count.non_embedding, plan.total_tokens)
-        law = prediction.predict(arguments.law, *size, config.precision)
+        law = prediction.predict(arguments.law, *size, config.model.vocab_size, config.precision)
     return PlanFacts(
         parameter_count=count,
         precision=config.precision.model_dump(),

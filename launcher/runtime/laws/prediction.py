@@ -78,6 +78,8 @@ class Prediction:
     post: list[AtPostBits]
     flops: float
     """6 N D."""
+    is_above_guessing: bool
+    """Whether the loss is more than the ln of the vocabulary's size: the law then says nothing of this size."""
     notes: list[str]
     """Sentences that a reader must know before believing a number."""
     allocations: dict[str, Allocation]
@@ -94,7 +96,9 @@ class Prediction:
         return plain
 
 
-def predict(name: str, total: int, non_embedding: int, tokens: int, precision: PrecisionConfig) -> Prediction:
+def predict(
+    name: str, total: int, non_embedding: int, tokens: int, vocab_size: int, precision: PrecisionConfig
+) -> Prediction:
     """Return every number of the prediction.
 
     Args:
@@ -102,6 +106,7 @@ def predict(name: str, total: int, non_embedding: int, tokens: int, precision: P
         total: parameters.
         non_embedding: those without embedding and head.
         tokens: D.
+        vocab_size: token ids, one of which is guessed.
         precision: what is rounded in training.
 
     Raises:
@@ -117,6 +122,11 @@ def predict(name: str, total: int, non_embedding: int, tokens: int, precision: P
     known = {TRAINING[index] for index in law.indices} if isinstance(law, PrecisionLaw) else set(law.USES)
     unknown = [width for width, value in bits.items() if value != BF16 and width not in known]
     notes = list(dict.fromkeys([*_notes(name, sourced, parameters, tokens), *unanswered.values()]))
+    guessing = math.log(vocab_size)
+    if loss > guessing:
+        notes.append(
+            f"the loss is above that of guessing, ln {vocab_size} = {guessing:.2f}: the law does not reach this size"
+        )
     if unknown:
         notes.append(f"this law knows no {', '.join(unknown)}: what training in this precision costs is left out")
     try:
@@ -150,6 +160,7 @@ def predict(name: str, total: int, non_embedding: int, tokens: int, precision: P
         training=_training(law, parameters, tokens),
         post=_post(law, parameters, tokens, states_critical="critical" not in unanswered),
         flops=flops,
+        is_above_guessing=loss > guessing,
         notes=notes,
         allocations=allocations,
     )
@@ -230,7 +241,7 @@ def _notes(name: str, sourced: SourcedLaw, parameters: int, tokens: int) -> list
 
 
 def lines(found: Prediction) -> Iterator[str]:
-    """Yield the lines of the prediction in a plan."""
+    """Yield the lines of the prediction in a plan; no more than the loss where this is above that of guessing."""
     yield f"law         {found.name} ({found.form}): {found.source}"
     yield from (f"caution     {note}" for note in found.notes)
     counted = "with" if found.counts_embedding else "without"
@@ -242,6 +253,8 @@ def lines(found: Prediction) -> Iterator[str]:
         widths = ", ".join(f"{name.removesuffix('_bits')} {bits}" for name, bits in found.bits.items())
         yield f"            {found.loss_at_bits:.4f} nats per token in this precision, bits of {widths}"
     yield f"compute     {found.flops:.3g} as the law counts it, (6/16) N D P with P = {BF16:g}"
+    if found.is_above_guessing:
+        return
     for key, best in found.allocations.items():
         yield (
             f"{SHAPES[key]:<15} N {best.parameters:.3g}, D {best.tokens:.3g}, {best.bits:.2f} bits: "

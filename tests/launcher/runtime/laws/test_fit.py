@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from plumbline.launcher import fit, plan
+from plumbline.launcher.runtime.laws import prediction
 from plumbline.launcher.runtime.laws.document import open_law
 from plumbline.launcher.runtime.laws.rows import layout_of, read_rows
 from plumbline.launcher.runtime.system import cli
+from plumbline.model.quantization.precision import PrecisionConfig
 from plumbline.model.scaling_laws.points import points
 from plumbline.model.scaling_laws.published import KUMAR, published
 from plumbline.model.scaling_laws.variants import FloatLaw
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 CHINCHILLA = ("A", "B", "E", "alpha", "beta")
 FORMATS = [(8, "e4m3"), (6, "e2m3"), (6, "e3m2"), (4, "e2m1")]
+SIZE = (10**8, 10**8, 2 * 10**9)  # parameters, those of them in blocks, and tokens
 ROW = {"parameters": 30e6, "tokens": 1e9, "weight_bits": 16, "activation_bits": 16, "kv_bits": 16, "loss": 3.0}
 
 
@@ -254,7 +259,28 @@ def test_plan_says_where_the_law_is_from(run: Run, tiny_config: Path, fitted: di
     assert code == 0
     assert "law.json, fitted to " in output
     assert "do not transfer" not in output
-    assert "   weight_bits\n" in output, "the widths that this law knows"
+    own = prediction.predict(str(fitted["folder"] / "law.json"), *SIZE, 50257, PrecisionConfig())
+    assert any(line.endswith("   weight_bits") for line in prediction.lines(own)), "the widths that this law knows"
+
+
+def test_a_loss_above_that_of_guessing_has_no_advice_with_it(run: Run, tiny_config: Path) -> None:
+    asked = ("--config", tiny_config, "--law", "kumar2411")
+    facts = json.loads(run(plan.main, *asked, "--json")[1])["law"]
+    assert facts["is_above_guessing"]
+    _, output, _ = run(plan.main, *asked)
+    assert re.search(
+        r"^caution     the loss is above that of guessing, ln \d+ = \d\.\d\d: the law", output, re.MULTILINE
+    )
+    assert f"prediction  {facts['loss']:.4f} nats" in output
+    advice = ("best split", "best precision", "at this size ", "training bits", "bits after")
+    assert [words for words in advice if words in output] == []
+    large = prediction.predict("kumar2411", *SIZE, 50257, PrecisionConfig())
+    assert not large.is_above_guessing
+    assert not any("guessing" in note for note in large.notes)
+    output = "\n".join(prediction.lines(large))
+    assert [words for words in advice if words not in output] == []
+    few = prediction.predict("kumar2411", *SIZE, int(math.exp(large.loss)), PrecisionConfig())
+    assert few.is_above_guessing
 
 
 def test_what_stands_on_an_open_constant_is_not_stated(run: Run, tiny_config: Path, tmp_path: Path) -> None:
