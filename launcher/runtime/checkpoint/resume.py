@@ -33,6 +33,9 @@ from plumbline.launcher.runtime.system.files import read_object
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.world import World
 
+WEIGHTS = "; to change it from here on, give the source weight_changes"
+"""What is said of another weight of a source."""
+
 RAISED = 1.5
 """Times the learning rate before, above which a resume warns."""
 
@@ -275,8 +278,7 @@ def check_resume(
 
 def _way_out(difference: str) -> str:
     """Return how a run that goes on may have another value after all, behind a semicolon, where there is a way."""
-    weight = re.match(r"data\.train\.\d+\.weight:", difference)
-    return "; to change it from here on, give the source weight_changes" if weight else ""
+    return WEIGHTS if re.match(r"data\.train\.\d+\.weight:", difference) else ""
 
 
 def _same_past(old: Config, new: Config, corpora: dict[str, str], folder: Path) -> bool:
