@@ -169,6 +169,6 @@ def _sums_of_a_tree(config: Config, parameters: int, ranks: int, width: float) -
     micro-batch and their fp32 copy; in the end the whole sum, and two of its size for the exchange with other ranks.
     """
     lanes = lane_count(config.data.accumulation_steps(ranks) * ranks) // ranks
-    waiting = 4.0 * parameters * math.log2(lanes)
+    waiting = 4.0 * parameters * math.log2(max(1, lanes))  # ranks that cannot share a tree are refused when they start
     exchange = 12.0 * parameters if ranks > 1 else 0.0
     return waiting, max((4.0 + width) * parameters, exchange - waiting)
