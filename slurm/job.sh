@@ -10,8 +10,9 @@ fail() { say "error: $*" >&2; exit "$code"; }
 unset "${!SLURM_CPU_BIND@}"
 # Of a shell in which another launcher has started ranks: by RANK each rank would take itself for that one.
 [[ -z "${RANK:-}" ]] || unset MASTER_ADDR MASTER_PORT
-unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_SIZE CROSS_RANK CROSS_SIZE GROUP_RANK GROUP_WORLD_SIZE
-unset "${!ROLE_@}" "${!TORCHELASTIC_@}"
+unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE LOCAL_SIZE CROSS_RANK CROSS_SIZE GROUP_RANK GROUP_WORLD_SIZE \
+    ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE
+unset "${!TORCHELASTIC_@}"
 # Steps would take over an `--export=NONE` of the job, and miss what is set below.
 export SLURM_EXPORT_ENV=ALL
 
