@@ -24,8 +24,10 @@ T = TypeVar("T")
 
 STEPS = 100
 """A window is so many steps, or a multiple where they are too quick for the time that the products take."""
-SHARE, AT_LEAST, AT_MOST = 0.005, 0.02, 0.1
-"""Part of a window that the products take, and its bounds in seconds: fewer are a matter of chance."""
+SHARE = {"cuda": 0.001, "cpu": 0.005}
+"""Device -> part of a window that the products take. A GPU makes hundreds of them in a few milliseconds."""
+AT_LEAST, AT_MOST = {"cuda": 0.005, "cpu": 0.02}, 0.1
+"""Bounds of that in seconds: fewer products are a matter of chance."""
 TOLERANCE = 0.2
 """How much slower than the others a rank is that is named."""
 WINDOWS = 2
@@ -52,6 +54,7 @@ class Stragglers:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._share, self._at_least = SHARE[world.device.type], AT_LEAST[world.device.type]
         on_gpu = world.device.type == "cuda"
         size, self._together = (2048, 10) if on_gpu else (256, 1)
         self._matrix = torch.ones(size, size, device=world.device, dtype=torch.bfloat16 if on_gpu else torch.float32)
@@ -73,9 +76,9 @@ class Stragglers:
         if self._world.size == 1 or step % STEPS:
             return {}
         took = time.perf_counter() - self._begun
-        if SHARE * min(gather_objects(took, self._world)) < AT_LEAST:
+        if self._share * min(gather_objects(took, self._world)) < self._at_least:
             return {}
-        mine = Own(socket.gethostname(), self._time_product(min(SHARE * took, AT_MOST)), self._waited / took)
+        mine = Own(socket.gethostname(), self._time_product(min(self._share * took, AT_MOST)), self._waited / took)
         ranks: list[Own] = gather_objects(mine, self._world)
         self._begun, self._waited = time.perf_counter(), 0.0
         found = {(rank, why): how for rank, why, how in slow_ranks(ranks)}

@@ -48,7 +48,7 @@ def test_a_rank_is_named_once_it_was_slow_in_two_windows_in_a_row(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What ranks would tell each other is given; the rest is what runs in training."""
-    monkeypatch.setattr(stragglers, "AT_LEAST", 0.0)
+    monkeypatch.setitem(stragglers.AT_LEAST, "cpu", 0.0)
     watch = Stragglers(World(0, 0, 2, torch.device("cpu")))
     told: list[tuple[int, bool]] = []
     for window, factor in enumerate([1.5, 1.0, 1.5, 1.5, 1.5, 1.0, 1.5, 1.5], start=1):
