@@ -149,7 +149,7 @@ def test_another_task_does_not_resume(whole: Run, tiny_config: Path, world: Worl
         config = load_config(tiny_config, [f"data.train=[{{task: {other}}}]", "data.sequence_length=12", *STEPS])
         with pytest.raises(CheckpointError) as caught:
             check_resume(begun, config, open_inputs(config, world).fingerprints, found)
-        assert "data.train: " in str(caught.value)
+        assert "  data.train.0.task." in str(caught.value)
         assert "corpora: {'retrieval': " in str(caught.value)
     check_resume(begun, begun, open_inputs(begun, world).fingerprints, found)
 

@@ -66,16 +66,22 @@ def changes(old: Config, new: Config, marks: Collection[str] = tuple(MARKS)) -> 
 
 
 def _apart(path: str, was: Any, becomes: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield path and both values where two values differ; in lists of as many sections each, of their keys."""
+    """Yield path and both values where two values differ; within sections, and lists of as many sections each."""
     if was == becomes:
         return
-    lists = [value for value in (was, becomes) if isinstance(value, list) and all(isinstance(e, dict) for e in value)]
-    if len(lists) < 2 or len(was) != len(becomes):
+    if isinstance(was, dict) and isinstance(becomes, dict):
+        parts = [(key, was.get(key), becomes.get(key)) for key in {**was, **becomes}]
+    elif _are_sections(was) and _are_sections(becomes) and len(was) == len(becomes):
+        parts = [(str(number), *values) for number, values in enumerate(zip(was, becomes, strict=True))]
+    else:
         yield path, (was, becomes)
         return
-    for number, (old, new) in enumerate(zip(was, becomes, strict=True)):
-        for key in {**old, **new}:
-            yield from _apart(f"{path}.{number}.{key}", old.get(key), new.get(key))
+    for key, *values in parts:
+        yield from _apart(f"{path}.{key}", *values)
+
+
+def _are_sections(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 
 def differences(old: Config, new: Config, marks: Collection[str] = tuple(MARKS)) -> list[str]:

@@ -104,8 +104,8 @@ def make_engine(case: Case, world: World, mutant: Mutant | None, any_ranks: bool
         mutant.ask(found)
         return found
 
-    def build(*arguments: Any) -> models.Generated:
-        return models.build(case, *arguments[4:])  # construction and gather, at stage 3
+    def build(*arguments: Any, **_restored: bool) -> models.Generated:
+        return models.build(case, *arguments[4:6])  # construction and gather, at stage 3
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(engines, "plan_run", lambda _config: plan))

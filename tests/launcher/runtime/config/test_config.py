@@ -428,10 +428,9 @@ def test_steps_follow_from_tokens(file: Path) -> None:
 def test_differences_name_each_leaf(file: Path) -> None:
     old = load_config(file, [])
     new = load_config(file, ["optimizer.lr=0.5", "data.train=[{path: there}]", "model.norm=layernorm"])
-    found = differences(old, new)
-    assert found[0] == "model.norm: 'rmsnorm' -> 'layernorm'"
-    assert found[1].startswith("data.train: [{'path': 'nowhere'")
-    assert found[2:] == ["optimizer.lr: 0.001 -> 0.5"]
+    model, path, lr = differences(old, new)
+    assert (model, lr) == ("model.norm: 'rmsnorm' -> 'layernorm'", "optimizer.lr: 0.001 -> 0.5")
+    assert path == "data.train.0.path: 'nowhere' -> 'there'"
     assert differences(old, old) == []
 
 
