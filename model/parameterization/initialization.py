@@ -34,7 +34,7 @@ def initialize(
         seed: of the run.
         gather: makes a parameter whole for the time of writing to it, where an engine has sharded it.
         given: names of the tensors that somebody else writes afterwards: they are filled with their mean, for drawing
-            takes 10 s for a billion values.
+            takes long where the model is large.
     """
     parameters = dict(model.named_parameters())
     for row in rows:
