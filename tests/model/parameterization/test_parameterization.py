@@ -14,6 +14,7 @@ from torch import nn
 
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
+from plumbline.model.parameterization import initialization
 from plumbline.model.parameterization.config import OptimizerSettings, ParameterizationConfig
 from plumbline.model.parameterization.initialization import initialize
 from plumbline.model.parameterization.multipliers import Multipliers, multipliers
@@ -289,6 +290,36 @@ def test_each_tensor_is_written_while_it_is_gathered(make_config: MakeConfig) ->
 
     initialize(module, parameter_table(model, rule, BASE), seed=0, gather=gather)
     assert len(written) == len(list(module.parameters()))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_draw_the_same_values_and_no_more_tensors_at_once_than_there_are_threads(
+    threads: int, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = initial_weights(make_config())
+    drawn: list[str] = []
+    draw, written, ahead = initialization._draw, 0, 0
+
+    def watched(module: nn.Module, row: ParameterRow, seed: int) -> torch.Tensor:
+        drawn.append(row.name)
+        return draw(module, row, seed)
+
+    @contextmanager
+    def gather(_: nn.Parameter) -> Iterator[None]:
+        nonlocal written, ahead
+        yield
+        ahead = max(ahead, len(drawn) - written)
+        written += 1
+
+    monkeypatch.setattr(initialization, "_draw", watched)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    model, rule = make_config(), ParameterizationConfig(rule="sp")
+    module = CausalLM(model, multipliers(model, rule))
+    rows = [row for row in parameter_table(model, rule, BASE) if row.init_std > 0]
+    initialize(module, rows, seed=0, gather=gather)
+    assert written == len(drawn) == len(rows) > threads
+    assert ahead <= threads
+    assert all(torch.equal(module.get_parameter(row.name), expected[row.name]) for row in rows)
 
 
 @pytest.mark.parametrize(
