@@ -46,7 +46,7 @@ from plumbline.launcher.runtime.doctor.examine import Examination, examine
 from plumbline.launcher.runtime.doctor.meeting import open_store
 from plumbline.launcher.runtime.doctor.start import local_need_of, need_of
 from plumbline.launcher.runtime.doctor.table import CHECKS, PAIRS
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import read_world
 
@@ -63,7 +63,7 @@ def main() -> int:
         folder, need, local = config.run.folder, need_of(config, plan), local_need_of(config, plan, world)
     try:
         store = open_store(world, arguments.limit)
-        with startup.quiet_stdout():  # NCCL prints there, and the output may be read by a program
+        with process_group.quiet_stdout():  # NCCL prints there, and the output may be read by a program
             found = examine(Place(world, folder, need, local, store, arguments.limit), CHECKS)
     except ValueError as error:  # ranks that do not meet are what is looked for, no mistake of the command line
         LOG.error(error)

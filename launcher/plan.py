@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from plumbline.launcher.runtime.system import assumed, cli
+from plumbline.launcher.runtime.system import assumed_device, cli
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -24,18 +24,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--parameters", action="store_true", help="one row for each tensor, equal layers together")
     parser.add_argument("--devices", type=cli.positive, default=1, help="GPUs (or CPU processes) to plan for")
     parser.add_argument(
-        "--peak-tflops", type=float, default=assumed.PEAK_TFLOPS, help="peak of one device (default: H100, bf16)"
+        "--peak-tflops", type=float, default=assumed_device.PEAK_TFLOPS, help="peak of one device (default: H100, bf16)"
     )
     parser.add_argument(
         "--device-gib", type=float, default=80.0, help="memory of one device, in GiB (default: H100; an H200 has 141)"
     )
     parser.add_argument(
-        "--mfu", type=float, default=assumed.MFU, help="assumed model FLOPs utilisation, without messages"
+        "--mfu", type=float, default=assumed_device.MFU, help="assumed model FLOPs utilisation, without messages"
     )
     parser.add_argument(
         "--network-gbs",
         type=float,
-        default=assumed.NETWORK_GBS,
+        default=assumed_device.NETWORK_GBS,
         help="GB/s that a device sends over its slowest link (default: a 400 Gb/s port for each)",
     )
     parser.add_argument("--price", type=float, help="of a device for an hour: also print what the run costs")

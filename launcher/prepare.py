@@ -147,8 +147,8 @@ from plumbline.data.preparation.request import Request
 from plumbline.data.preparation.verifying import verify
 from plumbline.data.prepare import Result
 from plumbline.data.sources import Sources, unescaped
-from plumbline.launcher.runtime.system.ours import as_typed, training_on
-from plumbline.launcher.runtime.system.starting import has_gpus
+from plumbline.launcher.runtime.system.before_torch import has_gpus
+from plumbline.launcher.runtime.system.installation import as_typed, training_on
 
 
 def main() -> int:

@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 
 from plumbline.launcher.runtime.system import cli
+from plumbline.launcher.runtime.system.before_torch import announce, slurm_ranks
 from plumbline.launcher.runtime.system.exit_codes import COMPLETE, CRASHED, REQUEUE, UNUSABLE
 from plumbline.launcher.runtime.system.log import LOG, TRAINING, stamp_lines
 from plumbline.launcher.runtime.system.signals import StopRequest
-from plumbline.launcher.runtime.system.starting import announce, slurm_ranks
 from plumbline.launcher.runtime.system.threads import sleep_while_waiting
 
 STOP = StopRequest()  # ahead of the imports below: they take seconds, in which a signal would kill the job
@@ -98,7 +98,7 @@ from plumbline.launcher.runtime.run.folder import finished_step
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.lock import RunLockedError
 from plumbline.launcher.runtime.run.status import RunStatus, begin_attempt, note_refusal
-from plumbline.launcher.runtime.system import determinism, startup
+from plumbline.launcher.runtime.system import determinism, process_group
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.deadline import watch_time_limit
 from plumbline.launcher.runtime.system.rank_log import rank_log
@@ -135,14 +135,14 @@ def main() -> int:
         if world.is_main:
             TRAINING.info("\n".join(describe(config, plan, inputs, world)))
         watchdog = None if arguments.dry_run else watch(config, world)
-        startup.start(world, config.deepspeed.timeout_minutes)
+        process_group.join(world, config.deepspeed.timeout_minutes)
         if not alone and is_finished(config, world):
-            startup.stop()
+            process_group.leave()
             return COMPLETE
         check_start(config, plan, world)
         if arguments.dry_run:
             rehearse(config, inputs, world)
-            startup.stop()
+            process_group.leave()
             return COMPLETE
         watch_time_limit(STOP, world.is_main)
     except (ValueError, OSError) as error:
@@ -172,7 +172,7 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, wat
             raise
         blame(error, folder)
         return tell(error, status.end(code, str(to_tell(error))))
-    startup.stop()
+    process_group.leave()
     TRAINING.info(f"{folder} is complete" if complete else f"stopped {STOP.reason}; the same command resumes {folder}")
     return status.end(COMPLETE, "complete") if complete else status.end(REQUEUE, f"stopped {STOP.reason}")
 

@@ -30,9 +30,9 @@ if __name__ == "__main__":
 import torch
 
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
+from plumbline.launcher.runtime.system.installation import ROOT, as_typed, is_checkout
 from plumbline.launcher.runtime.system.interrupts import interrupts
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.ours import ROOT, as_typed, is_checkout
 from plumbline.launcher.runtime.system.world import emulates_bf16, free_port
 
 CORPUS, RUN, EXPORT, CONFIG = "corpora/stdlib", "runs/quickstart", "exports/quickstart", "configs/quickstart.yaml"

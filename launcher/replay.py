@@ -50,7 +50,7 @@ from plumbline.launcher.runtime.replay.record import RunRecord, contradictions, 
 from plumbline.launcher.runtime.replay.spike import explain, standings
 from plumbline.launcher.runtime.replay.text import spike_facts, spike_lines, standing_lines, verify_facts, verify_lines
 from plumbline.launcher.runtime.replay.windows import Verdict, Verification, Window, recompute_some
-from plumbline.launcher.runtime.system import determinism, startup
+from plumbline.launcher.runtime.system import determinism, process_group
 from plumbline.launcher.runtime.system.collectives import from_main
 from plumbline.launcher.runtime.system.world import World, read_world
 
@@ -67,7 +67,7 @@ def begin(record: RunRecord, world: World) -> None:
     """Meet the other ranks, with what the run asked of torch."""
     config = record.config
     determinism.enforce(config.run.repeats, world.device)
-    startup.start(world, config.deepspeed.timeout_minutes)
+    process_group.join(world, config.deepspeed.timeout_minutes)
 
 
 def verify(arguments: argparse.Namespace, record: RunRecord, world: World) -> int:
@@ -79,7 +79,7 @@ def verify(arguments: argparse.Namespace, record: RunRecord, world: World) -> in
         begin(record, world)
         record = from_main(lambda: record, world)  # rank 0 alone has read every byte of the checkpoints
         verdicts, left_out = recompute_some(record, wanted, arguments.most_steps, world)
-        startup.stop()
+        process_group.leave()
     found = Verification(record, contradictions(record), verdicts, left_out)
     if world.is_main and arguments.json:
         cli.print_json(verify_facts(found))
@@ -101,7 +101,7 @@ def find(arguments: argparse.Namespace, record: RunRecord, world: World) -> int:
         return DIFFERS
     begin(record, world)
     explanation = explain(record, spike, step, world)
-    startup.stop()
+    process_group.leave()
     found = explanation.found
     if world.is_main:
         seen = SeenRun(record.folder)

@@ -137,7 +137,7 @@ def test_deepspeed_is_known_to_the_engine_and_to_start_up_alone() -> None:
         runtime / "engine" / "deepspeed.py",
         runtime / "engine" / "on_device.py",
         runtime / "engine" / "zero_shards.py",
-        runtime / "system" / "startup.py",
+        runtime / "system" / "process_group.py",
     }
     # Its attributes, which work without an import
     internal = re.compile(r"ds_\w*(tensor|shape|numel|id)\b|_hp_mapping|fp32_partitioned_groups_flat|update_lp_params")

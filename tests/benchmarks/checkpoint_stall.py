@@ -28,7 +28,7 @@ from plumbline.launcher.runtime.checkpoint.store import TrainState
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.world import read_world
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "quickstart.yaml"
@@ -48,7 +48,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     world = read_world()
-    startup.start(world, 5.0)
+    process_group.join(world, 5.0)
     overrides = [
         "model.vocab_size=4096",
         "model.hidden_size=512",
@@ -71,7 +71,7 @@ def main() -> None:
     for locally, place in ((False, "run folder"), (True, str(arguments.local))):
         whole, behind = median(waited[locally, True]), median(waited[locally, False])
         print(f"{place}: foreground {whole:.3f} s, background {behind:.3f} s: {behind / whole:.1%}")
-    startup.stop()
+    process_group.leave()
 
 
 def train_a_step(engine: DeepSpeedEngine) -> None:

@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.any_ranks import AnyRanksEngine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import Engine
-from plumbline.launcher.runtime.system import determinism, startup
+from plumbline.launcher.runtime.system import determinism, process_group
 from plumbline.launcher.runtime.system.world import World, read_world
 from tests.benchmarks.step_cost import on_random_text, parse_arguments, setting_of
 
@@ -57,7 +57,7 @@ def main() -> None:
     arguments = parse_arguments(__doc__, rounds=30)
     world = read_world()
     determinism.enforce(True, world.device)  # ahead of the first use of a GPU
-    startup.start(world, timeout_minutes=10)
+    process_group.join(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
         seconds = measure(on_random_text(arguments, Path(folder)), world, arguments.rounds)
     if world.is_main:
@@ -66,7 +66,7 @@ def main() -> None:
         }
         ways = {kind: compared(found, seconds["plain"]) for kind, found in seconds.items()}
         print(json.dumps({**facts, "ways": ways}, indent=2))
-    startup.stop()
+    process_group.leave()
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.base import Batch, Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import Batch, Engine
 from plumbline.launcher.runtime.run.metrics import MetricsLog
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.trackers.feed import Feed
 from plumbline.launcher.runtime.trackers.kind import TrackedRun
@@ -70,7 +70,7 @@ def main() -> None:
     """Measure one configuration."""
     arguments = parse_arguments(__doc__, rounds=15)
     world = read_world()
-    startup.start(world, timeout_minutes=10)
+    process_group.join(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
         config = on_random_text(arguments, Path(folder))
         found = measure(config, world, Path(folder), arguments.rounds)
@@ -87,7 +87,7 @@ def main() -> None:
         }
         share = (observed - plain) / (interval * plain)
         print(json.dumps({**facts, **found, "ratio": observed / plain, "share": share}, indent=2))
-    startup.stop()
+    process_group.leave()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.world import World, read_world
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     asked = parser.parse_args(arguments)
     world, began = read_world(), time.perf_counter()
-    startup.start(world, timeout_minutes=2.0)
+    process_group.join(world, timeout_minutes=2.0)
     if asked.mutants is not None:
         rows = hunt(asked.mutants, asked.seed, asked.tries, world)
         good = sum(bool(row["caught_by"]) for row in rows)
@@ -141,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         passed, counts = good == len(rows), {"cases": len(rows), "equal": good}
     if world.is_main:
         print(json.dumps({**facts(world, began), "seed": asked.seed, **counts, "rows": rows}), flush=True)
-    startup.stop()
+    process_group.leave()
     return 0 if passed else 1
 
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.world import World, read_world
 from tests.benchmarks.step_cost import write_random_text
 
@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     arguments = parser.parse_intermixed_args()
     world = read_world()
-    startup.start(world, timeout_minutes=10)
+    process_group.join(world, timeout_minutes=10)
     part, parts = map(int, arguments.part.split("/"))
     kinds = [name for name in KINDS if re.search(arguments.only, name)][part - 1 :: parts]
     results: list[dict[str, Any]] = []
@@ -135,7 +135,7 @@ def main() -> int:
             torch._dynamo.reset()
     device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
     print(json.dumps({"device": device, "overrides": arguments.overrides, "results": results}, indent=2))
-    startup.stop()
+    process_group.leave()
     return 0 if all(is_one_model(row, arguments.most) for row in results) else 1
 
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.world import World, read_world
 from tests.benchmarks.step_cost import on_random_text, parse_arguments, setting_of
 from tests.benchmarks.turns import Way, compared, take_turns
@@ -38,7 +38,7 @@ def main() -> None:
     arguments = parse_arguments(__doc__, rounds=40)
     arguments.overrides.append("deepspeed.zero_stage=0")
     world = read_world()
-    startup.start(world, timeout_minutes=10)
+    process_group.join(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
         ways = {}
         for name in ("adamw", "muon", "soap"):
@@ -49,7 +49,7 @@ def main() -> None:
         results = compared(take_turns(ways, arguments.rounds, world.device, statistics.mean), "optimizer")
     if world.is_main:
         print(json.dumps({"setting": setting_of(arguments, world), "results": results}, indent=2))
-    startup.stop()
+    process_group.leave()
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import torch
 from plumbline.data.loader import TrainBatches
 from plumbline.data.windows import Batch
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.world import World, read_world
 from tests.benchmarks.step_cost import write_random_text
 from tests.benchmarks.stock import stock_model
@@ -191,13 +191,13 @@ def main() -> None:
         print(json.dumps({"results": [{"trainer": arguments.trainer, "ratio": f"needs the package {needed}"}]}))
         return
     world = read_world()
-    startup.start(world, timeout_minutes=10)
+    process_group.join(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / "random"
         write_random_text(corpus, arguments.vocabulary, tokens=1_000_000)
         found = measure(arguments, make_config(arguments, corpus, arguments.setting, world), world)
     print(json.dumps({"setting": vars(arguments), "device": world.device.type, "results": [found]}, indent=2))
-    startup.stop()
+    process_group.leave()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.make import make_engine
-from plumbline.launcher.runtime.system import determinism, startup
+from plumbline.launcher.runtime.system import determinism, process_group
 from plumbline.launcher.runtime.system.checksum import checksum
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.guards.guard import Guard
@@ -80,7 +80,7 @@ def main() -> None:
     arguments = parse_arguments(__doc__, rounds=30)
     world = read_world()
     determinism.enforce(True, world.device)
-    startup.start(world, timeout_minutes=10)
+    process_group.join(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
         seconds = measure(on_random_text(arguments, Path(folder)), world, arguments.rounds)
     if world.is_main:
@@ -93,7 +93,7 @@ def main() -> None:
             },
         }
         print(json.dumps(facts | {clock: compared(its) for clock, its in seconds.items()}, indent=2))
-    startup.stop()
+    process_group.leave()
 
 
 if __name__ == "__main__":

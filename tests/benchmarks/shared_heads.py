@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.diagnostics.coordinate_check import coordinate_check, slope

@@ -11,7 +11,7 @@ import json
 
 import torch
 
-from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
 from plumbline.model.config import ModelConfig
 from plumbline.model.decoder import CausalLM
 from plumbline.model.diagnostics.observer import observing

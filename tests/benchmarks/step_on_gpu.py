@@ -32,7 +32,7 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.network import Machine
 from plumbline.launcher.runtime.engine.stage import BANDWIDTH, FLOPS, estimate_stages
 from plumbline.launcher.runtime.engine.step_result import StepUnderWay
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.memory import device_bytes
 from plumbline.launcher.runtime.system.world import World, read_world
 from tests.benchmarks.step_cost import on_random_text, setting_of
@@ -128,11 +128,11 @@ def main() -> None:
     world = read_world()
     if world.device.type != "cuda":
         raise SystemExit("no GPU is visible: there is nothing to wait for")
-    startup.start(world, timeout_minutes=10)
+    process_group.join(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
         found = measure(on_random_text(arguments, Path(folder)), world, arguments.steps)
     print(json.dumps({**setting_of(arguments, world), **found}, indent=2))
-    startup.stop()
+    process_group.leave()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.network import Machine
 from plumbline.launcher.runtime.engine.stage import BANDWIDTH, FLOPS, estimate_stages, fastest
 from plumbline.launcher.runtime.engine.step_result import StepUnderWay
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.memory import device_bytes
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.speed import peak_flops
@@ -245,7 +245,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="section.key=value")
     arguments = parser.parse_intermixed_args()
     world = read_world()
-    startup.start(world, timeout_minutes=10)
+    process_group.join(world, timeout_minutes=10)
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder) / f"random{world.rank}"
         write_random_text(corpus, arguments.vocabulary, tokens=10_000_000)
@@ -254,7 +254,7 @@ def main() -> None:
         facts = {**vars(arguments), "ranks": world.size, "threads": torch.get_num_threads(), "cpus": os.cpu_count()}
         device = torch.cuda.get_device_name() if world.device.type == "cuda" else "cpu"
         print(json.dumps({"setting": facts, "device": device, "results": results}, indent=2))
-    startup.stop()
+    process_group.leave()
 
 
 if __name__ == "__main__":

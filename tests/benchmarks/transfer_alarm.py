@@ -40,7 +40,7 @@ from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.optim.optimizer import OptimizerConfig, group_settings
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.files import read_json_lines
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.signals import StopRequest
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--cost", action="store_true", help="time a look instead")
     arguments = parser.parse_args()
     world = read_world()
-    startup.start(world, timeout_minutes=5.0)
+    process_group.join(world, timeout_minutes=5.0)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         file = prepare(folder, arguments.steps)
@@ -210,7 +210,7 @@ def main() -> None:
             ratios = [ratio for run in heard for ratio in run.ratios]
             facts = {"runs": len(heard), "alarms": len(first), "at the latest in step": max(first, default=None)}
             print(json.dumps({"way": way, **facts, "ratios": [min(ratios), max(ratios)]}), flush=True)
-    startup.stop()
+    process_group.leave()
     os._exit(0)  # gloo's threads can abort a Python that ends among them
 
 

@@ -19,16 +19,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from plumbline.data.loader import TrainBatches
-from plumbline.launcher.runtime.checkpoint.save import commit
+from plumbline.launcher.runtime.checkpoint.commit import commit
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.checkpoint.store import TrainState
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
-from plumbline.launcher.runtime.system import startup
 from plumbline.launcher.runtime.system.collectives import gather_objects
+from plumbline.launcher.runtime.system.process_group import join, leave
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.model.decoder import CausalLM
 from plumbline.model.parameterization.initialization import initialize
@@ -63,11 +63,11 @@ def process_group() -> Iterator[tuple[World, dict[str, str]]]:
     """Yield the group and its environment variables, once for all tests: DeepSpeed keeps the first group for ever."""
     before = dict(os.environ)
     found = replace(read_world(), device=torch.device("cpu"))
-    startup.start(found, timeout_minutes=5.0)
+    join(found, timeout_minutes=5.0)
     during = dict(os.environ)
     set_environment(before)
     yield found, during
-    startup.stop()
+    leave()
 
 
 @pytest.fixture(scope="module")

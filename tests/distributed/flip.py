@@ -21,8 +21,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, however this file is started
 
 from plumbline.launcher.runtime.config.load import load_config
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.run.inputs import open_inputs
 from plumbline.launcher.runtime.system import determinism

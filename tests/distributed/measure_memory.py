@@ -22,7 +22,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.activations import LiveMemory
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.engine.memory import Estimate
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.world import World, read_world
 
 
@@ -67,7 +67,7 @@ def measure(file: Path, overrides: list[str], world: World) -> dict[str, Any]:
 def main() -> None:
     file, output, settings = sys.argv[1:]
     world = read_world()
-    startup.start(world, timeout_minutes=5.0)
+    process_group.join(world, timeout_minutes=5.0)
     found = {name: measure(Path(file), overrides, world) for name, overrides in json.loads(settings).items()}
     if world.is_main:
         Path(output).write_text(json.dumps(found), encoding="utf-8")

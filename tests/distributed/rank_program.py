@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plumbline.launcher import pretrain
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.world import World, read_world
 
 
@@ -14,7 +14,7 @@ def begin() -> tuple[Path, Path, World]:
     """Return the configuration and the folder of the command line, and this rank, in a group with the others."""
     file, folder = map(Path, sys.argv[1:3])
     world = read_world()
-    startup.start(world, timeout_minutes=5.0)
+    process_group.join(world, timeout_minutes=5.0)
     return file, folder, world
 
 

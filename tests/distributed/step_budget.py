@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.world import World, read_world
 
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique_consecutive", "_unique2"}
@@ -107,7 +107,7 @@ def measure(file: Path, overrides: list[str], world: World) -> dict[str, Any]:
 def main() -> None:
     file, output, settings = sys.argv[1:]
     world = read_world()
-    startup.start(world, timeout_minutes=5.0)
+    process_group.join(world, timeout_minutes=5.0)
     found = {name: measure(Path(file), overrides, world) for name, overrides in json.loads(settings).items()}
     if world.is_main:
         Path(output).write_text(json.dumps(found), encoding="utf-8")

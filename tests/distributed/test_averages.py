@@ -19,8 +19,8 @@ from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
 from plumbline.launcher.runtime.checkpoint.tensors import AVERAGE, WEIGHT, read_model
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.models.open import load_model
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.scores import held_out_loss

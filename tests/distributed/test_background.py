@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from plumbline.launcher.runtime.checkpoint import background, commit, resume, save, store
+from plumbline.launcher.runtime.checkpoint import background, commit, publishing, resume, store
 from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, Saved
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
@@ -44,12 +44,12 @@ class SlowDisk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked, self.free = threading.Semaphore(0), threading.Semaphore(0)
-        monkeypatch.setattr(save, "write_files", self._write_files)
+        monkeypatch.setattr(commit, "write_files", self._write_files)
 
     def _write_files(self, *arguments: Any) -> Any:
         self.asked.release()
         assert self.free.acquire(timeout=PATIENCE)
-        return commit.write_files(*arguments)
+        return publishing.write_files(*arguments)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_failure_is_told_at_once_and_known_at_the_next_save(
         raise OSError("disk on fire")
 
     with monkeypatch.context() as patched:
-        patched.setattr(save, "write_files", refuse)
+        patched.setattr(commit, "write_files", refuse)
         assert writer.save(lambda: snapshot(1), wait=False) is None
         ended = writer.finish()
     assert ended is not None
@@ -159,19 +159,19 @@ def test_a_save_that_goes_on_is_no_hang(
 ) -> None:
     """Neither while parts of files come to the disk, nor while others write."""
     told, heard = threading.Semaphore(0), []
-    writer = CheckpointWriter(config, tmp_path, world, moved=lambda _doing: told.release())
+    writer = CheckpointWriter(config, tmp_path, world, heartbeat=lambda _doing: told.release())
 
     def forget() -> None:
         while told.acquire(blocking=False):
             pass
 
-    def write_files(files: Any, folder: Path, moved: Callable[[], object]) -> Any:
+    def write_files(files: Any, folder: Path, heartbeat: Callable[[], object]) -> Any:
         def move() -> None:
             forget()
-            moved()
+            heartbeat()
             heard.append(told.acquire(timeout=PATIENCE))
 
-        return commit.write_files(files, folder, move)
+        return publishing.write_files(files, folder, move)
 
     def gather(share: Any, *arguments: Any) -> Any:
         if isinstance(share, tuple):  # how an action of this rank has ended
@@ -180,9 +180,9 @@ def test_a_save_that_goes_on_is_no_hang(
         return gather_objects(share, *arguments)
 
     monkeypatch.setattr(background, "LOOK", 0.01)
-    monkeypatch.setattr(commit, "SYNC_BYTES", 1)
-    monkeypatch.setattr(save, "write_files", write_files)
-    monkeypatch.setattr(save, "gather_objects", gather)
+    monkeypatch.setattr(publishing, "SYNC_BYTES", 1)
+    monkeypatch.setattr(commit, "write_files", write_files)
+    monkeypatch.setattr(commit, "gather_objects", gather)
     assert writer.save(lambda: snapshot(1), wait=True) == Saved(1, None)
     writer.close()
     (folder,) = store.checkpoints(tmp_path)
@@ -208,7 +208,7 @@ def test_a_save_whose_disk_hangs_is_one(
         disk.free.release()
 
     watching = Watchdog(tmp_path / "stacks", world, minutes=2 / 60, end=end)
-    writer = CheckpointWriter(config, tmp_path, world, moved=watching.moved)
+    writer = CheckpointWriter(config, tmp_path, world, heartbeat=watching.beat)
     assert writer.save(lambda: snapshot(1), wait=True) == Saved(1, None)
     writer.close()
     assert codes == [HUNG]
@@ -223,7 +223,7 @@ def test_a_bug_in_the_thread_does_not_pass_for_the_checkpoint_before(
     assert writer.save(lambda: snapshot(1), wait=True) == Saved(1, None)
     monkeypatch.setattr(threading, "excepthook", lambda _arguments: None)  # it prints the traceback
     with monkeypatch.context() as patched:
-        patched.setattr(save, "write_files", fail)
+        patched.setattr(commit, "write_files", fail)
         with pytest.raises(AssertionError, match="the thread says how it ended"):
             writer.save(lambda: snapshot(2), wait=True)
 
@@ -246,13 +246,13 @@ def test_a_group_that_failed_is_made_anew(
         return gather_objects(share, world, group)
 
     with monkeypatch.context() as patched:
-        patched.setattr(save, "gather_objects", lose)
+        patched.setattr(commit, "gather_objects", lose)
         assert writer.save(lambda: snapshot(1), wait=False) is None
         ended = writer.finish()
     assert ended is not None
     assert "ranks lost each other (Application timeout): if one writes for deepspeed.timeout" in str(ended.error)
     assert "Training goes on" in capsys.readouterr().err
-    monkeypatch.setattr(save, "gather_objects", gather)
+    monkeypatch.setattr(commit, "gather_objects", gather)
     assert writer.save(lambda: snapshot(2), wait=True) == Saved(2, None)
     assert groups[0] is not groups[1]
 
@@ -264,7 +264,7 @@ def test_where_the_file_system_is_gone_the_error_is_one_all_the_same(
         raise OSError("no answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(save, "write_files", refuse)
+        patched.setattr(commit, "write_files", refuse)
         patched.setattr(shutil, "disk_usage", refuse)
         ended = writer.save(lambda: snapshot(1), wait=True)
     assert ended is not None

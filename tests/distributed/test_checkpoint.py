@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from plumbline.data.indexed import IndexedWriter, token_dtype
-from plumbline.launcher.runtime.checkpoint import commit, resume
+from plumbline.launcher.runtime.checkpoint import publishing, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.tensors import read_model, shard_name
@@ -231,7 +231,7 @@ def test_what_a_kill_in_the_middle_of_a_save_left_is_put_right_at_the_next_start
     shutil.copytree(root / "step_00000002", root / ".step_00000004.0123abcd.staging")
     (root / ".latest.0123abcd.staging").write_text("step_00000003\n")
     (root / "latest").write_text("step_00000002\n")
-    commit.tidy(root, root / "step_00000003")
+    publishing.tidy(root, root / "step_00000003")
     assert sorted(path.name for path in root.iterdir()) == [
         "latest", "step_00000001", "step_00000002", "step_00000003"
     ]  # fmt: skip

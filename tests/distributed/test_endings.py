@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plumbline.launcher.runtime.checkpoint import commit, save
+from plumbline.launcher.runtime.checkpoint import commit, publishing
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError, UnsavedError
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
@@ -70,9 +70,9 @@ def block_save(monkeypatch: pytest.MonkeyPatch, step: int, times: int = 99) -> N
     def make_room(staging: Path) -> None:
         if staging.name.startswith(f".step_{step:08d}.") and left:
             raise left.pop()
-        commit.make_room(staging)
+        publishing.make_room(staging)
 
-    monkeypatch.setattr(save, "make_room", make_room)
+    monkeypatch.setattr(commit, "make_room", make_room)
 
 
 def test_a_failed_save_is_a_warning_until_the_next(
@@ -98,7 +98,7 @@ def test_too_many_failed_saves_in_a_row_end_training(
     def make_room(staging: Path) -> None:
         raise OSError(f"no place for {staging.name}")
 
-    monkeypatch.setattr(save, "make_room", make_room)
+    monkeypatch.setattr(commit, "make_room", make_room)
     config = configure(tiny_config, tmp_path, "train.steps=60", "checkpoint.max_failures=3")
     with pytest.raises(UnsavedError, match=r"start the same command again; 3 checkpoints in a row were not written"):
         attempt(config, world)
@@ -114,14 +114,14 @@ def test_a_checkpoint_that_was_being_written_when_training_broke_down_is_there(
 
     def publish(*arguments: Any) -> Path:
         assert broken.wait(60 if background == "true" else 0) == (background == "true")
-        return commit.publish(*arguments)
+        return publishing.publish(*arguments)
 
     def after_step(_guard: object, step: int, _result: object) -> None:
         if step == 3:
             broken.set()
             raise TrainingError("broken")
 
-    monkeypatch.setattr(save, "publish", publish)
+    monkeypatch.setattr(commit, "publish", publish)
     monkeypatch.setattr(NonFinite, "after_step", after_step)
     config = configure(tiny_config, tmp_path, f"checkpoint.background={background}")
     with pytest.raises(TrainingError, match="broken"):

@@ -17,8 +17,8 @@ from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.plain import PlainEngine
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from plumbline.launcher.runtime.checkpoint import commit, local, resume, store
+from plumbline.launcher.runtime.checkpoint import local, publishing, resume, store
 from plumbline.launcher.runtime.checkpoint.local import MARKER, LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.config.load import load_config
@@ -220,7 +220,7 @@ def test_training_does_not_wait_for_the_run_folder_in_order_to_save_locally(
 
     def publish(*arguments: Any) -> Path:
         assert let_go.wait(PATIENCE)
-        return commit.publish(*arguments)
+        return publishing.publish(*arguments)
 
     def advance(trainer: loop.Trainer, *made: Any) -> None:
         step_forward(trainer, *made)
@@ -228,7 +228,7 @@ def test_training_does_not_wait_for_the_run_folder_in_order_to_save_locally(
             let_go.set()
 
     step_forward = loop.Trainer._advance
-    monkeypatch.setattr("plumbline.launcher.runtime.checkpoint.save.publish", publish)
+    monkeypatch.setattr("plumbline.launcher.runtime.checkpoint.commit.publish", publish)
     monkeypatch.setattr(loop.Trainer, "_advance", advance)
     section = here.train.model_copy(update={"steps": 6, "eval_interval": None})
     checkpoint = here.checkpoint.model_copy(update={"interval": 3})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from plumbline.launcher.runtime.checkpoint import resume, store
-from plumbline.launcher.runtime.checkpoint.save import commit
+from plumbline.launcher.runtime.checkpoint.commit import commit
 from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.checkpoint.store import UnreadError
@@ -50,7 +50,7 @@ def test_whoever_watches_is_told_of_each_part(
 ) -> None:
     monkeypatch.setattr(store, "BLOCK", 2**14)
     told: list[None] = []
-    found = resume.find(root, world, moved=lambda: told.append(None))
+    found = resume.find(root, world, heartbeat=lambda: told.append(None))
     assert found == root / "step_00000002"
     size = sum(file.stat().st_size for file in found.rglob("*") if file.name != store.MANIFEST)
     assert len(told) >= size / 2**14 > 10

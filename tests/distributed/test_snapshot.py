@@ -10,15 +10,15 @@ import torch
 import xxhash
 
 from plumbline.data import workspace
-from plumbline.launcher.runtime.checkpoint import commit, resume, store
-from plumbline.launcher.runtime.checkpoint.save import commit as commit_together
+from plumbline.launcher.runtime.checkpoint import publishing, resume, store
+from plumbline.launcher.runtime.checkpoint.commit import commit as commit_together
 from plumbline.launcher.runtime.checkpoint.snapshot import take_snapshot
 from plumbline.launcher.runtime.checkpoint.store import BrokenWeightsError
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.engine.plain import PlainEngine
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.system.world import World
@@ -64,7 +64,7 @@ def test_what_is_written_is_not_read_again_and_every_folder_is_flushed(
         flushed.append(path.name)
         written(path)
 
-    for module in (commit, workspace):  # files and folders; renamed ones
+    for module in (publishing, workspace):  # files and folders; renamed ones
         monkeypatch.setattr(module, "sync", sync)
     with monkeypatch.context() as patched:
         patched.setattr(store, "_checksum", lambda path: pytest.fail(f"{path} is read"))
@@ -90,7 +90,7 @@ def test_a_weight_that_is_not_finite_is_refused_before_anything_is_written(
 
 def test_a_file_is_the_one_that_safetensors_writes(tmp_path: Path) -> None:
     tensors = {"b.2": torch.randn(5, 3).T, "a": torch.tensor(1.5), "b.10": torch.zeros(0), "ü": torch.randn(2)}
-    facts = commit.write_files({"x.safetensors": TensorFile(tensors, {"format": "pt"})}, tmp_path)
+    facts = publishing.write_files({"x.safetensors": TensorFile(tensors, {"format": "pt"})}, tmp_path)
     data = (tmp_path / "x.safetensors").read_bytes()
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     assert data == safetensors.torch.save(contiguous, {"format": "pt"})
@@ -98,10 +98,10 @@ def test_a_file_is_the_one_that_safetensors_writes(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_outlives_its_attempt_does_not_write_into_the_next(tmp_path: Path) -> None:
-    former, ours = (commit.staging_folder(tmp_path, 1) for _ in range(2))
-    commit.make_room(former)
-    commit.make_room(ours)
-    commit.write_files({"state.json": "{}"}, former)
+    former, ours = (publishing.staging_folder(tmp_path, 1) for _ in range(2))
+    publishing.make_room(former)
+    publishing.make_room(ours)
+    publishing.write_files({"state.json": "{}"}, former)
     assert list(ours.iterdir()) == []
 
 

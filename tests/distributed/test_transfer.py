@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from plumbline.launcher.runtime.config.schema import Config
-    from plumbline.launcher.runtime.engine.interface import Engine
+    from plumbline.launcher.runtime.engine.base import Engine
     from plumbline.launcher.runtime.run.inputs import Inputs
     from plumbline.launcher.runtime.system.world import World
 

@@ -139,7 +139,7 @@ def test_the_next_attempt_of_a_job_does_without_the_node_of_a_frozen_rank(
 def watch_until_it_ends(folder: Path, world: World) -> None:
     """Watch a rank that does not move, once it has met the others, until its watchdog ends it."""
     ended = threading.Event()
-    Watchdog(folder, world, minutes=0.5 / 60, end=lambda _code: ended.set()).met()
+    Watchdog(folder, world, minutes=0.5 / 60, end=lambda _code: ended.set()).ranks_have_met()
     assert ended.wait(60)
 
 
@@ -157,12 +157,12 @@ def test_it_ends_the_process_when_nothing_moves_and_not_before(
     (tmp_path / "stacks").mkdir()
     (tmp_path / "stacks" / "rank_00007.txt").write_text("of an earlier attempt")
     busy = Watchdog(tmp_path / "stacks", world, minutes=2 / 60, end=end)
-    busy.met()
-    busy.wait()
+    busy.ranks_have_met()
+    busy.suspend()
     assert not ended.wait(3), "longer than it may take to move, in which it is borne with"
     for _ in range(12):
         assert not ended.wait(0.25), "3 seconds, in which it moves"
-        busy.moved("making step 9")
+        busy.beat("making step 9")
     assert ended.wait(60)
     assert codes == [HUNG]
     assert [file.name for file in (tmp_path / "stacks").iterdir()] == ["rank_00000.txt"]

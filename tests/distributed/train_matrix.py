@@ -21,7 +21,7 @@ from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.folder import prepare_run_folder
 from plumbline.launcher.runtime.run.inputs import open_inputs
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.train.loop import Trainer
@@ -32,7 +32,7 @@ CHANGED = ["optimizer.lr=0.002", "optimizer.weight_decay=0.3", "optimizer.eps=1.
 def main() -> None:
     config_file, folder = map(Path, sys.argv[1:])
     world, stop = read_world(), StopRequest()
-    startup.start(world, timeout_minutes=5.0)
+    process_group.join(world, timeout_minutes=5.0)
     place = folder / str(world.rank)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{place}.new")
@@ -48,7 +48,7 @@ def main() -> None:
             train(load_config(config_file, overrides), changed, world, stop)
             gc.freeze()  # DeepSpeed asks for many collections, which would look at every engine there was
             print(name, file=stream, flush=True)
-    startup.stop()
+    process_group.leave()
     # DeepSpeed keeps gloo's threads alive; a Python that ends among those of so many engines has been seen to abort
     os._exit(0)
 

@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from plumbline.launcher.runtime.checkpoint import commit, save, store
+from plumbline.launcher.runtime.checkpoint import commit, publishing, store
 from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
-from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.run import status
 from plumbline.launcher.runtime.train import samples
 
 LATE = 36.0
-WRITE_FILES, WRITE_SAMPLES = commit.write_files, samples._write
+WRITE_FILES, WRITE_SAMPLES = publishing.write_files, samples._write
 CHECKSUM, READ = store._checksum, SavedTensors.read
 OTHER = os.environ["RANK"] == "1"
 TRAIN_STEP = Engine.train_step
@@ -77,7 +77,7 @@ def train_step(*arguments: Any) -> Any:
 
 if __name__ == "__main__":
     if os.environ["TROUBLE"] == "late":
-        vars(save)["write_files"] = write_files
+        vars(commit)["write_files"] = write_files
         vars(samples)["_write"] = write_samples
     elif os.environ["TROUBLE"] == "unread":
         vars(store)["_checksum"] = checksum

@@ -2,7 +2,7 @@
 
 from plumbline.launcher.quickstart import CONFIG, rank_count
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.system.ours import ROOT
+from plumbline.launcher.runtime.system.installation import ROOT
 
 
 def test_any_number_of_devices_shares_the_batch() -> None:

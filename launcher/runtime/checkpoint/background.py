@@ -12,14 +12,14 @@ from threading import Thread
 
 import torch.distributed as dist
 
+from plumbline.launcher.runtime.checkpoint.commit import Pace, commit
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
-from plumbline.launcher.runtime.checkpoint.save import Pace, commit
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
-from plumbline.launcher.runtime.system.startup import gloo_group
+from plumbline.launcher.runtime.system.process_group import gloo_group
 from plumbline.launcher.runtime.system.world import World
 
 LOOK = 1.0
@@ -45,7 +45,7 @@ class CheckpointWriter:
         root: the folder of its checkpoints.
         world: this process among all; the process group must be up.
         local: those on the nodes, if there are any.
-        moved: is told, in words, that a save goes on for which training waits.
+        heartbeat: is told, in words, that a save goes on for which training waits.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class CheckpointWriter:
         root: Path,
         world: World,
         local: LocalCheckpoints | None = None,
-        moved: Callable[[str], object] = lambda _doing: None,
+        heartbeat: Callable[[str], object] = lambda _doing: None,
     ) -> None:
-        self._moved, self._pace = moved, Pace()
+        self._heartbeat, self._pace = heartbeat, Pace()
         self._settings, self._root, self._world, self._local = config.checkpoint, root, world, local
         self._minutes = config.deepspeed.timeout_minutes
         self._group = gloo_group(self._minutes)
@@ -84,7 +84,7 @@ class CheckpointWriter:
             self._thread.join(LOOK)
             if self._pace.waits or self._pace.parts > seen:
                 seen = self._pace.parts
-                self._moved("waiting for a checkpoint")
+                self._heartbeat("waiting for a checkpoint")
         self._thread, self._waited = None, time.monotonic() - begun
         assert self._last is not None, "the thread says how it ended"
         told = gather_objects((self._last, self._is_broken), self._world)

@@ -86,7 +86,7 @@ def check(config: Config, corpora: dict[str, str]) -> None:
         )
 
 
-def start(config: Config, world: World, moved: Callable[[], object] = lambda: None) -> Path | None:
+def start(config: Config, world: World, heartbeat: Callable[[], object] = lambda: None) -> Path | None:
     """Return the checkpoint that a run begins with, a branch with its parent's, verified to the last byte. Collective.
 
     None: a run that is no branch begins with new weights.
@@ -94,7 +94,7 @@ def start(config: Config, world: World, moved: Callable[[], object] = lambda: No
     Args:
         config: of a run that has no checkpoints.
         world: this process among all.
-        moved: is told of each part of a file that was read.
+        heartbeat: is told of each part of a file that was read.
 
     Raises:
         CheckpointError: it is damaged.
@@ -104,7 +104,7 @@ def start(config: Config, world: World, moved: Callable[[], object] = lambda: No
         from_main(lambda: check_not_lost(config.run.folder), world)
         return None
     folder = Path(branch.checkpoint)
-    _refuse(folder, damage(folder, world, moved))
+    _refuse(folder, damage(folder, world, heartbeat))
     return folder
 
 

@@ -23,7 +23,8 @@ import torch.distributed as dist
 import xxhash
 
 from plumbline.data.workspace import move
-from plumbline.launcher.runtime.checkpoint.commit import (
+from plumbline.launcher.runtime.checkpoint.commit import Pace, write_on_all_ranks
+from plumbline.launcher.runtime.checkpoint.publishing import (
     make_room,
     prune,
     publish,
@@ -31,7 +32,6 @@ from plumbline.launcher.runtime.checkpoint.commit import (
     staging_folder,
     write_files,
 )
-from plumbline.launcher.runtime.checkpoint.save import Pace, on_all
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot
 from plumbline.launcher.runtime.checkpoint.store import (
     CONFIG,
@@ -98,10 +98,10 @@ class LocalCheckpoints:
         def write() -> dict[str, FileFacts]:
             self._claim()
             make_room(staging)
-            return write_files(snapshot.files, staging, pace.moved)
+            return write_files(snapshot.files, staging, pace.beat)
 
         def agree(action: Callable[[], Result]) -> Result:
-            return on_all(action, self.folder, self._names, self._world, group, pace)[self._world.rank]
+            return write_on_all_ranks(action, self.folder, self._names, self._world, group, pace)[self._world.rank]
 
         try:
             files = agree(write)
@@ -118,14 +118,14 @@ class LocalCheckpoints:
         names = {name for share in gather_objects(mine, self._world) for name in share}
         return [self.folder / name for name in names]
 
-    def damage(self, folder: Path, moved: Callable[[], object] = lambda: None) -> list[str]:
+    def damage(self, folder: Path, heartbeat: Callable[[], object] = lambda: None) -> list[str]:
         """Return why ranks cannot go on from a candidate, to the last byte. Collective.
 
         Args:
             folder: the candidate.
-            moved: is told of each part of a file that was read.
+            heartbeat: is told of each part of a file that was read.
         """
-        problem, save = self._read(folder, moved)
+        problem, save = self._read(folder, heartbeat)
         told = gather_objects((problem, save), self._world)
         found = [f"{name}: {problem}" for name, (problem, _) in zip(self._names, told, strict=True) if problem]
         if not found and len({save for _, save in told}) > 1:
@@ -153,12 +153,12 @@ class LocalCheckpoints:
         if self._is_ours():
             shutil.rmtree(self._home, ignore_errors=True)
 
-    def _read(self, folder: Path, moved: Callable[[], object]) -> tuple[str | None, str | None]:
+    def _read(self, folder: Path, heartbeat: Callable[[], object]) -> tuple[str | None, str | None]:
         """Return what is wrong with this rank's part, and which save it is of."""
         if not folder.is_dir():
             return "there is none", None
         try:
-            found = problems(folder, contents=True, moved=moved)
+            found = problems(folder, contents=True, heartbeat=heartbeat)
             if found:
                 return ", ".join(found), None
             manifest = read_manifest(folder)

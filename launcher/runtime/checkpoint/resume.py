@@ -15,9 +15,9 @@ from plumbline.launcher.runtime.checkpoint.store import (
     CheckpointError,
     TrainState,
     checkpoints,
+    ending_if_unreadable,
     newest_whole,
     problems,
-    read_back,
     read_manifest,
     step_of,
 )
@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.config.identity import RESUMED, differences
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import last_step, plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.run.chain import noted_checkpoint
 from plumbline.launcher.runtime.run.interventions import read_interventions, skipped_in
 from plumbline.launcher.runtime.system.collectives import from_main, gather_objects, on_every_rank
@@ -45,7 +45,7 @@ def find(
     world: World,
     local: LocalCheckpoints | None = None,
     before: int | None = None,
-    moved: Callable[[], object] = lambda: None,
+    heartbeat: Callable[[], object] = lambda: None,
 ) -> Path | None:
     """Return the newest whole checkpoint; None when there are none at all. Collective.
 
@@ -56,7 +56,7 @@ def find(
         world: this process among all.
         local: checkpoints on the nodes.
         before: a step that it must be of an earlier one than; None: any.
-        moved: is told of each part of a file that was read: all parts may take longer than a watchdog bears.
+        heartbeat: is told of each part of a file that was read: all parts may take longer than a watchdog bears.
 
     Returns:
         A folder in `root`, the same on all ranks, or each rank's own in `local`, of the same step.
@@ -65,14 +65,16 @@ def find(
         CheckpointError: there are checkpoints in `root` and none is whole (starting from scratch would hide that), or
             the newest is of another format; or one could not be read (UnreadError).
     """
-    with read_back(root):
+    with ending_if_unreadable(root):
         shared = from_main(lambda: checkpoints(root), world)
     nearby = [] if local is None else local.candidates()
     early = [folder for folder in [*shared, *nearby] if before is None or step_of(folder) < before]
     candidates = sorted(early, key=lambda folder: (step_of(folder), folder in shared), reverse=True)
 
     def check(folder: Path) -> list[str]:
-        return damage(folder, world, moved) if local is None or folder in shared else local.damage(folder, moved)
+        return (
+            damage(folder, world, heartbeat) if local is None or folder in shared else local.damage(folder, heartbeat)
+        )
 
     newest = newest_whole(candidates, check)
     if newest is None and before is None:
@@ -110,7 +112,7 @@ def _anew(run: Path) -> str:
     return f"to start from scratch, remove {run} or give this run another run.name"
 
 
-def damage(folder: Path, world: World, moved: Callable[[], object] = lambda: None) -> list[str]:
+def damage(folder: Path, world: World, heartbeat: Callable[[], object] = lambda: None) -> list[str]:
     """Return what is wrong with a checkpoint, to the last byte; each rank reads a share of the files. Collective.
 
     Raises:
@@ -120,27 +122,27 @@ def damage(folder: Path, world: World, moved: Callable[[], object] = lambda: Non
     """
 
     def read() -> list[str]:
-        with read_back(f"{folder}, by rank {world.rank},"):
-            return problems(folder, contents=True, share=slice(world.rank, None, world.size), moved=moved)
+        with ending_if_unreadable(f"{folder}, by rank {world.rank},"):
+            return problems(folder, contents=True, share=slice(world.rank, None, world.size), heartbeat=heartbeat)
 
     shares = gather_objects(on_every_rank(read, world), world)
     return list(dict.fromkeys(problem for share in shares for problem in share))
 
 
-def load(engine: Engine, folder: Path, moved: Callable[[], object] = lambda: None) -> TrainState:
+def load(engine: Engine, folder: Path, heartbeat: Callable[[], object] = lambda: None) -> TrainState:
     """Read the engine's state from a checkpoint that `find` returned, and return where training stands. Collective.
 
     Args:
         engine: what trains.
         folder: the checkpoint.
-        moved: is told of each tensor that was read.
+        heartbeat: is told of each tensor that was read.
 
     Raises:
         UnreadError: on all ranks, a file could not be read.
     """
-    with read_back(folder):
+    with ending_if_unreadable(folder):
         state = on_every_rank(lambda: read_state(folder), engine.world)
-        tensors.restore(engine, folder, moved)
+        tensors.restore(engine, folder, heartbeat)
     return state
 
 

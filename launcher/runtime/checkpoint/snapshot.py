@@ -9,7 +9,7 @@ from plumbline.launcher.runtime.checkpoint.tensors import collect, shard_name
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
 from plumbline.launcher.runtime.config.load import as_yaml
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 

@@ -36,12 +36,12 @@ class CheckpointError(ValueError):
 
 
 class UnsavedError(CheckpointError):
-    """End a run that could not write what it cannot do without."""
+    """Signal that a checkpoint, or a file that the run depends on, could not be written."""
 
 
 @contextmanager
-def written(place: Path) -> Iterator[None]:
-    """End a run that cannot write what it cannot do without, and say that the same command goes on.
+def ending_if_unwritable(path: Path) -> Iterator[None]:
+    """Turn an OSError into an UnsavedError, which tells the user to free space and to start again.
 
     Raises:
         UnsavedError: the system refused it.
@@ -50,17 +50,17 @@ def written(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UnsavedError(
-            f"{place} could not be written ({error}): free some space there and start the same command again"
+            f"{path} could not be written ({error}): free some space there and start the same command again"
         ) from error
 
 
 class UnreadError(CheckpointError):
-    """End an attempt of a run whose checkpoints could not be read, which may be otherwise in a while."""
+    """Signal that a run's checkpoints could not be read, which may be different in a while."""
 
 
 @contextmanager
-def read_back(what: Path | str) -> Iterator[None]:
-    """End an attempt that cannot read what it goes on from, and say what to do.
+def ending_if_unreadable(source: Path | str) -> Iterator[None]:
+    """Turn an OSError into an UnreadError, which tells the user what to do.
 
     Raises:
         UnreadError: the system refused it.
@@ -69,7 +69,7 @@ def read_back(what: Path | str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UnreadError(
-            f"{what} could not be read ({error}): look at its file system, and start the same command again; if it "
+            f"{source} could not be read ({error}): look at its file system, and start the same command again; if it "
             "stays so, move away what cannot be read, to go on from an earlier checkpoint"
         ) from error
 
@@ -169,7 +169,7 @@ def problems(
     contents: bool = False,
     only: Callable[[str], bool] = lambda _name: True,
     share: slice = slice(None),
-    moved: Callable[[], object] = lambda: None,
+    heartbeat: Callable[[], object] = lambda: None,
 ) -> list[str]:
     """Return what is wrong with a checkpoint: files that are missing or damaged, or its manifest.
 
@@ -179,7 +179,7 @@ def problems(
             of config.yaml, which everybody reads.
         only: which files to look at, by name.
         share: which of these, in the order of their names, so that ranks can divide the work.
-        moved: is told of each part of a file that was read.
+        heartbeat: is told of each part of a file that was read.
 
     Raises:
         FormatError: it is whole, and of another version.
@@ -198,18 +198,20 @@ def problems(
     return [
         problem
         for name in sorted(filter(only, files))[share]
-        if (problem := _problem(folder, name, files[name], contents or name == CONFIG, moved))
+        if (problem := _problem(folder, name, files[name], contents or name == CONFIG, heartbeat))
     ]
 
 
-def _problem(folder: Path, name: str, expected: FileFacts, contents: bool, moved: Callable[[], object]) -> str | None:
+def _problem(
+    folder: Path, name: str, expected: FileFacts, contents: bool, heartbeat: Callable[[], object]
+) -> str | None:
     """Return what is wrong with one file of a checkpoint, whose size and checksum the manifest says."""
     path = folder / name
     if not path.is_file():
         return f"{name} is missing"
     if path.stat().st_size != expected["bytes"]:
         return f"{name} has {path.stat().st_size} bytes, expected {expected['bytes']}"
-    if contents and _checksum(path, moved) != expected["xxh3"]:
+    if contents and _checksum(path, heartbeat) != expected["xxh3"]:
         return f"{name} has another checksum than when it was written"
     return None
 
@@ -220,7 +222,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: it is missing, damaged or of a newer format; UnreadError, if it could not be read.
     """
-    with read_back(folder / MANIFEST):
+    with ending_if_unreadable(folder / MANIFEST):
         try:
             manifest = read_object(folder / MANIFEST)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -262,10 +264,10 @@ def manifest_checksum(manifest: dict[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(manifest, sort_keys=True).encode())
 
 
-def _checksum(path: Path, moved: Callable[[], object]) -> str:
+def _checksum(path: Path, heartbeat: Callable[[], object]) -> str:
     digest = xxhash.xxh3_64()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
-            moved()
+            heartbeat()
     return digest.hexdigest()

@@ -25,7 +25,7 @@ from torch import Tensor
 from plumbline.launcher.runtime.checkpoint.saved_tensors import FOLDER, SavedTensors, read_headers_together
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
 from plumbline.launcher.runtime.checkpoint.weights import TensorFile
-from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.optim.optimizer import verify_settings
 from plumbline.launcher.runtime.system.collectives import on_every_rank
@@ -106,7 +106,7 @@ def _to_host(tensor: Tensor) -> Tensor:
 # -- going on from it --------------------------------------------------------------------------------------------------
 
 
-def restore(engine: Engine, folder: Path, moved: Callable[[], object] = lambda: None) -> None:
+def restore(engine: Engine, folder: Path, heartbeat: Callable[[], object] = lambda: None) -> None:
     """Take over weights, optimizer state and moving average of a checkpoint, whichever ranks wrote it. Collective.
 
     Each rank reads its own ranges. The configuration's hyperparameters stay as they are.
@@ -114,7 +114,7 @@ def restore(engine: Engine, folder: Path, moved: Callable[[], object] = lambda: 
     Args:
         engine: what takes it over.
         folder: the checkpoint.
-        moved: is told of each tensor that was read.
+        heartbeat: is told of each tensor that was read.
 
     Raises:
         CheckpointError: on all ranks, the tensors are not those of the model, or not all of them were updated equally
@@ -130,7 +130,7 @@ def restore(engine: Engine, folder: Path, moved: Callable[[], object] = lambda: 
                 piece.of(piece.shard).copy_(saved.read(WEIGHT, piece.name, piece.start, piece.length))
                 if piece.trained:
                     _read_state(piece, saved, state.setdefault(piece.shard, {}), folder)
-                moved()
+                heartbeat()
         engine.optimizer_state.clear()
         engine.optimizer_state.update(state)
         _restore_average(engine, saved)

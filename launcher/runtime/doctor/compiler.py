@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
-from plumbline.launcher.runtime.system import startup
+from plumbline.launcher.runtime.system import process_group
 from plumbline.launcher.runtime.system.compilers import missing_c_compiler, missing_header
 
 
@@ -16,9 +16,9 @@ def measure(place: Place) -> Facts:
         facts["missing"] = missing_c_compiler() or missing_header()
     else:
         try:
-            with startup.quiet_stdout():
+            with process_group.quiet_stdout():
                 os.environ["DS_ACCELERATOR"] = "cpu"  # read when DeepSpeed is imported
-                startup.compile_start_up_operator()
+                process_group.compile_start_up_operator()
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             facts["problem"] = str(error).splitlines()[0]
     return facts

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.dis
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Finding
 from plumbline.launcher.runtime.system import nodes
-from plumbline.launcher.runtime.system.startup import OTHER_PORT
+from plumbline.launcher.runtime.system.process_group import OTHER_PORT
 from plumbline.launcher.runtime.system.world import World
 
 CHECK = "arrival"

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report
 from plumbline.launcher.runtime.system import nodes
 from plumbline.launcher.runtime.system.deadline import NOTICE, read_notice
-from plumbline.launcher.runtime.system.ours import ROOT
+from plumbline.launcher.runtime.system.installation import ROOT
 
 SHORT = 30
 """Seconds of KillWait, Slurm's default, under which a save that SIGTERM asked for has little time."""

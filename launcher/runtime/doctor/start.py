@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from plumbline.launcher.runtime.checkpoint.commit import bytes_of_leftovers
+from plumbline.launcher.runtime.checkpoint.publishing import bytes_of_leftovers
 from plumbline.launcher.runtime.checkpoint.store import checkpoints
 from plumbline.launcher.runtime.config.budget import checkpoint_bytes
 from plumbline.launcher.runtime.config.plan import RunPlan

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from plumbline.launcher.runtime.doctor.check import EVERYWHERE, Facts, Finding, Place, Report, common
-from plumbline.launcher.runtime.system.ours import ROOT
+from plumbline.launcher.runtime.system.installation import ROOT
 
 SOURCES = ("launcher", "model", "data")
 PACKAGES = ("torch", "deepspeed", "transformers", "numpy")

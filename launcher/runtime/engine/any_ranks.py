@@ -2,9 +2,9 @@
 
 Sums of floating-point numbers depend on the order of their terms, and by itself the order of a gradient's terms depends
 on how many ranks share them. Here it is one binary tree over the micro-batches of the global batch, which knows no
-ranks (`tree.py`). What else would tell ranks apart goes by the number of the micro-batch too: its random numbers. The
-norm is that of whole tensors, and each rank computes it. Updates go element by element, or matrix by matrix, so it does
-not matter which rank holds which.
+ranks (`tree_sum.py`). What else would tell ranks apart goes by the number of the micro-batch too: its random numbers.
+The norm is that of whole tensors, and each rank computes it. Updates go element by element, or matrix by matrix, so it
+does not matter which rank holds which.
 
 So DeepSpeed accumulates and reduces no gradient here: every rank has the whole one, writes its part beside the master
 weights of its shard, updates them, and DeepSpeed gathers the weights as it does after a step of its own.
@@ -18,10 +18,10 @@ from torch.nn.utils import get_total_norm
 from torch.profiler import record_function
 
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.base import Batch
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import Batch
 from plumbline.launcher.runtime.engine.on_device import not_finite
-from plumbline.launcher.runtime.engine.tree import TreeSum, order_of_lanes, sum_over_tree
+from plumbline.launcher.runtime.engine.tree_sum import TreeSum, order_of_lanes, sum_over_tree
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm
 from plumbline.launcher.runtime.system.world import World
 
@@ -32,7 +32,7 @@ class AnyRanksEngine(DeepSpeedEngine):
     On a CPU each rank computes with one thread, since more of them share sums in another way.
 
     Args:
-        config: the run; `config/reproducible.py` has checked it against the number of ranks.
+        config: the run; `config/rank_counts.py` has checked it against the number of ranks.
         world: this process among all; the process group must be up.
         weights: by name, instead of those that the seed draws.
         restored: all weights will be restored from a checkpoint, and none is drawn.

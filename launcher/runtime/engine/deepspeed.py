@@ -17,9 +17,9 @@ from plumbline.launcher.runtime.config.budget import totals, trained_count
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
+from plumbline.launcher.runtime.engine.base import Batch, Engine, T
 from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients
 from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training, compiles, move_buffers
-from plumbline.launcher.runtime.engine.interface import Batch, Engine, T
 from plumbline.launcher.runtime.engine.memory import choose_recomputed
 from plumbline.launcher.runtime.engine.on_device import deciding_on_device, not_finite
 from plumbline.launcher.runtime.engine.pieces import Piece
@@ -31,7 +31,7 @@ from plumbline.launcher.runtime.optim.optimizer import (
     make_optimizer,
     verify_settings,
 )
-from plumbline.launcher.runtime.system.startup import quiet_stdout
+from plumbline.launcher.runtime.system.process_group import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.objectives.objective import TrainedLM
 from plumbline.model.parameterization.rows import ParameterRow
@@ -113,7 +113,7 @@ class DeepSpeedEngine(Engine):
     def __init__(
         self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None, restored: bool = False
     ) -> None:
-        import deepspeed  # after the accelerator is chosen in startup.start
+        import deepspeed  # after the accelerator is chosen in process_group.join
         from deepspeed.runtime import torch_autocast
         from deepspeed.utils import set_z3_leaf_module
 

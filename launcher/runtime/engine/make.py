@@ -6,8 +6,8 @@ from torch import Tensor
 
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.any_ranks import AnyRanksEngine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import Engine
 from plumbline.launcher.runtime.system.world import World
 
 

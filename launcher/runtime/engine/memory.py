@@ -8,7 +8,7 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.activations import activation_bytes
 from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients
 from plumbline.launcher.runtime.engine.build import compiles
-from plumbline.launcher.runtime.engine.tree import lane_count
+from plumbline.launcher.runtime.engine.tree_sum import lane_count
 from plumbline.launcher.runtime.system.collectives import from_main, gather_objects
 from plumbline.launcher.runtime.system.log import TRAINING
 from plumbline.launcher.runtime.system.memory import free_bytes
@@ -165,7 +165,7 @@ def model_states(
 def _sums_of_a_tree(config: Config, parameters: int, ranks: int, width: float) -> tuple[float, float]:
     """Return what `any_ranks` holds of sums while a micro-batch passes, and the most that it holds between two.
 
-    A sum waits at each level of this rank's tree (engine/tree.py). Beside them come the gradients of the last
+    A sum waits at each level of this rank's tree (engine/tree_sum.py). Beside them come the gradients of the last
     micro-batch and their fp32 copy; in the end the whole sum, and two of its size for the exchange with other ranks.
     """
     lanes = lane_count(config.data.accumulation_steps(ranks) * ranks) // ranks

@@ -17,16 +17,16 @@ from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.memory import USABLE, DeviceMemory, Estimate
 from plumbline.launcher.runtime.engine.network import Machine, StepTime, step_time
-from plumbline.launcher.runtime.system import assumed
+from plumbline.launcher.runtime.system import assumed_device
 from plumbline.launcher.runtime.system.log import LOG, TRAINING
 from plumbline.launcher.runtime.system.memory import device_bytes
 from plumbline.launcher.runtime.system.world import World
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.recomputation import Recomputed
 
-FLOPS = 1e12 * assumed.PEAK_TFLOPS * assumed.MFU
+FLOPS = 1e12 * assumed_device.PEAK_TFLOPS * assumed_device.MFU
 """Of a device in a second: it weighs recomputing against sending."""
-BANDWIDTH = 1e9 * assumed.NETWORK_GBS
+BANDWIDTH = 1e9 * assumed_device.NETWORK_GBS
 """Bytes that a device sends in a second."""
 
 

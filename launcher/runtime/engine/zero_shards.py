@@ -6,7 +6,8 @@
     stage 3     each tensor is cut into one part of equal length for each rank, the last ones padded; a rank's parts of
                 a sub-group lie one behind the other in a flat fp32 shard
 
-deepspeed is imported inside functions, because it chooses its accelerator when it is imported, which startup prepares.
+deepspeed is imported inside functions, because it chooses its accelerator when it is imported, which `process_group`
+prepares.
 """
 
 import math

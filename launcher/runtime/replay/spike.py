@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from plumbline.data.streams import IGNORED
 from plumbline.launcher.runtime.checkpoint.store import step_of
-from plumbline.launcher.runtime.engine.interface import Batch
+from plumbline.launcher.runtime.engine.base import Batch
 from plumbline.launcher.runtime.replay.record import Difference, RunRecord
 from plumbline.launcher.runtime.replay.search import AROUND, Found, Usual, search, usual
 from plumbline.launcher.runtime.replay.steps import Replay, Stash, without

@@ -15,9 +15,9 @@ from plumbline.launcher.runtime.checkpoint import resume
 from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
 from plumbline.launcher.runtime.checkpoint.tensors import WEIGHT, collect
 from plumbline.launcher.runtime.config.plan import plan_run
-from plumbline.launcher.runtime.config.reproducible import check_ranks
+from plumbline.launcher.runtime.config.rank_counts import check_ranks
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.interface import Batch, Engine
+from plumbline.launcher.runtime.engine.base import Batch, Engine
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
 from plumbline.launcher.runtime.run.chain import Step, digest_of

@@ -9,7 +9,7 @@ from plumbline.data.streams import WindowStream
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.identity import differences
 from plumbline.launcher.runtime.config.plan import last_step
-from plumbline.launcher.runtime.config.reproducible import check_ranks
+from plumbline.launcher.runtime.config.rank_counts import check_ranks
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World

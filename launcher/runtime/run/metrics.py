@@ -18,8 +18,8 @@ from plumbline.launcher.runtime.run.interventions import read_interventions
 from plumbline.launcher.runtime.run.lines import Lines
 from plumbline.launcher.runtime.run.progress import StepProgress
 from plumbline.launcher.runtime.system.files import read_json_lines, read_key, write_json_lines
+from plumbline.launcher.runtime.system.installation import ROOT, is_checkout
 from plumbline.launcher.runtime.system.log import LOG
-from plumbline.launcher.runtime.system.ours import ROOT, is_checkout
 from plumbline.launcher.runtime.system.world import World
 from plumbline.launcher.runtime.trackers.feed import Feed, History, finish
 

@@ -13,7 +13,7 @@ from typing import Any
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, step_of
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
-from plumbline.launcher.runtime.sweep.place import root_of
+from plumbline.launcher.runtime.sweep.root import root_of
 
 DIVERGED = "diverged.json"
 FINISHED = ("result.json", DIVERGED)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, model_validator
 from plumbline.launcher.runtime.sweep.cautions import caution
 from plumbline.launcher.runtime.sweep.ends import axes_at_end
 from plumbline.launcher.runtime.sweep.result import MATCHES, Result
-from plumbline.launcher.runtime.sweep.statistics import Estimate, estimate, wilson
+from plumbline.launcher.runtime.sweep.seed_means import Estimate, estimate, wilson
 
 COLUMNS = {
     "loss": "loss",

@@ -14,7 +14,7 @@ from plumbline.launcher.runtime.sweep.comparison import ComparisonConfig
 from plumbline.launcher.runtime.sweep.coordinate_check import CoordinateCheckConfig
 from plumbline.launcher.runtime.sweep.kinds import KINDS, Kind
 from plumbline.launcher.runtime.sweep.lr_transfer import LrTransferConfig
-from plumbline.launcher.runtime.sweep.place import USUAL, root_of
+from plumbline.launcher.runtime.sweep.root import USUAL, root_of
 
 Values = dict[str, Any]  # section.key -> value
 Axis = list[Any] | dict[str, Values]

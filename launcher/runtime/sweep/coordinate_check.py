@@ -21,7 +21,7 @@ from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.sweep.families import base_size, family_members, size_of, without_curves
 from plumbline.launcher.runtime.sweep.result import Result
-from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
 from plumbline.launcher.runtime.system.files import write_json
 from plumbline.launcher.runtime.system.signals import StopRequest
 from plumbline.launcher.runtime.system.world import World

@@ -8,7 +8,7 @@ from typing import Any
 from plumbline.launcher.runtime.sweep.cautions import caution
 from plumbline.launcher.runtime.sweep.ends import axes_at_end
 from plumbline.launcher.runtime.sweep.result import Label, Result
-from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.sweep.families import (
 )
 from plumbline.launcher.runtime.sweep.optimum import Curve, fit, loss_at
 from plumbline.launcher.runtime.sweep.result import Result
-from plumbline.launcher.runtime.sweep.statistics import mean, standard_error
+from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error
 
 
 class LrTransferConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):

@@ -13,7 +13,7 @@ from plumbline.launcher.runtime.sweep.axis_plot import by_axis, curves
 from plumbline.launcher.runtime.sweep.grid import Point, summarize
 from plumbline.launcher.runtime.sweep.result import MATCHES, Result, read_rows
 from plumbline.launcher.runtime.sweep.results import FIGURE, LINES, RESULTS, SUMMARY
-from plumbline.launcher.runtime.sweep.statistics import mean
+from plumbline.launcher.runtime.sweep.seed_means import mean
 from plumbline.launcher.runtime.sweep.worker import ERROR
 from plumbline.launcher.runtime.system.cli import duration
 from plumbline.launcher.runtime.system.files import read_object

@@ -25,7 +25,7 @@ from plumbline.launcher.runtime.sweep.cells import Cell, distinct
 from plumbline.launcher.runtime.sweep.config import SweepConfig
 from plumbline.launcher.runtime.sweep.kinds import Summary
 from plumbline.launcher.runtime.sweep.result import MATCHES, Outliers, Result, RunOutcome, read_rows
-from plumbline.launcher.runtime.sweep.statistics import mean
+from plumbline.launcher.runtime.sweep.seed_means import mean
 from plumbline.launcher.runtime.sweep.worker import FINISHED, outcome_of
 from plumbline.launcher.runtime.system.files import (
     one_at_a_time,

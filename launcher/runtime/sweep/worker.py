@@ -30,7 +30,7 @@ from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
 from plumbline.launcher.runtime.sweep.advance import DIVERGED
-from plumbline.launcher.runtime.system import determinism, startup
+from plumbline.launcher.runtime.system import determinism, process_group
 from plumbline.launcher.runtime.system.files import write_json, write_whole
 from plumbline.launcher.runtime.system.launch import restart_count
 from plumbline.launcher.runtime.system.signals import SIGNALS, StopRequest
@@ -153,7 +153,7 @@ def _start(place: Place) -> World:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # train.deterministic needs it before CUDA starts
     be_alone()
     world = read_world()
-    startup.start(world, TIMEOUT_MINUTES)
+    process_group.join(world, TIMEOUT_MINUTES)
     return world
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from plumbline.launcher.runtime.system.ours import ROOT
+from plumbline.launcher.runtime.system.installation import ROOT
 
 SCHEMA = ROOT / "configs" / "schema.json"
 """Keys of the configuration."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from plumbline.launcher.runtime.system.attempts import TALLY
 from plumbline.launcher.runtime.system.deadline import NOTICE
-from plumbline.launcher.runtime.system.ours import ROOT
+from plumbline.launcher.runtime.system.installation import ROOT
 
 OURS = f"PLUMBLINE_ROOT,{NOTICE},PLUMBLINE_PYTHON"
 """Variables in which a script of `write_script` tells a job where things are."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from plumbline.launcher.runtime.system import nodes
+from plumbline.launcher.runtime.system.before_torch import HIDDEN, NVIDIA, has_gpus, slurm_ranks
 from plumbline.launcher.runtime.system.log import TRAINING
-from plumbline.launcher.runtime.system.starting import HIDDEN, NVIDIA, has_gpus, slurm_ranks
 
 
 class MissingGPUError(ValueError):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from plumbline.launcher.runtime.checkpoint.store import MANIFEST, checkpoints, step_of
-from plumbline.launcher.runtime.engine.interface import Batch
+from plumbline.launcher.runtime.engine.base import Batch
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.run.chain import ChainFile, Step, digest_of, from_limbs, in_hex, to_limbs
 from plumbline.launcher.runtime.system.collectives import LateSum, from_main

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.model.diagnostics.observer import Observation, layer_name, observing
 from plumbline.model.diagnostics.statistics import gain_sums, gradient_sums, update_sums

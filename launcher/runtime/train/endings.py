@@ -14,7 +14,7 @@ from plumbline.launcher.runtime.system.attempts import AWAY, BROKEN_GPU, LACKING
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
 from plumbline.launcher.runtime.system.faults import is_of_device, is_out_of_memory, out_of_memory
 from plumbline.launcher.runtime.system.nodes import node_name, own_job
-from plumbline.launcher.runtime.system.startup import UnmetError
+from plumbline.launcher.runtime.system.process_group import UnmetError
 from plumbline.launcher.runtime.system.world import MissingGPUError
 from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
 

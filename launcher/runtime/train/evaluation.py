@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from plumbline.launcher.runtime.engine.interface import Batch, Engine
+from plumbline.launcher.runtime.engine.base import Batch, Engine
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.scores import HeldOutLoss, held_out_loss
 from plumbline.launcher.runtime.system.collectives import AllRanksError, any_rank, sum_over_ranks
@@ -30,11 +30,11 @@ class Evaluation:
         engine: holds the model.
         inputs: what is held out.
         stop: is asked before each batch.
-        moved: is told of each batch, in words.
+        heartbeat: is told of each batch, in words.
     """
 
-    def __init__(self, engine: Engine, inputs: Inputs, stop: StopRequest, moved: Callable[[str], None]) -> None:
-        self.engine, self.inputs, self.stop, self.moved = engine, inputs, stop, moved
+    def __init__(self, engine: Engine, inputs: Inputs, stop: StopRequest, heartbeat: Callable[[str], None]) -> None:
+        self.engine, self.inputs, self.stop, self.heartbeat = engine, inputs, stop, heartbeat
 
     def run(self, say: Callable[[str], None]) -> dict[str, Any]:
         """Return the entries of metrics.jsonl: eval/NAME/loss and so on.
@@ -80,7 +80,7 @@ class Evaluation:
 
     def _until_stopped(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            self.moved("evaluating")
+            self.heartbeat("evaluating")
             if any_rank(bool(self.stop), self.engine.world):
                 raise StoppedError
             yield batch

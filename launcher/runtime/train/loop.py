@@ -25,8 +25,8 @@ from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, S
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
 from plumbline.launcher.runtime.config.schema import Config
+from plumbline.launcher.runtime.engine.base import Batch, Engine, UpdateObserver
 from plumbline.launcher.runtime.engine.build import compiles
-from plumbline.launcher.runtime.engine.interface import Batch, Engine, UpdateObserver
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderWay
 from plumbline.launcher.runtime.run.folder import RESULT
@@ -92,13 +92,13 @@ class Trainer:
         self.plan = self.engine.plan
         self.status = status or RunStatus()
         self.watchdog = watchdog or Watchdog(config.run.folder / "stacks", world, minutes=None)
-        self.evaluation = Evaluation(self.engine, inputs, stop, self.watchdog.moved)
+        self.evaluation = Evaluation(self.engine, inputs, stop, self.watchdog.beat)
         self.rollbacks = Rollbacks(config, self.plan, inputs, world, local)
         self.state = checkpoint.TrainState(0, 0, 0, inputs.fingerprints, self.rollbacks.skipped)
         self.saved_step: int | None = None
         self.failed_saves = 0
         self.local = local
-        self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world, local, self.watchdog.moved)
+        self.writer = CheckpointWriter(config, config.run.folder / "checkpoints", world, local, self.watchdog.beat)
         self.guards = make_guards(config.guards, self.plan, *engine_guards(config.guards, self.engine))
         self.stragglers = Stragglers(world)
         self.log: MetricsLog | None = None
@@ -110,7 +110,7 @@ class Trainer:
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
-        state = resume.load(self.engine, folder, partial(self.watchdog.moved, "reading the checkpoint"))
+        state = resume.load(self.engine, folder, partial(self.watchdog.beat, "reading the checkpoint"))
         self.state = replace(state, skipped=state.skipped | self.rollbacks.skipped)
         self.guards.restore(state.guards)
         if self.local is None or folder.parent != self.local.folder:
@@ -132,15 +132,15 @@ class Trainer:
     def _go_back(self, asked: RollBack) -> None:
         """Stand at a checkpoint again, with the log and the account of time as they were then."""
         self.status.enter("checkpoint")
-        moved = partial(self.watchdog.moved, "going back to a checkpoint")
-        moved()
+        heartbeat = partial(self.watchdog.beat, "going back to a checkpoint")
+        heartbeat()
         self._unread = self.saved_step = None
         self._count(self.writer.finish(), must=False)
-        folder = self.rollbacks.go_back(asked, self.state.skipped, moved)
+        folder = self.rollbacks.go_back(asked, self.state.skipped, heartbeat)
         if self.log is not None:
             self.log.close()
         self.resume(folder)
-        with checkpoint.written(self.config.run.folder):
+        with checkpoint.ending_if_unwritable(self.config.run.folder):
             from_main(self._open_log, self.world)
         self.chain.open(self.state.step)
         self.status.went_back(self.state.step, self.state.tokens)
@@ -165,7 +165,7 @@ class Trainer:
                         break
                     meter.restart(self.state.step)
 
-                self.watchdog.moved(f"making step {self.state.step + 1}")
+                self.watchdog.beat(f"making step {self.state.step + 1}")
                 lr = plan.lr_after(self.state.tokens)
                 self.status.enter("data_wait")
                 profiler.before_step(self.state.step)
@@ -291,7 +291,7 @@ class Trainer:
         self.guards.after_evaluation(record)
         if step == self.plan.total_steps:
             file = self.config.run.folder / RESULT
-            with checkpoint.written(file):  # it marks the run as complete
+            with checkpoint.ending_if_unwritable(file):  # it marks the run as complete
                 from_main(lambda: write_json(file, record), self.world)
             if self.config.train.sample_prompts:
                 self._sample()
@@ -299,7 +299,7 @@ class Trainer:
 
     def _sample(self) -> None:
         """Have rank 0 continue the prompts, for no longer than train.hang_minutes; nobody may wait for more."""
-        self.watchdog.wait()
+        self.watchdog.suspend()
         end = time.monotonic() + 60 * (self.config.train.hang_minutes or math.inf)
 
         def is_enough() -> bool:
@@ -307,7 +307,7 @@ class Trainer:
 
         if not main_works(lambda: write_samples(self.config), self.world, is_enough):
             LOG.warning("the samples of train.sample_prompts were given up: the run is complete without them")
-        self.watchdog.moved("ending")
+        self.watchdog.beat("ending")
 
     def _may_save(self) -> bool:
         """Return whether this is a step at which checkpoints are written, if the weights are worth one."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from plumbline.data.skipped import SkippedData
 from plumbline.launcher.runtime.checkpoint import resume
-from plumbline.launcher.runtime.checkpoint.commit import remove_after
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
-from plumbline.launcher.runtime.checkpoint.store import step_of, written
+from plumbline.launcher.runtime.checkpoint.publishing import remove_after
+from plumbline.launcher.runtime.checkpoint.store import ending_if_unwritable, step_of
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.plan import RunPlan
 from plumbline.launcher.runtime.config.schema import Config
@@ -60,13 +60,13 @@ class Rollbacks:
         """Return the data that the run leaves out."""
         return skipped_in(self.made)
 
-    def go_back(self, asked: RollBack, skipped: SkippedData, moved: Callable[[], object] = lambda: None) -> Path:
+    def go_back(self, asked: RollBack, skipped: SkippedData, heartbeat: Callable[[], object] = lambda: None) -> Path:
         """Return the checkpoint to resume from, now that nothing newer is there. Collective; nothing is being written.
 
         Args:
             asked: what a guard asks for.
             skipped: the data that was left out so far.
-            moved: is told of each part of a checkpoint that was read.
+            heartbeat: is told of each part of a checkpoint that was read.
 
         Raises:
             TrainingError: the run cannot go back; says why.
@@ -74,7 +74,7 @@ class Rollbacks:
         """
         window = skipped.data_step(asked.first - 1), skipped.data_step(asked.last - 1) + 1
         problem, root = self._refusal(skipped | SkippedData((window,))), self._folder / "checkpoints"
-        found = None if problem else self._find(root, asked.first, moved)
+        found = None if problem else self._find(root, asked.first, heartbeat)
         if found is None:
             problem = problem or f"there is no whole checkpoint of a step before {asked.first}"
             raise TrainingError(
@@ -98,19 +98,19 @@ class Rollbacks:
             remove_after(root, step)
             write_interventions(self._folder, self.made)
 
-        with written(self._folder):
+        with ending_if_unwritable(self._folder):
             from_main(note, self._world)
         LOG.warning(f"{made} ({len(self.made)} of guards.max_rollbacks = {self._most})")
         return found
 
-    def _find(self, root: Path, first: int, moved: Callable[[], object]) -> Path | None:
+    def _find(self, root: Path, first: int, heartbeat: Callable[[], object]) -> Path | None:
         """Return the newest whole checkpoint of a step before `first`, a branch's parent's among them. Collective."""
         its = self._config.schedule.branch
-        found = resume.find(root, self._world, self._local, before=first, moved=moved)
+        found = resume.find(root, self._world, self._local, before=first, heartbeat=heartbeat)
         if found is not None or its is None or its.first_step >= first:
             return found
         parents = Path(its.checkpoint)
-        return None if resume.damage(parents, self._world, moved) else parents
+        return None if resume.damage(parents, self._world, heartbeat) else parents
 
     def _refusal(self, skipped: SkippedData) -> str | None:
         """Return why the run may not go back and leave out some data; None: it may."""

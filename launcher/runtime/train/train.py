@@ -4,8 +4,8 @@ from functools import partial
 
 from plumbline.launcher.runtime.checkpoint import branch, resume
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
-from plumbline.launcher.runtime.checkpoint.commit import put_back, tidy
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
+from plumbline.launcher.runtime.checkpoint.publishing import put_back, tidy
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.models.from_stock import fetch, initial_weights
@@ -48,7 +48,7 @@ def train(
     status, watchdog = status or RunStatus(), watchdog or watch(config, world)
     watchdog.tell = status.end
     with watchdog:
-        watchdog.met()
+        watchdog.ranks_have_met()
         trainer = make_trainer(config, inputs, world, stop, status, watchdog)
         from_main(lambda: None, world)  # all ranks are here, and few instructions from hearing a stop alike
         stop.defer()  # from here on a stop has something to save
@@ -74,30 +74,30 @@ def make_trainer(
     check_agreement(config, inputs, world)
     root = config.run.folder / "checkpoints"
     local = None if config.checkpoint.local is None else LocalCheckpoints(config, world)
-    verifying = partial(watchdog.moved, "verifying checkpoints to the last byte")
-    with checkpoint.read_back(root):
+    verifying = partial(watchdog.beat, "verifying checkpoints to the last byte")
+    with checkpoint.ending_if_unreadable(root):
         from_main(partial(put_back, root), world)
-    found = resume.find(root, world, local, moved=verifying)
+    found = resume.find(root, world, local, heartbeat=verifying)
     if found is not None:
-        with checkpoint.read_back(found):
+        with checkpoint.ending_if_unreadable(found):
             on_every_rank(partial(resume.check_saved, found, config, inputs.fingerprints), world)
         from_main(partial(tidy, root, found), world)
     else:
         found = branch.start(config, world, verifying)
-    watchdog.moved("starting")
+    watchdog.beat("starting")
     if local is not None:
         local.tidy(found)
     step = 0 if found is None else checkpoint.step_of(found)
     from_main(lambda: prepare_run_folder(config, inputs, world, step), world)
     weights = None
     if found is None:
-        watchdog.wait()  # for a download
+        watchdog.suspend()  # for a download
         fetch(config, world)
-        watchdog.moved("starting")
+        watchdog.beat("starting")
         weights = initial_weights(config)
     make = partial(make_engine, restored=found is not None)
     trainer = Trainer(config, inputs, world, stop, weights, make, local=local, status=status, watchdog=watchdog)
     if found is not None:
-        watchdog.moved("reading the checkpoint")
+        watchdog.beat("reading the checkpoint")
         trainer.resume(found)
     return trainer

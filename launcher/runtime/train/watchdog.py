@@ -74,21 +74,21 @@ class Watchdog:
         """Watch no longer."""
         self.stop()
 
-    def met(self) -> None:
+    def ranks_have_met(self) -> None:
         """Learn the nodes of all ranks and delete what an earlier attempt left. Collective, under the run's lock."""
         if self._minutes is None:
             return
         if self._world.is_main:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._nodes = gather_objects(node_name(), self._world)  # after which the folder is empty
-        self.moved("starting")
+        self.beat("starting")
 
-    def moved(self, doing: str) -> None:
-        """Say that this process moves, and what it begins to do."""
+    def beat(self, doing: str) -> None:
+        """Note that this process goes on, and what it does next."""
         self._doing, self._since = doing, time.monotonic()
 
-    def wait(self) -> None:
-        """Bear with what comes, however long it takes, until the next move."""
+    def suspend(self) -> None:
+        """Allow any time until the next beat."""
         self._since = math.inf
 
     def stop(self) -> None:
@@ -123,7 +123,7 @@ class Watchdog:
         mine.write_text(f"rank {self._world.rank} on {node_name()}, {self._doing}\n\n{stacks()}", encoding="utf-8")
         time.sleep(GRACE)
         written = {rank: _file(self._folder, rank) for rank in range(self._world.size)}
-        # What is older is of an earlier attempt, one that did not come as far as `met` either
+        # What is older is of an earlier attempt, one that did not come as far as `ranks_have_met` either
         oldest = mine.stat().st_mtime - seconds
         texts = {
             rank: file.read_text(encoding="utf-8")

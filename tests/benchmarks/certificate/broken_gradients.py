@@ -8,8 +8,8 @@ import torch.distributed as dist
 from deepspeed.runtime import bf16_optimizer
 from deepspeed.runtime.zero import stage3, stage_1_and_2
 
+from plumbline.launcher.runtime.engine import base, zero_shards
 from plumbline.launcher.runtime.engine import deepspeed as engines
-from plumbline.launcher.runtime.engine import interface, zero_shards
 from plumbline.launcher.runtime.optim.clipping import clip_gradients
 from tests.benchmarks.certificate.models import Case
 from tests.benchmarks.certificate.mutant import (
@@ -71,7 +71,7 @@ def _(engine: Any, swap: Swap) -> None:
 
 @mutant("each rank divides by its own labels")
 def _(_engine: Any, swap: Swap) -> None:
-    swap(interface, "sum_over_ranks", lambda targets: targets * 2)
+    swap(base, "sum_over_ranks", lambda targets: targets * 2)
 
 
 @mutant("the gradient of the step before is not cleared", lambda case: case.stage == 0)

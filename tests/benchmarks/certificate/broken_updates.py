@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from plumbline.launcher.runtime.engine import interface
+from plumbline.launcher.runtime.engine import base
 from plumbline.launcher.runtime.optim import muon
 from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
 from tests.benchmarks.certificate.mutant import (
@@ -53,7 +53,7 @@ def _(engine: Any, swap: Swap) -> None:
         earlier.append(lr)
         original(groups, earlier[-2:][0])
 
-    swap(interface, "set_learning_rates", changed)
+    swap(base, "set_learning_rates", changed)
 
 
 @mutant("one group is not updated")

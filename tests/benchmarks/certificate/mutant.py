@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from plumbline.launcher.runtime.engine import interface
+from plumbline.launcher.runtime.engine import base
 from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
 from tests.benchmarks.certificate.models import Case
 
@@ -88,7 +88,7 @@ def after_rates(engine: Any, swap: Swap, change: Callable[[list[dict[str, Any]],
         original(groups, lr)
         change(adam_groups(engine), lr)
 
-    swap(interface, "set_learning_rates", changed)
+    swap(base, "set_learning_rates", changed)
 
 
 def scale_loss(engine: Any, swap: Swap, factor: Callable[[int], float]) -> None:

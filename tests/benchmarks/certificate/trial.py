@@ -15,8 +15,8 @@ from torch import Tensor
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.engine import deepspeed as engines
 from plumbline.launcher.runtime.engine.any_ranks import AnyRanksEngine
+from plumbline.launcher.runtime.engine.base import UpdateObserver
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
-from plumbline.launcher.runtime.engine.interface import UpdateObserver
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.world import World
 from tests.benchmarks.certificate import models

@@ -7,7 +7,7 @@ from plumbline.data.damage import reading
 from plumbline.launcher.runtime.checkpoint.store import STATE
 from plumbline.launcher.runtime.config.guards import GuardsConfig
 from plumbline.launcher.runtime.config.plan import RunPlan
-from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.train.guards.guard import Guard
 from plumbline.launcher.runtime.train.guards.non_finite import NonFinite

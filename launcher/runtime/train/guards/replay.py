@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from plumbline.launcher.runtime.engine.interface import Batch, Engine
+from plumbline.launcher.runtime.engine.base import Batch, Engine
 from plumbline.launcher.runtime.system.checksum import checksum, checksums
 from plumbline.launcher.runtime.system.collectives import any_rank, gather_objects, gather_rows, shift
 from plumbline.launcher.runtime.system.nodes import node_name

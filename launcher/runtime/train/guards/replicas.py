@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.system.checksum import checksums
 from plumbline.launcher.runtime.system.collectives import gather_objects, gather_rows
 from plumbline.launcher.runtime.system.nodes import node_name

@@ -23,7 +23,7 @@ from torch import Tensor
 from plumbline.data.damage import DamagedFileError
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.guards import TransferConfig
-from plumbline.launcher.runtime.engine.interface import Engine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.pieces import Piece
 from plumbline.launcher.runtime.engine.step_result import StepResult
 from plumbline.launcher.runtime.optim.optimizer import OPTIMIZERS

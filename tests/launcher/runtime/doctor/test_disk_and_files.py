@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from plumbline.launcher.runtime.checkpoint.commit import bytes_of_leftovers, remove_leftovers, staging_folder
+from plumbline.launcher.runtime.checkpoint.publishing import bytes_of_leftovers, remove_leftovers, staging_folder
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.doctor import disk, files, shared_files, start

@@ -11,7 +11,7 @@ import torch
 from plumbline.launcher.runtime.doctor import slurm
 from plumbline.launcher.runtime.doctor.check import Place
 from plumbline.launcher.runtime.system import nodes
-from plumbline.launcher.runtime.system.ours import ROOT
+from plumbline.launcher.runtime.system.installation import ROOT
 from plumbline.launcher.runtime.system.world import World
 
 if TYPE_CHECKING:

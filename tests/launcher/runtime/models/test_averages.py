@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from plumbline.data.damage import DamagedFileError
-from plumbline.launcher.runtime.checkpoint import commit, saved_tensors
+from plumbline.launcher.runtime.checkpoint import publishing, saved_tensors
 from plumbline.launcher.runtime.checkpoint import store as checkpoint
 from plumbline.launcher.runtime.checkpoint.saved_tensors import SavedTensors
 from plumbline.launcher.runtime.checkpoint.store import CheckpointError
@@ -230,9 +230,9 @@ def test_only_the_last_checkpoint_is_exported_with_scores_of_the_run(
 
 def write_checkpoint(root: Path, step: int, model: dict[str, Tensor], ranks: int = 1, config: str = "") -> Path:
     """Publish a checkpoint with nothing but weights, each cut evenly over ranks."""
-    staging = commit.staging_folder(root, step)
-    commit.make_room(staging)
-    files = commit.write_files({checkpoint.CONFIG: config}, staging)
+    staging = publishing.staging_folder(root, step)
+    publishing.make_room(staging)
+    files = publishing.write_files({checkpoint.CONFIG: config}, staging)
     for rank in range(ranks):
         tensors, index = {}, {}
         for name, tensor in model.items():
@@ -242,8 +242,8 @@ def write_checkpoint(root: Path, step: int, model: dict[str, Tensor], ranks: int
             if parts[rank].numel():
                 tensors[f"weight/{name}"] = parts[rank]
         file = TensorFile(tensors, {"index": json.dumps(index)})
-        files |= commit.write_files({shard_name(rank): file}, staging)
-    return commit.publish(staging, {"step": step}, files)
+        files |= publishing.write_files({shard_name(rank): file}, staging)
+    return publishing.publish(staging, {"step": step}, files)
 
 
 def test_the_mean_is_rounded_once(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from plumbline.launcher.runtime.checkpoint import commit
+from plumbline.launcher.runtime.checkpoint import publishing
 from plumbline.launcher.runtime.config.load import as_yaml, save_config
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.run.inputs import Inputs
@@ -303,10 +303,10 @@ def test_a_run_goes_on_under_the_rule_it_was_begun_with(cell: Config, plan: Plan
     """Its checkpoint would refuse another name for the same numbers."""
     begun = plan.cells[-1].config
     assert begun.parameterization != cell.parameterization
-    staging = commit.staging_folder(cell.run.folder / "checkpoints", step=3)
-    commit.make_room(staging)
-    files = commit.write_files({"config.yaml": as_yaml(begun)}, staging)
-    saved = commit.publish(staging, {"step": 3}, files)
+    staging = publishing.staging_folder(cell.run.folder / "checkpoints", step=3)
+    publishing.make_room(staging)
+    files = publishing.write_files({"config.yaml": as_yaml(begun)}, staging)
+    saved = publishing.publish(staging, {"step": 3}, files)
     seen = []
 
     def see(config: Config, inputs: Inputs, world: World, stop: StopRequest) -> bool:

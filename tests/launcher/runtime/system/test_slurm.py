@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.ours import ROOT
+from plumbline.launcher.runtime.system.installation import ROOT
 from plumbline.launcher.runtime.system.slurm import Request, log_file, next_number, submit, write_script
 
 ARRAY = Request(array=4, gpus_per_task="h100:2", time="8:00:00")

@@ -16,7 +16,7 @@ from plumbline.launcher.runtime.doctor.start import UnfitError
 from plumbline.launcher.runtime.run.lock import RunLockedError
 from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, LACKING, UNFIT, WRONG, accused
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
-from plumbline.launcher.runtime.system.startup import UnmetError
+from plumbline.launcher.runtime.system.process_group import UnmetError
 from plumbline.launcher.runtime.system.world import MissingGPUError
 from plumbline.launcher.runtime.train.endings import blame, code_of, to_tell
 from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError

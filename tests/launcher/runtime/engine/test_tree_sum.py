@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plumbline.launcher.runtime.engine.tree import TreeSum, lane_count, order_of_lanes
+from plumbline.launcher.runtime.engine.tree_sum import TreeSum, lane_count, order_of_lanes
 
 
 def of_rank(terms: Tensor, rank: int, ranks: int) -> tuple[Tensor, int]:

@@ -40,7 +40,7 @@ class UnmetError(ValueError):
     """Say that ranks cannot form a group: as they are configured, or because a node or the network is broken."""
 
 
-def start(world: World, timeout_minutes: float) -> None:
+def join(world: World, timeout_minutes: float) -> None:
     """Join the process group (NCCL on GPUs, gloo on CPUs).
 
     Raises:
@@ -276,7 +276,7 @@ def quiet_stdout() -> Iterator[None]:
         os.close(saved)
 
 
-def stop() -> None:
+def leave() -> None:
     """Leave the process group, all ranks together: a launcher may end the others soon after the first has left."""
     dist.barrier()
     dist.destroy_process_group()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from plumbline.launcher.runtime.checkpoint import commit, store
+from plumbline.launcher.runtime.checkpoint import publishing, store
 from plumbline.launcher.runtime.config.sections import CheckpointConfig
 
 KEEP = CheckpointConfig(keep_last=2)
@@ -19,9 +19,11 @@ class KilledError(BaseException):
 
 def publish(root: Path, step: int) -> None:
     """Write a checkpoint without tensors."""
-    staging = commit.staging_folder(root, step)
-    commit.make_room(staging)
-    commit.publish(staging, {"step": step}, commit.write_files({store.CONFIG: "{}", "state/x": "state"}, staging))
+    staging = publishing.staging_folder(root, step)
+    publishing.make_room(staging)
+    publishing.publish(
+        staging, {"step": step}, publishing.write_files({store.CONFIG: "{}", "state/x": "state"}, staging)
+    )
 
 
 def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_part_of_it(
@@ -38,10 +40,10 @@ def test_a_kill_while_a_checkpoint_is_deleted_leaves_no_part_of_it(
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", die)
         with pytest.raises(KilledError):
-            commit.prune(tmp_path, 3, KEEP)
+            publishing.prune(tmp_path, 3, KEEP)
     found = store.checkpoints(tmp_path)
     assert [store.problems(folder, contents=True) for folder in found] == [[], []]
-    commit.tidy(tmp_path, found[0])
+    publishing.tidy(tmp_path, found[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000002", "step_00000003"]
 
 
@@ -57,12 +59,12 @@ def test_a_checkpoint_that_is_written_again_is_there_before_the_one_of_before_is
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", die)
         if not exchanges:
-            patched.setattr(commit, "exchange", lambda _one, _other: False)
+            patched.setattr(publishing, "exchange", lambda _one, _other: False)
         with pytest.raises(KilledError):
             publish(tmp_path, 3)
     (found,) = store.checkpoints(tmp_path)
     assert store.problems(found, contents=True) == []
-    commit.tidy(tmp_path, found)
+    publishing.tidy(tmp_path, found)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000003"]
 
 
@@ -77,15 +79,15 @@ def test_one_that_lost_its_name_to_a_kill_gets_it_again(tmp_path: Path, monkeypa
         source.replace(target)
 
     with monkeypatch.context() as patched:
-        patched.setattr(commit, "exchange", lambda _one, _other: False)
-        patched.setattr(commit, "move", move)
+        patched.setattr(publishing, "exchange", lambda _one, _other: False)
+        patched.setattr(publishing, "move", move)
         with pytest.raises(KilledError):
             publish(tmp_path, 3)
     assert store.checkpoints(tmp_path) == []
-    commit.put_back(tmp_path)
+    publishing.put_back(tmp_path)
     (found,) = store.checkpoints(tmp_path)
     assert store.read_manifest(found) == before
-    commit.tidy(tmp_path, found)
+    publishing.tidy(tmp_path, found)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_00000003"]
 
 
@@ -97,11 +99,11 @@ def test_a_pointer_that_cannot_be_written_fails_no_save(
 
     publish(tmp_path, 1)
     with monkeypatch.context() as patched:
-        patched.setattr(commit, "write_whole", refuse)
+        patched.setattr(publishing, "write_whole", refuse)
         publish(tmp_path, 2)
     assert "does not name step_00000002 (no room)" in capsys.readouterr().err
     assert [folder.name for folder in store.checkpoints(tmp_path)] == ["step_00000002", "step_00000001"]
-    commit.tidy(tmp_path, tmp_path / "step_00000002")
+    publishing.tidy(tmp_path, tmp_path / "step_00000002")
     assert (tmp_path / store.POINTER).read_text() == "step_00000002\n"
 
 
@@ -116,12 +118,12 @@ def test_a_later_checkpoint_that_cannot_be_read_fails_no_save(
     publish(tmp_path, 2)
     with monkeypatch.context() as patched:
         patched.setattr(store, name, refuse)
-        commit.prune(tmp_path, 2, KEEP)
+        publishing.prune(tmp_path, 2, KEEP)
     assert re.search("step_00000009 cannot be deleted (.*no answer)", capsys.readouterr().err)
     assert len(store.checkpoints(tmp_path)) == 2
 
 
 def test_a_run_that_goes_back_to_before_all_of_them_has_no_pointer_either(tmp_path: Path) -> None:
     publish(tmp_path, 3)
-    commit.remove_after(tmp_path, 2)
+    publishing.remove_after(tmp_path, 2)
     assert list(tmp_path.iterdir()) == []

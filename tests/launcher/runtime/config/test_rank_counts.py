@@ -6,7 +6,7 @@ import pytest
 
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.load import load_config
-from plumbline.launcher.runtime.config.reproducible import check_ranks
+from plumbline.launcher.runtime.config.rank_counts import check_ranks
 
 ASKED = "run.reproducible=any_ranks"
 

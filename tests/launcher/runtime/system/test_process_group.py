@@ -16,21 +16,21 @@ import torch.distributed as dist
 
 from plumbline.launcher.runtime.system import cli
 from plumbline.launcher.runtime.system.open_files import MANY_FILES, allow_many_files
-from plumbline.launcher.runtime.system.startup import (
+from plumbline.launcher.runtime.system.process_group import (
     ELSEWHERE,
     UnmetError,
     ask_torch_for_free_memory,
     gloo_group,
+    join,
     listen_where_others_reach,
-    start,
 )
 from plumbline.launcher.runtime.system.world import World
 from tests.conftest import PATIENCE, environment
 
 STARTED = """
 import json, sys
-from plumbline.launcher.runtime.system import startup, world
-startup.start(world.read_world(), 1.0)
+from plumbline.launcher.runtime.system import process_group, world
+process_group.join(world.read_world(), 1.0)
 import deepspeed.runtime.zero.stage3, deepspeed.runtime.zero.stage_1_and_2
 from deepspeed.runtime.zero.muon.muon_optimizer import muon_update
 compilers = {"torch._dynamo.convert_frame", "torch._inductor.compile_fx"}
@@ -152,7 +152,7 @@ def test_training_over_gloo_says_so_as_well(said: str, error: type[Exception], m
     monkeypatch.setattr(deepspeed, "init_distributed", fail)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     with pytest.raises(error, match=said[:4]):
-        start(World(0, 0, 2, torch.device("cpu")), timeout_minutes=1)
+        join(World(0, 0, 2, torch.device("cpu")), timeout_minutes=1)
 
 
 def test_a_rank_that_compiles_nothing_imports_no_compiler() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbline.launcher.runtime.system.starting import has_gpus
+from plumbline.launcher.runtime.system.before_torch import has_gpus
 
 
 @pytest.mark.parametrize(("file", "found"), [("nvidia0", True), ("kfd", True), ("nvidiactl", False)])

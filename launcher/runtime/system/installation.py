@@ -1,4 +1,4 @@
-"""Say where our own files are, and how to type them: a checkout, or of a wheel the folder `plumbline` there."""
+"""Locate the files of Plumbline, in a checkout or in an installed wheel, and say how they are typed."""
 
 import json
 import re

@@ -1,0 +1,258 @@
+"""Write a snapshot to disk: the second half of a save. Files only: nothing here asks another rank for anything.
+
+Every rank writes its files into one hidden staging folder; then one of them publishes the folder.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import xxhash
+
+from plumbline.data.workspace import exchange, move, sync
+from plumbline.launcher.runtime.checkpoint.store import (
+    CONFIG,
+    FORMAT,
+    MANIFEST,
+    POINTER,
+    FileFacts,
+    FormatError,
+    UnreadError,
+    checkpoints,
+    manifest_checksum,
+    problems,
+    step_folder,
+    step_of,
+)
+from plumbline.launcher.runtime.checkpoint.weights import TensorFile
+from plumbline.launcher.runtime.config.sections import CheckpointConfig
+from plumbline.launcher.runtime.system.files import remove_leftovers as remove_leftovers_of
+from plumbline.launcher.runtime.system.files import write_whole
+from plumbline.launcher.runtime.system.log import LOG
+
+LEFTOVERS = ".step_*.staging"
+"""What saves that were killed leave among the checkpoints."""
+REPLACED = ".replaced"
+"""Ending of the hidden name of a checkpoint whose place another one takes."""
+SYNC_BYTES = 2**30
+"""Bytes of a file after which those written so far are brought to the disk, so that a slow one is known to move."""
+
+
+def staging_folder(root: Path, step: int) -> Path:
+    """Return a new name for the folder in which the checkpoint after `step` steps is written; one rank chooses it.
+
+    The lock of a run ends with its rank 0. Another rank of an earlier attempt may live on, even write, and must not
+    write into a folder of this one.
+    """
+    return root / f".{step_folder(root, step).name}.{uuid.uuid4().hex[:8]}.staging"
+
+
+def make_room(staging: Path) -> None:
+    """Create an empty staging folder; remove those of saves that were killed."""
+    remove_leftovers(staging.parent)
+    staging.mkdir(parents=True)
+
+
+def tidy(root: Path, newest: Path) -> None:
+    """Put right what a kill in the middle of a save left: staging, and a pointer to the checkpoint before.
+
+    Args:
+        root: the folder of the checkpoints; nobody else may be writing to it.
+        newest: the one that training goes on from, which may lie elsewhere.
+    """
+    remove_leftovers(root)
+    pointer = root / POINTER
+    if newest.parent != root:
+        return
+    if not pointer.is_file() or pointer.read_text(encoding="utf-8").strip() != newest.name:
+        _point_to(newest)
+
+
+def remove_leftovers(root: Path) -> None:
+    """Delete what saves that were killed left among the checkpoints; nobody may be writing there."""
+    put_back(root)
+    for leftover in root.glob(LEFTOVERS):
+        shutil.rmtree(leftover, ignore_errors=True)
+    remove_leftovers_of(root / POINTER)
+
+
+def bytes_of_leftovers(root: Path) -> int:
+    """Return the size of what `remove_leftovers` would delete, which is as good as free."""
+    total = 0
+    with suppress(OSError):  # another start deletes them
+        for file in root.glob(f"{LEFTOVERS}/**/*"):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
+def write_files(
+    files: Mapping[str, TensorFile | str], folder: Path, heartbeat: Callable[[], object] = lambda: None
+) -> dict[str, FileFacts]:
+    """Write one rank's files of a snapshot to disk, and return the size and checksum of each.
+
+    Args:
+        files: path in the folder -> content.
+        folder: where to.
+        heartbeat: is told of each part of a file that is on the disk.
+
+    Raises:
+        OSError: one could not be written.
+    """
+    facts = {}
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        facts[name] = _write_file(folder / name, content, heartbeat)
+    for parent in {(folder / name).parent for name in files}:
+        sync(parent)  # the names in it
+    return facts
+
+
+def publish(staging: Path, facts: Mapping[str, Any], files: Mapping[str, FileFacts]) -> Path:
+    """Make a checkpoint of a staging folder that holds all files.
+
+    Args:
+        staging: the folder, with the files of all ranks.
+        facts: of the snapshot.
+        files: what `write_files` returned on all ranks.
+    """
+    root = staging.parent
+    final = step_folder(root, facts["step"])
+    manifest = {"format": FORMAT, **facts, "config_hash": files[CONFIG]["xxh3"], "files": dict(sorted(files.items()))}
+    text = json.dumps({**manifest, "checksum": manifest_checksum(manifest)}, indent=2) + "\n"
+    _write_file(staging / MANIFEST, text)
+    sync(staging)
+    if final.exists():  # damaged, or of a save that is tried again
+        _replace(final, staging)
+    else:
+        move(staging, final)
+    _point_to(final)
+    return final
+
+
+def _replace(final: Path, staging: Path) -> None:
+    """Put a finished staging folder in the place of a checkpoint, which is deleted only once that is done.
+
+    Where the file system cannot exchange two names (NFS), `put_back` mends what a kill between two renames leaves.
+    """
+    replaced = staging
+    if not exchange(staging, final):
+        replaced = staging.with_suffix(REPLACED)
+        move(final, replaced)
+        move(staging, final)
+    sync(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def put_back(root: Path) -> None:
+    """Give a checkpoint its name again that was to be replaced and was not; nobody may be writing there."""
+    for replaced in root.glob(f".step_*{REPLACED}"):
+        final = root / replaced.name.split(".")[1]
+        if final.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            move(replaced, final)
+
+
+def _point_to(newest: Path) -> None:
+    """Write the pointer. Nothing here reads it, so no save fails for want of it."""
+    try:
+        write_whole(newest.parent / POINTER, newest.name + "\n")
+    except OSError as error:
+        LOG.warning(f"{newest.parent / POINTER} does not name {newest.name} ({error}); the next save tries again")
+
+
+def prune(root: Path, step: int, keep: CheckpointConfig) -> None:
+    """Delete what need not be kept beside the checkpoint of `step`, which has just been published.
+
+    Of the checkpoints up to `step`, the newest keep_last and the multiples of keep_every stay. Later ones that are
+    damaged are deleted: training passed over them, and they must not be taken for its newest state. A later one that
+    is whole is another process's, and stays.
+
+    One that cannot be deleted (on NFS, a file of it is held open) is tried again after the next save: the new
+    checkpoint is whole all the same.
+    """
+    later = [folder for folder in checkpoints(root) if step_of(folder) > step]
+    older = [folder for folder in checkpoints(root) if step_of(folder) <= step][keep.keep_last :]
+    unwanted = [folder for folder in older if keep.keep_every is None or step_of(folder) % keep.keep_every]
+    for folder in [*later, *unwanted]:
+        try:
+            if folder in unwanted or _is_damaged(folder):
+                _remove(folder)
+        except (OSError, UnreadError) as error:
+            LOG.warning(f"{folder} cannot be deleted ({error}); the next save tries again")
+
+
+def remove_after(root: Path, step: int) -> None:
+    """Delete the checkpoints of steps after `step`, which a run has gone back to; nobody may be writing there.
+
+    Raises:
+        OSError: one cannot be deleted.
+    """
+    left = checkpoints(root)
+    while left and step_of(left[0]) > step:
+        _remove(left.pop(0))
+    if left:
+        tidy(root, left[0])
+    else:
+        (root / POINTER).unlink(missing_ok=True)
+
+
+def _is_damaged(folder: Path) -> bool:
+    try:
+        return bool(problems(folder, contents=True))
+    except FormatError:
+        return False
+
+
+def _remove(folder: Path) -> None:
+    """Delete a checkpoint, under a hidden name: whatever is killed when, who looks later finds no part of it."""
+    hidden = staging_folder(folder.parent, step_of(folder))
+    move(folder, hidden)
+    shutil.rmtree(hidden)
+
+
+def _write_file(path: Path, content: TensorFile | str, heartbeat: Callable[[], object] = lambda: None) -> FileFacts:
+    """Write a text or tensors to disk; return size and checksum."""
+    with path.open("wb") as file:
+        sink = _HashedFile(file, heartbeat)
+        if isinstance(content, str):
+            sink.write(content.encode())
+        else:
+            content.write(sink)
+        sink.sync()
+    return sink.facts
+
+
+class _HashedFile:
+    """Pass bytes on to a file, and count and hash them on the way, so that nobody has to read them back."""
+
+    def __init__(self, file: BinaryIO, heartbeat: Callable[[], object]) -> None:
+        self._file, self._heartbeat, self._digest = file, heartbeat, xxhash.xxh3_64()
+        self._size = self._synced = 0
+
+    def write(self, data: Any, /) -> int:
+        """Write the bytes of an object that has a buffer."""
+        size = memoryview(data).nbytes
+        self._digest.update(data)
+        self._size += size
+        self._file.write(data)
+        if self._size - self._synced >= SYNC_BYTES:
+            self.sync()
+        return size
+
+    def sync(self) -> None:
+        """Bring what was written to the disk; some file systems notice only here that they are full."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._synced = self._size
+        self._heartbeat()
+
+    @property
+    def facts(self) -> FileFacts:
+        """Return size and checksum of what was written, as the manifest has them."""
+        return {"bytes": self._size, "xxh3": self._digest.hexdigest()}
