@@ -176,7 +176,7 @@ class Trainer:
                 observer = self._observer(micro_batches[0])
                 self.guards.before_step(self.state.step + 1, len(micro_batches))
                 observers: list[UpdateObserver] = [self.guards, *([] if observer is None else [observer])]
-                made = self.engine.train_step(micro_batches, self.state.step, lr, observers, self._is_asked_to_stop)
+                made = self.engine.train_step(micro_batches, self.state.step, lr, observers, lambda: bool(self.stop))
                 self.chain.feed(micro_batches)
                 with record_function("step: read the one before"):
                     self._settle()  # while the device makes this one
@@ -215,9 +215,6 @@ class Trainer:
         self.chain.close(self.writer.written)
         if self.log is not None:
             self.log.close()
-
-    def _is_asked_to_stop(self) -> bool:
-        return bool(self.stop)
 
     def _advance(self, reports: StepUnderWay, lr: float) -> None:
         """Move to the next step, of which nothing is known yet."""
@@ -259,7 +256,7 @@ class Trainer:
             LOG.warning(worse)
 
     def _log_beside(self, found: dict[str, Any]) -> None:
-        """Log what else was found out about the last step, behind its own line."""
+        """Log other values of the last step, in a line after its own."""
         if found:
             self._settle()
             if self.log is not None:
@@ -273,8 +270,8 @@ class Trainer:
         return StepObserver(self.engine, batch, settings.diagnostics_tokens)
 
     def _evaluation_due(self) -> bool:
-        interval, step = self.config.train.eval_interval, self.state.step
-        return step == self.plan.total_steps or (interval is not None and step > 0 and step % interval == 0)
+        step = self.state.step
+        return step == self.plan.total_steps or (step > 0 and self._is_multiple_of(self.config.train.eval_interval))
 
     def _evaluate(self) -> bool:
         """Score what is held out of every corpus and task; False when asked to stop meanwhile."""
@@ -309,32 +306,26 @@ class Trainer:
             LOG.warning("the samples of train.sample_prompts were given up: the run is complete without them")
         self.watchdog.beat("ending")
 
-    def _may_save(self) -> bool:
-        """Return whether this is a step at which checkpoints are written, if the weights are worth one."""
-        step, settings = self.state.step, self.config.checkpoint
-        intervals = (settings.interval, settings.local and settings.local.interval)
-        return step == self.plan.total_steps or any(interval and step % interval == 0 for interval in intervals)
-
-    def _checkpoint_due(self) -> bool:
-        interval, step = self.config.checkpoint.interval, self.state.step
-        on_interval = interval is not None and step % interval == 0
-        return step == self.plan.total_steps or (on_interval and self.guards.trusts_weights)
-
-    def _local_checkpoint_due(self) -> bool:
-        local = self.config.checkpoint.local
-        due = local is not None and self.state.step % local.interval == 0
-        return due and self.guards.trusts_weights
-
     def _save_what_is_due(self) -> None:
         """Save the step that was made, to the run folder or on the nodes, if that is due or the run is to stop."""
-        if self._stopping or self._may_save():
+        local = self.config.checkpoint.local
+        last = self.state.step == self.plan.total_steps
+        due = self._is_multiple_of(self.config.checkpoint.interval)
+        due_locally = local is not None and self._is_multiple_of(local.interval)
+        if self._stopping or last or due or due_locally:
             self._settle()  # a guard may then distrust the weights, and a stop be heard
-        if self._stopping or self._checkpoint_due():
-            self._save(must=self._stopping or self.state.step == self.plan.total_steps)
-            self._meter.restart(self.state.step)
-        elif self._local_checkpoint_due():
+        must, trusted = self._stopping or last, self.guards.trusts_weights
+        if must or (due and trusted):
+            self._save(must)
+        elif due_locally and trusted:
             self._save_locally()
-            self._meter.restart(self.state.step)
+        else:
+            return
+        self._meter.restart(self.state.step)
+
+    def _is_multiple_of(self, interval: int | None) -> bool:
+        """Return whether what happens every `interval` steps happens at this one."""
+        return interval is not None and self.state.step % interval == 0
 
     def _save_locally(self) -> None:
         """Save on the nodes, unless the checkpoint before is still being written, which training would wait for."""
