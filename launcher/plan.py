@@ -198,7 +198,7 @@ def collect_facts(
         parameters=tuple(plan.rows),
         flops_per_token=training_flops_per_token(config.model, config.data.sequence_length, config.objective),
         stages=estimates,
-        batch=plan.batches.describe(),
+        batch=plan.batch_plan.describe(),
         micro_batch=config.data.micro_batch(arguments.devices),
         accumulation_steps=config.data.accumulation_steps(arguments.devices),
         schedule=plan.schedule.describe(),

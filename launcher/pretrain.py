@@ -56,24 +56,24 @@ def begin() -> None:
         read_values(arguments.config, arguments.overrides)
     except (ValueError, OSError) as error:
         os.environ.update(slurm_ranks(os.environ))  # an error names its rank
-        sys.exit(fail(error, UNUSABLE))
+        sys.exit(log_once(error, UNUSABLE))
     if not arguments.print_config:  # whose output may be read by a program
         announce()
     sleep_while_waiting()
 
 
-def fail(error: Exception, code: int, of_all: bool = False) -> int:
-    """Log one clear error and return the exit code, which a launcher that ends this rank does not change.
+def log_once(error: Exception, code: int, of_all: bool = False) -> int:
+    """Log an error, on rank 0 alone where others have it as well, and return its exit code.
 
     Args:
         error: what went wrong.
         code: the exit code.
-        of_all: whether all ranks have this error, so that rank 0 alone need tell it.
+        of_all: whether all ranks are known to have this error.
     """
-    STOP.defer()
+    STOP.defer()  # or a launcher that ends this rank would change its exit code
     if os.environ.get("RANK", "0") != "0":
-        # Most errors strike every rank alike. Rank 0 reports them, and its exit makes most launchers end the others;
-        # only a rank that fails alone lives long enough to report.
+        # Most errors strike every rank alike. Rank 0 logs them, and its exit makes most launchers end the others: only
+        # a rank that fails alone lives long enough to log.
         time.sleep(5)
         if of_all:
             return code
@@ -106,7 +106,7 @@ from plumbline.launcher.runtime.system.world import World, read_world
 from plumbline.launcher.runtime.trackers import check_trackers
 from plumbline.launcher.runtime.train.checks import open_checked
 from plumbline.launcher.runtime.train.description import describe
-from plumbline.launcher.runtime.train.endings import OF_ALL_RANKS, blame, code_of, to_tell
+from plumbline.launcher.runtime.train.endings import RAISED_ON_ALL_RANKS, accuse_nodes, code_of, user_facing
 from plumbline.launcher.runtime.train.rehearsal import rehearse
 from plumbline.launcher.runtime.train.train import train
 from plumbline.launcher.runtime.train.watchdog import Watchdog, watch
@@ -117,8 +117,8 @@ def main() -> int:
     arguments = parse_arguments()
     try:
         world = read_world()
-        told = world.is_main and not arguments.print_config  # which prints YAML and nothing else
-        stage = partial(choose_stage, world=world, told=told)
+        reports = world.is_main and not arguments.print_config  # which prints YAML and nothing else
+        stage = partial(choose_stage, world=world, told=reports)
         config = branch.resolve(load_config(arguments.config, arguments.overrides, stage))
         plan = plan_run(config)
         if arguments.print_config:
@@ -128,15 +128,17 @@ def main() -> int:
         inputs = open_checked(config, plan, world)
         if world.is_main:
             check_trackers(config.metrics.trackers)
-        alone = world.size == 1  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
-        if alone and is_finished(config, world):
+        single_rank = (
+            world.size == 1
+        )  # then nobody else has to be told, and the answer need not wait for DeepSpeed's start
+        if single_rank and is_finished(config, world):
             return COMPLETE
         determinism.enforce(config.run.repeats, world.device)
         if world.is_main:
             TRAINING.info("\n".join(describe(config, plan, inputs, world)))
         watchdog = None if arguments.dry_run else watch(config, world)
         process_group.join(world, config.deepspeed.timeout_minutes)
-        if not alone and is_finished(config, world):
+        if not single_rank and is_finished(config, world):
             process_group.leave()
             return COMPLETE
         check_start(config, plan, world)
@@ -148,7 +150,7 @@ def main() -> int:
     except (ValueError, OSError) as error:
         return refuse(error, arguments)
     except RuntimeError as error:
-        if to_tell(error) is error:  # a bug
+        if user_facing(error) is error:  # a bug
             raise
         return refuse(error, arguments)
     stamp_lines()
@@ -158,7 +160,7 @@ def main() -> int:
             STOP.tell, STOP.save_seconds = status.end, status.save_seconds
             return attempt(config, inputs, world, status, watchdog)
     except (RunLockedError, OSError) as error:
-        return tell(error, code_of(error, folder))
+        return report(error, code_of(error, folder))
 
 
 def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, watchdog: Watchdog | None) -> int:
@@ -170,15 +172,18 @@ def attempt(config: Config, inputs: Inputs, world: World, status: RunStatus, wat
         code = code_of(error, folder, status.step)
         if code == CRASHED:
             raise
-        blame(error, folder)
-        return tell(error, status.end(code, str(to_tell(error))))
+        accuse_nodes(error, folder)
+        return report(error, status.end(code, str(user_facing(error))))
     process_group.leave()
     TRAINING.info(f"{folder} is complete" if complete else f"stopped {STOP.reason}; the same command resumes {folder}")
     return status.end(COMPLETE, "complete") if complete else status.end(REQUEUE, f"stopped {STOP.reason}")
 
 
 def is_finished(config: Config, world: World) -> bool:
-    """Say whether the run is complete. Collective: rank 0 looks, others may see an older folder over the network."""
+    """Return whether the run is complete, and log it if so.
+
+    Collective: rank 0 looks, for others may see an older folder over the network.
+    """
     step = from_main(lambda: finished_step(config), world)
     if step is not None:
         TRAINING.info(f"{config.run.folder} is complete: step {step}, nothing to do")
@@ -193,16 +198,16 @@ def refuse(error: Exception, arguments: argparse.Namespace) -> int:
         found = code_of(error, folder)
         code = UNUSABLE if found == CRASHED else found  # a ValueError is no bug before training
         if not (arguments.dry_run or arguments.print_config):
-            blame(error, folder)
+            accuse_nodes(error, folder)
             if os.environ.get("RANK", "0") == "0":
                 ranks = int(os.environ.get("WORLD_SIZE", "1"))
-                note_refusal(folder, ranks, newest_checkpoint, code, to_tell(error))
-    return tell(error, code)
+                note_refusal(folder, ranks, newest_checkpoint, code, user_facing(error))
+    return report(error, code)
 
 
-def tell(error: Exception, code: int) -> int:
-    """Log one clear error, once if all ranks have it, and return the exit code."""
-    return fail(to_tell(error), code, isinstance(error, OF_ALL_RANKS))
+def report(error: Exception, code: int) -> int:
+    """Log an error as a user can act on it, and return its exit code."""
+    return log_once(user_facing(error), code, isinstance(error, RAISED_ON_ALL_RANKS))
 
 
 if __name__ == "__main__":

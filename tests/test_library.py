@@ -77,7 +77,7 @@ def test_a_loop_of_ones_own_makes_the_steps_of_pretrain(trained: Path) -> None:
             total += float(nats)
         torch.nn.utils.clip_grad_norm_(model.parameters(), optimizing.grad_clip)
         for group in optimizer.param_groups:
-            group["lr"] = group["lr_multiplier"] * plan.lr_after(plan.batches.tokens_before(step))
+            group["lr"] = group["lr_multiplier"] * plan.lr_after(plan.batch_plan.tokens_before(step))
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total / targets)

@@ -60,7 +60,7 @@ def look(folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
     config = load_config(folder / "config.yaml", ["guards.loss_spike.action=warn", "guards.gradient_spike.action=warn",
                                                   *overrides])  # fmt: skip
     plan, steps = plan_run(config), steps_of(folder)
-    quiet = plan.batches.steps_for(plan.schedule.warmup_end)
+    quiet = plan.batch_plan.steps_for(plan.schedule.warmup_end)
     guards = make_guards(config.guards, plan)
     begun = time.process_time()
     for step, result in steps.items():

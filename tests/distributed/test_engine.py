@@ -214,14 +214,15 @@ def test_deepspeed_follows_a_growing_batch(tiny_config: Path, world: World) -> N
 
 @pytest.mark.parametrize(("key", "value"), [("gradient_clipping", 0.25), ("train_batch_size", 16)])
 def test_what_deepspeed_did_not_adopt_is_refused(
-    engine: DeepSpeedEngine, config: Config, world: World, key: str, value: float
+    engine: DeepSpeedEngine, config: Config, world: World, key: str, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    requested = asked_of(config, world)
-    engine._verify(requested)
+    monkeypatch.setattr(engine, "requested", asked_of(config, world))
+    engine._verify()
+    monkeypatch.setitem(engine.requested, key, value)
     with pytest.raises(
         RuntimeError, match=f"did not adopt its configuration: {key.replace('_', '.')} is .*, asked for {value}"
     ):
-        engine._verify({**requested, key: value})
+        engine._verify()
 
 
 def test_no_message_is_sent_without_content(monkeypatch: pytest.MonkeyPatch) -> None:

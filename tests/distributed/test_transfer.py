@@ -45,7 +45,7 @@ def train(engine: Engine, inputs: Inputs, guard: Transfer, first: int = 1) -> di
     found = {}
     for step in range(first, first + STEPS):
         guard.before_step(step, 1)
-        lr = engine.plan.lr_after(engine.plan.batches.tokens_before(step - 1))
+        lr = engine.plan.lr_after(engine.plan.batch_plan.tokens_before(step - 1))
         made = engine.train_step(inputs.train.micro_batches(step - 1), step - 1, lr, [guard])
         guard.after_step(step, made.result)
         found[step] = guard.found(step)

@@ -70,10 +70,10 @@ def check(config: Config, corpora: dict[str, str]) -> None:
     _check_length(config, parent, folder)
 
     plan = plan_run(parent)
-    batches, rates = plan.batches, plan.schedule
-    tokens = batches.tokens_before(step)
+    batch_plan, rates = plan.batch_plan, plan.schedule
+    tokens = batch_plan.tokens_before(step)
     if not rates.warmup_end <= tokens <= rates.decay_start:
-        first, last = batches.steps_for(rates.warmup_end), batches.steps_for(rates.decay_start + 1) - 1
+        first, last = batch_plan.steps_for(rates.warmup_end), batch_plan.steps_for(rates.decay_start + 1) - 1
         raise CheckpointError(
             f"{folder} is at step {step}, and the rate of its run is at its peak from step {first} to {last}: branch "
             "from a checkpoint between the two"

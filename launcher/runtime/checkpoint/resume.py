@@ -223,11 +223,11 @@ def _raised_rate(old: Config, new: Config, step: int) -> str | None:
     Both rates are compared for the same step, the last one that was made: a warm-up raises it without a change.
     """
     before, after = plan_run(old), plan_run(new)
-    last = before.batches.tokens_before(step - 1)
+    last = before.batch_plan.tokens_before(step - 1)
     was = before.lr_after(last)
     if after.lr_after(last) <= RAISED * was:
         return None
-    becomes = after.lr_after(after.batches.tokens_before(step))
+    becomes = after.lr_after(after.batch_plan.tokens_before(step))
     return (
         f"the learning rate goes up, from {was:.3g} in step {step} to {becomes:.3g} in step {step + 1}, which undoes "
         "what a decay has gained: keep the length, the schedule and optimizer.lr, or branch from a checkpoint before "

@@ -25,7 +25,7 @@ from plumbline.model.quantization.precision import check_precision
 class RunPlan:
     """Hold what a run will do; a pure function of its configuration."""
 
-    batches: BatchPlan
+    batch_plan: BatchPlan
     """Which samples and tokens each step takes."""
     first_step: int
     """Step that the run starts from: 0, or where a branch leaves its parent."""
@@ -55,17 +55,17 @@ def plan_run(config: Config) -> RunPlan:
     Raises:
         ConfigError: names every setting that does not fit the model, the batch or the length of the run.
     """
-    batches, branch = config.data.batch_plan, config.schedule.branch
-    planned_steps, total_steps = config.train.length.end_step(batches), last_step(config)
+    batch_plan, branch = config.data.batch_plan, config.schedule.branch
+    planned_steps, total_steps = config.train.length.end_step(batch_plan), last_step(config)
     settings, rows = plan_parameters(config)
     return RunPlan(
-        batches=batches,
+        batch_plan=batch_plan,
         first_step=0 if branch is None else branch.first_step,
         total_steps=total_steps,
-        total_tokens=batches.tokens_before(total_steps),
+        total_tokens=batch_plan.tokens_before(total_steps),
         settings=settings,
-        schedule=Schedule(config.schedule, batches, total_steps),
-        proportions=_proportions(config, settings, batches, planned_steps),
+        schedule=Schedule(config.schedule, batch_plan, total_steps),
+        proportions=_proportions(config, settings, batch_plan, planned_steps),
         rows=tuple(rows),
     )
 
@@ -76,15 +76,15 @@ def plan_parameters(config: Config) -> tuple[OptimizerSettings, list[ParameterRo
     Raises:
         ConfigError: as `plan_run` does.
     """
-    batches = config.data.batch_plan
-    planned_steps = config.train.length.end_step(batches)
+    batch_plan = config.data.batch_plan
+    planned_steps = config.train.length.end_step(batch_plan)
     problems: list[str] = []
     with _collected(problems):
         check_precision(config.precision, config.model)
     with _collected(problems):
-        planned_tokens = batches.tokens_before(planned_steps)
+        planned_tokens = batch_plan.tokens_before(planned_steps)
         settings = scale_settings(
-            config.optimizer, config.horizon, config.model, batches.tokens_per_step, planned_steps, planned_tokens
+            config.optimizer, config.horizon, config.model, batch_plan.tokens_per_step, planned_steps, planned_tokens
         )
         rows = parameter_table(config.model, config.parameterization, settings, config.objective)
     if problems:
@@ -94,19 +94,19 @@ def plan_parameters(config: Config) -> tuple[OptimizerSettings, list[ParameterRo
 
 def last_step(config: Config) -> int:
     """Return the step that a run ends with; a branch ends with its cooldown."""
-    batches, branch = config.data.batch_plan, config.schedule.branch
-    return config.train.length.end_step(batches) if branch is None else branch.last_step(batches)
+    batch_plan, branch = config.data.batch_plan, config.schedule.branch
+    return config.train.length.end_step(batch_plan) if branch is None else branch.last_step(batch_plan)
 
 
-def _proportions(config: Config, settings: OptimizerSettings, batches: BatchPlan, steps: int) -> Proportions:
-    tokens = batches.tokens_before(steps)
+def _proportions(config: Config, settings: OptimizerSettings, batch_plan: BatchPlan, steps: int) -> Proportions:
+    tokens = batch_plan.tokens_before(steps)
     decayed = settings.lr * settings.weight_decay * steps
     return Proportions(
         tokens=tokens,
-        batch_tokens=batches.tokens_per_step,
+        batch_tokens=batch_plan.tokens_per_step,
         tokens_per_parameter=tokens / parameter_count(config.model),
         tau=1 / decayed if decayed > 0 else None,
-        warmup_share=batches.steps_for(config.schedule.warmup.from_start(batches, tokens)) / steps,
+        warmup_share=batch_plan.steps_for(config.schedule.warmup.from_start(batch_plan, tokens)) / steps,
     )
 
 

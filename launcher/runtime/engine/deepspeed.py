@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from plumbline.launcher.runtime.config.budget import totals, trained_count
-from plumbline.launcher.runtime.config.plan import plan_run
+from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
 from plumbline.launcher.runtime.engine.base import Batch, Engine, T
@@ -113,56 +114,78 @@ class DeepSpeedEngine(Engine):
     def __init__(
         self, config: Config, world: World, weights: Mapping[str, Tensor] | None = None, restored: bool = False
     ) -> None:
-        import deepspeed  # after the accelerator is chosen in process_group.join
-        from deepspeed.runtime import torch_autocast
-        from deepspeed.utils import set_z3_leaf_module
-
-        torch_autocast.TORCH_AUTOCAST_INITIALIZED = False  # or an engine before decides how this one sums gradients
-        self.stage = config.deepspeed.zero_stage
         plan = plan_run(config)
+        self.stage = config.deepspeed.zero_stage
         self.settings = group_settings(plan.rows, config.optimizer, plan.settings.betas)
         self.requested = deepspeed_config(config, plan.rows, world)
+        self._on_device = decides_on_device(config)
         recomputed = choose_recomputed(config, totals(plan.rows).total, world)
-        if self.stage == 3:
-            construction = deepspeed.zero.Init(config_dict_or_path=self.requested)
-            gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
-            model = build_for_training(config, plan.rows, world.device, weights, construction, gather, restored)
-            move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
-            for block in blocks_of(model) if compiles(config, world.device) else []:
-                set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
-        else:
-            # Parameters where they stay, so that the host holds no more than the tensor that is drawn
-            device = world.device
-            model = build_for_training(config, plan.rows, device, weights, device, restored=restored).to(device)
+        model = self._build_model(config, plan, world, weights, restored)
         if compiles(config, world.device):
             zero_shards.restore_linear()
         recompute(blocks_of(model), recomputed)
-        self._on_device = decides_on_device(config)
         optimizer = make_optimizer(model, self.settings, sharded=self.stage > 0)
-        with quiet_stdout():
-            self._engine, *_ = deepspeed.initialize(
-                model=model, optimizer=optimizer, config=self.requested, dist_init_required=False
-            )
+        self._engine = self._initialize(model, optimizer)
         super().__init__(config, plan, world, model)
-        self._verify(self.requested)
-        if self.stage == 3 and world.size == 1 and world.device.type == "cuda" and compiles(config, world.device):
-            zero_shards.refuse_uneven(model)
-        if self.stage == 1 and self.requested["bf16"]["enabled"] and not config.deepspeed.offload_optimizer:
-            zero_shards.sum_where_gradients_lie(self._engine, world.size)
-        if (self.stage, config.deepspeed.precision, config.deepspeed.communication_dtype) == (2, "bf16", "fp32"):
-            zero_shards.average_in_fp32(self._engine.optimizer, world.size)
-        # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back
-        if world.size == 1 and self.stage == 0:
-            self._engine.buffered_allreduce_fallback = self._sum_alone
-        if world.size == 1 and not self.requested["zero_optimization"]["contiguous_gradients"]:
-            self._engine.optimizer.buffered_reduce_fallback = lambda *_, **__: None
+        self._verify()
+        self._adapt_deepspeed()
         for part in optimizer.parts.values() if isinstance(optimizer, CombinedOptimizer) else [optimizer]:
             if isinstance(part, ShardedMuon):
                 part.attach(zero_shards.locate_matrices(part, self._engine.optimizer, self.stage, world), world)
 
-    def _verify(self, requested: dict[str, Any]) -> None:
-        """Compare what took effect in DeepSpeed with what was asked for."""
-        engine = self._engine
+    def _build_model(
+        self, config: Config, plan: RunPlan, world: World, weights: Mapping[str, Tensor] | None, restored: bool
+    ) -> TrainedLM:
+        """Return the model on its device, sharded already at stage 3."""
+        import deepspeed  # after process_group.join has chosen the accelerator
+        from deepspeed.utils import set_z3_leaf_module
+
+        if self.stage < 3:
+            # Parameters are made where they stay, so that the host holds no more than the tensors that are being drawn
+            device = world.device
+            return build_for_training(config, plan.rows, device, weights, device, restored=restored).to(device)
+        construction = deepspeed.zero.Init(config_dict_or_path=self.requested)
+        gather = partial(deepspeed.zero.GatheredParameters, modifier_rank=0)
+        model = build_for_training(config, plan.rows, world.device, weights, construction, gather, restored)
+        move_buffers(model, world.device)  # zero.Init places parameters alone, and DeepSpeed moves nothing later
+        for block in blocks_of(model) if compiles(config, world.device) else []:
+            set_z3_leaf_module(block, True)  # its hooks stand around it, and cut no compiled graph
+        return model
+
+    def _initialize(self, model: TrainedLM, optimizer: Optimizer) -> Any:
+        """Return DeepSpeed's engine."""
+        import deepspeed
+        from deepspeed.runtime import torch_autocast
+
+        torch_autocast.TORCH_AUTOCAST_INITIALIZED = False  # or an engine before decides how this one sums gradients
+        with quiet_stdout():
+            engine, *_ = deepspeed.initialize(
+                model=model, optimizer=optimizer, config=self.requested, dist_init_required=False
+            )
+        return engine
+
+    def _adapt_deepspeed(self) -> None:
+        """Replace what DeepSpeed does less well: how it sums gradients, and the messages of a rank that is alone."""
+        settings, alone = self.config.deepspeed, self.world.size == 1
+        bf16 = settings.precision == "bf16"
+        if self.stage == 1 and bf16 and not settings.offload_optimizer:
+            zero_shards.sum_where_gradients_lie(self._engine, self.world.size)
+        if self.stage == 2 and bf16 and settings.communication_dtype == "fp32":
+            zero_shards.average_in_fp32(self._engine.optimizer, self.world.size)
+        # DeepSpeed would copy all gradients into messages, sum them over one rank, and copy them back
+        if self.stage == 0 and alone:
+            self._engine.buffered_allreduce_fallback = self._sum_alone
+        if alone and not self.requested["zero_optimization"]["contiguous_gradients"]:
+            self._engine.optimizer.buffered_reduce_fallback = lambda *_, **__: None
+
+    def _verify(self) -> None:
+        """Compare what took effect in DeepSpeed with what was asked for, and tensors as they lie with what blocks read.
+
+        Raises:
+            RuntimeError: DeepSpeed did not adopt its configuration.
+            ConfigError: compiled blocks could not read the tensors as ZeRO has laid them.
+        """
+        engine, requested = self._engine, self.requested
         model_dtype, accumulation_dtype = engine.get_data_types()
         bf16 = requested["bf16"]["enabled"]
         summed_in = torch.bfloat16 if self.config.deepspeed.communication_dtype == "bf16" else torch.float32
@@ -183,6 +206,9 @@ class DeepSpeedEngine(Engine):
         if wrong:
             raise RuntimeError(f"DeepSpeed did not adopt its configuration: {'; '.join(wrong)}")
         verify_settings(self.groups, self.settings)
+        device = self.world.device
+        if self.stage == 3 and self.world.size == 1 and device.type == "cuda" and compiles(self.config, device):
+            zero_shards.refuse_uneven(self.model)
 
     def _expect_micro_batches(self, count: int) -> None:
         """Tell DeepSpeed how many micro-batches make a step, when that changes (data.batch_size_warmup)."""
@@ -196,7 +222,7 @@ class DeepSpeedEngine(Engine):
         batch_size = count * self.config.data.micro_batch(self.world.size) * self.world.size
         self._engine.set_train_batch_size(batch_size)
         self.requested |= {"train_batch_size": batch_size, "gradient_accumulation_steps": count}
-        self._verify(self.requested)
+        self._verify()
 
     def _accumulate(self, batch: Batch, step: int, weights: Tensor) -> tuple[Tensor, Tensor]:
         self._awaited -= 1

@@ -118,7 +118,7 @@ class Compute:
 def compute(config: Config, plan: RunPlan, step: StepTime) -> Compute:
     """Return the FLOPs of a run, and its hours where a step takes `step`."""
     steps = plan.total_steps - plan.first_step
-    tokens = plan.total_tokens - plan.batches.tokens_before(plan.first_step)
+    tokens = plan.total_tokens - plan.batch_plan.tokens_before(plan.first_step)
     flops = tokens * training_flops_per_token(config.model, config.data.sequence_length, config.objective)
     hours = tokens / config.data.batch_plan.tokens_per_step * step.compute_seconds / 3600
     return Compute(steps, tokens, flops, hours, network_hours=steps * step.network_seconds / 3600)

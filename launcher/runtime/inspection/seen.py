@@ -186,7 +186,7 @@ class SeenRun:
         return [read for reads in both for read in sorted(islice(reads, most), key=lambda it: it.sample)]
 
     def _reads(self, source: str, windows: Sequence[int], holds_text: bool) -> Iterator[Read]:
-        order, plan = self.batches.order, self.plan.batches
+        order, plan = self.batches.order, self.plan.batch_plan
         place = [its.name for its in order.sources].index(source)
         stop = plan.samples_before(self.skipped.data_step(self.plan.total_steps - 1) + 1)
         for window in windows:
@@ -198,7 +198,7 @@ class SeenRun:
     def overview(self) -> dict[str, Any]:
         """Return what the run reads: its steps, and of each source its share."""
         epochs = self.batches.epochs(self.plan.total_steps)
-        samples = self.batches.order.samples_per_source(self.plan.batches.samples_before(self.plan.total_steps))
+        samples = self.batches.order.samples_per_source(self.plan.batch_plan.samples_before(self.plan.total_steps))
         return {
             "run": str(self.folder),
             "steps": self.plan.total_steps,

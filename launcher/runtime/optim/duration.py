@@ -74,38 +74,38 @@ class Duration:
         ((name, amount),) = known.items()
         return cls(amount, next(unit for unit in UNITS if unit == name))
 
-    def from_start(self, batches: BatchPlan, total: int) -> int:
+    def from_start(self, batch_plan: BatchPlan, total: int) -> int:
         """Return its tokens at the start of a run of `total` tokens; a fraction is rounded to full steps."""
-        return batches.tokens_before(int(self.amount)) if self.unit == "steps" else self._tokens(batches, total)
+        return batch_plan.tokens_before(int(self.amount)) if self.unit == "steps" else self._tokens(batch_plan, total)
 
-    def before_end(self, batches: BatchPlan, total_steps: int) -> int:
+    def before_end(self, batch_plan: BatchPlan, total_steps: int) -> int:
         """Return its tokens at the end of a run of `total_steps` steps; a fraction is rounded to full steps."""
-        total = batches.tokens_before(total_steps)
+        total = batch_plan.tokens_before(total_steps)
         if self.unit == "steps":
-            return total - batches.tokens_before(max(0, total_steps - int(self.amount)))
-        return self._tokens(batches, total)
+            return total - batch_plan.tokens_before(max(0, total_steps - int(self.amount)))
+        return self._tokens(batch_plan, total)
 
-    def steps_of(self, batches: BatchPlan, total_steps: int) -> int:
+    def steps_of(self, batch_plan: BatchPlan, total_steps: int) -> int:
         """Return how many steps it takes in a run of `total_steps`; a part of a step at its end counts for nothing."""
         if self.unit == "steps":
             return int(self.amount)
-        return self._tokens(batches, batches.tokens_before(total_steps)) // batches.tokens_per_step
+        return self._tokens(batch_plan, batch_plan.tokens_before(total_steps)) // batch_plan.tokens_per_step
 
-    def end_step(self, batches: BatchPlan, first_step: int = 0) -> int:
+    def end_step(self, batch_plan: BatchPlan, first_step: int = 0) -> int:
         """Return the step at which it ends when it begins at `first_step`.
 
         Tokens are rounded up to whole steps, at least one. A fraction is one of the tokens consumed until `first_step`.
         """
         if self.unit == "steps":
             return first_step + int(self.amount)
-        start = batches.tokens_before(first_step)
+        start = batch_plan.tokens_before(first_step)
         tokens = int(self.amount) if self.unit == "tokens" else max(1, round(self.amount * start))
-        return batches.steps_for(start + tokens)
+        return batch_plan.steps_for(start + tokens)
 
-    def _tokens(self, batches: BatchPlan, total: int) -> int:
+    def _tokens(self, batch_plan: BatchPlan, total: int) -> int:
         if self.unit == "tokens":
             return int(self.amount)
-        return round(self.amount * (total / batches.tokens_per_step)) * batches.tokens_per_step
+        return round(self.amount * (total / batch_plan.tokens_per_step)) * batch_plan.tokens_per_step
 
 
 DurationKey = Annotated[InstanceOf[Duration], BeforeValidator(Duration.parse), PlainSerializer(str)]

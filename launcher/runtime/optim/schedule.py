@@ -78,9 +78,9 @@ class BranchConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attr
         assert self.from_step is not None, "branch.resolve finds it out"
         return self.from_step
 
-    def last_step(self, batches: BatchPlan) -> int:
+    def last_step(self, batch_plan: BatchPlan) -> int:
         """Return the step at which the cooldown ends."""
-        return self.length.end_step(batches, self.first_step)
+        return self.length.end_step(batch_plan, self.first_step)
 
 
 class ScheduleConfig(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True):
@@ -148,7 +148,7 @@ def with_one_key_each(section: Mapping[Any, Any]) -> dict[Any, Any]:
     return section
 
 
-def check_phases(config: ScheduleConfig, plan: BatchPlan, total_steps: int) -> None:
+def check_phases(config: ScheduleConfig, batch_plan: BatchPlan, total_steps: int) -> None:
     """Refuse warm-ups of rate and batch, and a decay of wsd, that do not fit into the run; a branch has its parent's.
 
     Raises:
@@ -157,20 +157,20 @@ def check_phases(config: ScheduleConfig, plan: BatchPlan, total_steps: int) -> N
     """
     if config.branch is not None:
         return
-    full = plan.stages[-1].first_step
+    full = batch_plan.stages[-1].first_step
     if full >= total_steps > 0:
         raise ValueError(
             f"data.batch_size_warmup: it lasts to step {full:,}, but the run has {total_steps:,}: shorten it, take it "
             "away (data.batch_size_warmup=[]), or train for longer"
         )
-    phases = {"warmup": config.warmup.steps_of(plan, total_steps)}
+    phases = {"warmup": config.warmup.steps_of(batch_plan, total_steps)}
     if config.name == "wsd":
-        phases["decay"] = config.decay.steps_of(plan, total_steps)
-        one_step = config.decay.before_end(plan, total_steps) <= plan.tokens_per_step
+        phases["decay"] = config.decay.steps_of(batch_plan, total_steps)
+        one_step = config.decay.before_end(batch_plan, total_steps) <= batch_plan.tokens_per_step
         if one_step and config.decay.unit != "fraction":
             raise ValueError(
-                f"schedule.decay = {config.decay}: in one step or less ({plan.tokens_per_step:,} tokens) the rate "
-                "would never decay; make it longer, or set schedule.name to constant"
+                f"schedule.decay = {config.decay}: in one step or less ({batch_plan.tokens_per_step:,} tokens) the "
+                "rate would never decay; make it longer, or set schedule.name to constant"
             )
     if sum(phases.values()) > total_steps:
         lengths = " and ".join(f"schedule.{phase} = {getattr(config, phase)}" for phase in phases)
@@ -189,15 +189,15 @@ class Schedule:
         end: tokens of the whole run.
     """
 
-    def __init__(self, config: ScheduleConfig, plan: BatchPlan, total_steps: int) -> None:
-        self.config, self.plan = config, plan
-        self.end = plan.tokens_before(total_steps)
-        self.warmup_end = config.warmup.from_start(plan, self.end)
+    def __init__(self, config: ScheduleConfig, batch_plan: BatchPlan, total_steps: int) -> None:
+        self.config, self.batch_plan = config, batch_plan
+        self.end = batch_plan.tokens_before(total_steps)
+        self.warmup_end = config.warmup.from_start(batch_plan, self.end)
         if config.branch is not None:
-            self.decay_start = plan.tokens_before(config.branch.first_step)
+            self.decay_start = batch_plan.tokens_before(config.branch.first_step)
             self.warmup_end = min(self.warmup_end, self.decay_start)  # a fraction is of another end than the parent's
         else:
-            decays_from = {"wsd": self.end - config.decay.before_end(plan, total_steps), "constant": self.end}
+            decays_from = {"wsd": self.end - config.decay.before_end(batch_plan, total_steps), "constant": self.end}
             self.decay_start = max(self.warmup_end, decays_from.get(config.name, 0))
 
     def factor(self, tokens: int) -> float:
@@ -206,10 +206,10 @@ class Schedule:
         The last update of the warm-up and the first one after it run at 1. The decay reaches final_lr_fraction just
         after the last update, so no update is spent at a rate of zero.
         """
-        step = self.plan.steps_for(tokens)
-        factor = self._phase(tokens, self.plan.tokens_before(step + 1))
+        step = self.batch_plan.steps_for(tokens)
+        factor = self._phase(tokens, self.batch_plan.tokens_before(step + 1))
         if self.config.lr_scaling == "sqrt":
-            factor *= math.sqrt(self.plan.batch_size_at(step) / self.plan.batch_size)
+            factor *= math.sqrt(self.batch_plan.batch_size_at(step) / self.batch_plan.batch_size)
         return factor
 
     def _phase(self, tokens: int, after: int) -> float:
@@ -227,7 +227,9 @@ class Schedule:
 
     def describe(self) -> str:
         """Return the phases in one line, by the steps at which they end."""
-        warmup, decay, end = (self.plan.steps_for(tokens) for tokens in (self.warmup_end, self.decay_start, self.end))
+        warmup, decay, end = (
+            self.batch_plan.steps_for(tokens) for tokens in (self.warmup_end, self.decay_start, self.end)
+        )
         phases = [f"warm-up to step {warmup:,}"] if warmup else []
         if decay > warmup:
             phases.append(f"peak to step {decay:,}")

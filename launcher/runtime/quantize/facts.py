@@ -62,7 +62,7 @@ def checkpoint_facts(model: LoadedModel) -> CheckpointFacts:
     if config is None or model.tokens is None or model.step is None:
         return facts
     schedule, bits = plan_run(config).schedule, config.precision.training_bits
-    last = schedule.plan.tokens_before(max(0, model.step - 1))  # consumed when the last update was made
+    last = schedule.batch_plan.tokens_before(max(0, model.step - 1))  # consumed when the last update was made
     return replace(
         facts,
         lr=config.optimizer.lr,

@@ -79,7 +79,7 @@ class Replay:
 
     def make(self, batches: Sequence[Batch], samples: str = "") -> Step:
         """Make the step that comes with these micro-batches, and return what it reports."""
-        lr = self.plan.lr_after(self.plan.batches.tokens_before(self.step))
+        lr = self.plan.lr_after(self.plan.batch_plan.tokens_before(self.step))
         result = self.engine.train_step(batches, self.step, lr).result
         self.step += 1
         return Step(self.step, samples, result.loss.item(), result.grad_norm)

@@ -119,7 +119,7 @@ def _settings(config: Config, plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield (
         "batch",
         f"{data.global_batch_size} sequences of {data.sequence_length:,} tokens = "
-        f"{plan.batches.tokens_per_step:,} tokens a step",
+        f"{plan.batch_plan.tokens_per_step:,} tokens a step",
     )
     yield "optimizer", f"{config.optimizer.name}, {describe_settings(config, plan)}"
     yield "schedule", plan.schedule.describe()

@@ -23,7 +23,7 @@ def open_checked(config: Config, plan: RunPlan, world: World) -> Inputs:
             ranks cannot share a batch evenly; a branch does not continue its parent; train.initialize_from is another
             model, or of another tokenizer; or guards.transfer.base logged no sizes of updates.
     """
-    check_phases(config.schedule, plan.batches, plan.total_steps)
+    check_phases(config.schedule, plan.batch_plan, plan.total_steps)
     inputs = open_inputs(config, world)
     branch.check(config, inputs.fingerprints)
     initial_weights.check(config)

@@ -72,10 +72,10 @@ def _data(config: Config, plan: RunPlan, inputs: Inputs, world: World) -> Iterat
 def _course(config: Config, plan: RunPlan) -> Iterator[str]:
     """Yield what changes from step to step: average, batch, rate; and where a branch begins."""
     if config.train.ema_half_life_tokens is not None:
-        steps = config.train.ema_half_life_tokens / plan.batches.tokens_per_step
+        steps = config.train.ema_half_life_tokens / plan.batch_plan.tokens_per_step
         yield f"average  moving, half-life {config.train.ema_half_life_tokens:,} tokens = {steps:.1f} steps"
     if config.data.batch_size_warmup:
-        yield f"warm-up  batch of {plan.batches.describe()}; learning rate scaling {config.schedule.lr_scaling}"
+        yield f"warm-up  batch of {plan.batch_plan.describe()}; learning rate scaling {config.schedule.lr_scaling}"
     yield f"schedule {plan.schedule.describe()}"
     if config.schedule.branch is not None:
         cooldown = plan.total_steps - plan.first_step

@@ -18,7 +18,7 @@ from plumbline.launcher.runtime.system.process_group import UnmetError
 from plumbline.launcher.runtime.system.world import MissingGPUError
 from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
 
-SAID = (
+EXPLAINED = (
     ConfigError,
     CheckpointError,
     DamagedFileError,
@@ -29,8 +29,8 @@ SAID = (
     OSError,
 )
 """Errors whose sentence says what to do; others are bugs once training has begun, or have a code of their own."""
-OF_ALL_RANKS = (UnsavedError, TrainingError, UnfitError, RunLockedError)
-"""Errors that every rank has, so that rank 0 alone need tell them."""
+RAISED_ON_ALL_RANKS = (UnsavedError, TrainingError, UnfitError, RunLockedError)
+"""Errors that every rank has, so that rank 0 alone need log them."""
 MAY_PASS = (OSError, UnmetError, UnfitError, MissingGPUError)
 """Those that another attempt, on other nodes or a little later, may not meet."""
 LESS_MEMORY = (
@@ -61,11 +61,11 @@ def code_of(error: Exception, folder: Path, step: int = 0) -> int:
     may_pass = (lacks_memory or isinstance(error, MAY_PASS)) and (step or _has_checkpoint(folder))
     if may_pass or (own_job() is not None and _may_be_of_a_node(error)):
         return UNREACHED
-    return UNUSABLE if lacks_memory or isinstance(error, SAID) else CRASHED
+    return UNUSABLE if lacks_memory or isinstance(error, EXPLAINED) else CRASHED
 
 
-def to_tell(error: Exception) -> Exception:
-    """Return the error to tell: one of our own where torch and CUDA do not say which node it was, or what to do."""
+def user_facing(error: Exception) -> Exception:
+    """Return an error that says which node it was and what to do, where that of torch or CUDA does not."""
     if is_out_of_memory(error):
         return out_of_memory(error, node_name(), LESS_MEMORY)
     if not is_of_device(error):
@@ -76,8 +76,8 @@ def to_tell(error: Exception) -> Exception:
     )
 
 
-def blame(error: Exception, folder: Path) -> None:
-    """Leave word, within a job of Slurm, which nodes its next attempt should do without because of an error."""
+def accuse_nodes(error: Exception, folder: Path) -> None:
+    """Note, within a Slurm job, the nodes that an error speaks against, for the next attempt to leave out."""
     if own_job() is None:
         return
     by_main = os.environ.get("RANK", "0") == "0"

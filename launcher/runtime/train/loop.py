@@ -203,7 +203,7 @@ class Trainer:
             self.state.step,
             total,
             partial(open_feeds, config),
-            self.plan.batches.tokens_before,
+            self.plan.batch_plan.tokens_before,
             config.train.log_interval,
             self._evaluation_due(),
         )
@@ -218,7 +218,7 @@ class Trainer:
 
     def _advance(self, reports: StepUnderWay, lr: float) -> None:
         """Move to the next step, of which nothing is known yet."""
-        batches, step = self.plan.batches, self.state.step + 1
+        batches, step = self.plan.batch_plan, self.state.step + 1
         samples, tokens = batches.samples_before(step), batches.tokens_before(step)
         self.state = replace(self.state, step=step, samples=samples, tokens=tokens)
         self.status.reached(step, tokens)

@@ -123,7 +123,7 @@ class Rollbacks:
 
         A step takes the data of a later one. In the warm-up of the batch size that would be of another size.
         """
-        warmed_up = self._plan.batches.stages[-1].first_step
+        warmed_up = self._plan.batch_plan.stages[-1].first_step
         if skipped.windows[0][0] < warmed_up:
             return f"no data is left out before step {warmed_up}, where the warm-up of the batch size ends"
         try:

@@ -84,7 +84,7 @@ class Guards:
 
 def make_guards(settings: GuardsConfig, plan: RunPlan, *others: Guard) -> Guards:
     """Return the guards that a run asks for, with those that look into the engine first."""
-    quiet_steps = plan.batches.steps_for(plan.schedule.warmup_end)
+    quiet_steps = plan.batch_plan.steps_for(plan.schedule.warmup_end)
     guards: list[Guard] = [*others, NonFinite(settings.non_finite, plan.total_steps)]
     if settings.gradient_spike.action != "ignore":
         guards.append(GradientSpike(settings.gradient_spike, quiet_steps))

@@ -73,7 +73,7 @@ class Transfer(Guard):
     def before_step(self, step: int, _micro_batches: int) -> None:
         """Remember which step comes, and the base learning rate that the schedule has for it."""
         plan = self._engine.plan
-        self._step, self._lr = step, plan.lr_after(plan.batches.tokens_before(step - 1))
+        self._step, self._lr = step, plan.lr_after(plan.batch_plan.tokens_before(step - 1))
 
     @torch.no_grad()
     def before_update(self) -> None:

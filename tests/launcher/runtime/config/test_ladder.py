@@ -66,7 +66,7 @@ def test_a_rung_inherits_everything_that_is_tuned(path: Path) -> None:
 def test_the_base_is_what_the_horizon_says_it_was_tuned_with() -> None:
     config = load_config(BASE, [])
     plan, horizon = plan_run(config), config.horizon
-    assert horizon.base_batch_tokens == plan.batches.tokens_per_step
+    assert horizon.base_batch_tokens == plan.batch_plan.tokens_per_step
     assert horizon.base_tokens == plan.total_tokens == config.train.tokens
     assert plan.settings.lr == config.optimizer.lr, "to the last bit"
     assert plan.proportions.tau == pytest.approx(horizon.tau, rel=2e-3)

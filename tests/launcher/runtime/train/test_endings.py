@@ -18,7 +18,7 @@ from plumbline.launcher.runtime.system.attempts import BROKEN_GPU, LACKING, UNFI
 from plumbline.launcher.runtime.system.exit_codes import BROKEN, CORRUPT, CRASHED, UNREACHED, UNSAVED, UNUSABLE
 from plumbline.launcher.runtime.system.process_group import UnmetError
 from plumbline.launcher.runtime.system.world import MissingGPUError
-from plumbline.launcher.runtime.train.endings import blame, code_of, to_tell
+from plumbline.launcher.runtime.train.endings import accuse_nodes, code_of, user_facing
 from plumbline.launcher.runtime.train.guards.guard import TrainingError, WrongNodeError
 
 if TYPE_CHECKING:
@@ -118,30 +118,30 @@ def test_nodes_are_blamed_for_what_is_theirs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, nodes: dict[str, str]
 ) -> None:
     folder = tmp_path / "new"
-    blame(error, folder)
+    accuse_nodes(error, folder)
     assert not folder.exists(), "nobody reads it outside of a job"
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURMD_NODENAME", "here")
-    blame(error, folder)
+    accuse_nodes(error, folder)
     assert accused(folder / "slurm", ["n1", "n2", "n3", "n4", "here"]) == nodes
 
 
 def test_what_cuda_says_of_a_broken_gpu_is_told_with_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n4")
-    told = str(to_tell(ECC))
+    told = str(user_facing(ECC))
     assert "the GPU of this rank on n4 cannot be used (CUDA error: uncorrectable ECC error encountered): look" in told
     other = OSError("Stale file handle")
-    assert to_tell(other) is other
+    assert user_facing(other) is other
 
 
 def test_what_takes_less_memory_is_told_where_there_is_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "n4")
-    told = str(to_tell(OutOfMemoryError(FULL)))
+    told = str(user_facing(OutOfMemoryError(FULL)))
     assert "no memory is left on n4 (CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total" in told
     assert "of which 1.25 GiB is free): train.activation_checkpointing=auto or full, a smaller data.micro_b" in told
     assert told.endswith("nvidia-smi shows what other processes have")
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
-    told = str(to_tell(refused.value))
+    told = str(user_facing(refused.value))
     assert "no memory is left on n4 ([enforce fail at" in told
     assert told.endswith("says how much")
