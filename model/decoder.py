@@ -180,7 +180,11 @@ class CausalLM(nn.Module):
         if self.config.tie_word_embeddings:
             self.lm_head.weight = cast(nn.Parameter, self.model.embed_tokens.weight)
 
-    def forward(
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Return what `predict` does."""
+        return self.predict(*inputs, **named)
+
+    def predict(
         self,
         input_ids: Tensor,
         labels: Tensor | None = None,
@@ -206,12 +210,12 @@ class CausalLM(nn.Module):
     def logits(self, batch: Mapping[str, Any]) -> Tensor:
         """Return what is predicted after each token of a batch, of which only input_ids must be there: [B, T, V]."""
         context: dict[str, Any] = {name: batch.get(name) for name in ("document_ids", "positions")}
-        return cast(Tensor, CausalLM.forward(self, batch["input_ids"], **context))
+        return cast(Tensor, self.predict(batch["input_ids"], **context))
 
     def cross_entropy(self, batch: Mapping[str, Any]) -> Tensor:
         """Return the summed cross-entropy of a batch with its labels, in nats."""
         context = {name: batch[name] for name in ("labels", "document_ids", "positions")}
-        return CausalLM.forward(self, batch["input_ids"], **context)[1]
+        return self.predict(batch["input_ids"], **context)[1]
 
     def new_cache(self, batch: int, capacity: int) -> list[Any]:
         """Return an empty cache for sequences of up to `capacity` tokens, of the kind that the attention keeps."""

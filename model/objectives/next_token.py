@@ -74,8 +74,7 @@ class NextToken(Objective):
 
     def forward(self, model: CausalLM, batch: Batch, _step: int) -> Losses:
         """Return cross-entropy + z-loss + the price of kept context; see `Objective`."""
-        loss, cross_entropy = CausalLM.forward(
-            model,
+        loss, cross_entropy = model.predict(
             batch["input_ids"],
             labels=batch["labels"],
             document_ids=batch["document_ids"],

@@ -174,7 +174,7 @@ class TrainedLM(CausalLM):
         super().__init__(config, multipliers)
         self.objective = objective
 
-    def forward(self, *inputs: Any, through: Callable[..., Any] = CausalLM.forward, **named: Any) -> Any:
+    def forward(self, *inputs: Any, through: Callable[..., Any] = CausalLM.predict, **named: Any) -> Any:
         """Return what `through`, a method of this class, makes of the other arguments.
 
         An engine calls every method in this way, because DeepSpeed gathers weights and prepares the backward pass

@@ -52,9 +52,9 @@ class Problem:
             name for name, column in zip(form.LINEAR, self._terms(self._middle()), strict=True) if column.any()
         )
 
-    def solve(self, starts: int = STARTS, seed: int = 0) -> Solution:
+    def solve(self, seed: int = 0) -> Solution:
         """Return the best solution of several starts."""
-        candidates = sorted((self._project(start) for start in self._starts(starts, seed)), key=lambda pair: pair[0])
+        candidates = sorted((self._project(start) for start in self._starts(seed)), key=lambda pair: pair[0])
         everywhere = np.arange(len(self.at))
         return min(
             (self.polish(place, everywhere) for _, place in candidates[:POLISHED]),
@@ -163,10 +163,8 @@ class Problem:
     def _middle(self) -> Floats:
         return np.array([(interval.start_low + interval.start_high) / 2 for interval in self.ranges.values()])
 
-    def _starts(self, count: int, seed: int) -> Sequence[Floats]:
+    def _starts(self, seed: int) -> Sequence[Floats]:
         """Return the middle of the intervals, and a Latin hypercube over them."""
         low, high = np.array([(interval.start_low, interval.start_high) for interval in self.ranges.values()]).T
-        if count == 1:
-            return [self._middle()]
-        draws = qmc.LatinHypercube(len(low), rng=np.random.default_rng(seed)).random(count - 1)
+        draws = qmc.LatinHypercube(len(low), rng=np.random.default_rng(seed)).random(STARTS - 1)
         return [self._middle(), *(low + draws * (high - low))]

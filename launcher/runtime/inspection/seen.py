@@ -172,18 +172,19 @@ class SeenRun:
     def _length(self) -> int:
         return self.config.data.sequence_length
 
-    def reads(self, source: str, found: Found, most: int = LISTED) -> list[Read]:
+    def reads(self, source: str, found: Found) -> list[Read]:
         """Return when the windows of a document are read up to the run's end, by step, those with the text first.
+
+        Of each kind LISTED are returned at most.
 
         Args:
             source: its name.
             found: what holds the text.
-            most: reads of either kind to list.
         """
         texts = {*found.text_windows}  # of a long document many, and its windows are more
         others = [window for window in found.windows if window not in texts]
         both = (self._reads(source, found.text_windows, True), self._reads(source, others, False))
-        return [read for reads in both for read in sorted(islice(reads, most), key=lambda it: it.sample)]
+        return [read for reads in both for read in sorted(islice(reads, LISTED), key=lambda it: it.sample)]
 
     def _reads(self, source: str, windows: Sequence[int], holds_text: bool) -> Iterator[Read]:
         order, plan = self.batches.order, self.plan.batch_plan

@@ -13,7 +13,7 @@ def _make(groups: Groups, _sharded: bool) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, fused=True)
 
 
-def _asked(state: Mapping[str, Tensor], group: Mapping[str, Any], updates: int) -> Tensor:
+def _unit_update(state: Mapping[str, Tensor], group: Mapping[str, Any], updates: int) -> Tensor:
     """Return m / sqrt(v), each with its bias correction; 0 where no gradient came yet."""
     beta1, beta2 = group["betas"]
     mean = state["exp_avg"] / (1 - beta1**updates)
@@ -28,6 +28,6 @@ ADAMW = OptimizerKind(
     keeps_sde=True,
     zero_stages=(0, 1, 2, 3),
     skips_on_device=True,
-    asked=_asked,
+    unit_update=_unit_update,
     on_deepspeeds_list=True,
 )

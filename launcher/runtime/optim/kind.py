@@ -47,10 +47,10 @@ class OptimizerKind:
     """Why its state cannot be in the host's memory; None: it can."""
     skips_on_device: bool = False
     """Whether a step changes nothing where `found_inf` of the optimizer, a number on the device, is 1."""
-    asked: Callable[[Mapping[str, Tensor], Mapping[str, Any], int], Tensor] | None = None
-    """Returns what the state after an update asks for at a learning rate of 1, but for eps and decay: (state of a part
-    of a tensor, its group, updates so far). None: a part does not tell, or the size of an update depends on more, as
-    that of an orthogonal one on the rank of the gradient; the guard of the table leaves its tensors out."""
+    unit_update: Callable[[Mapping[str, Tensor], Mapping[str, Any], int], Tensor] | None = None
+    """Returns the update that the state implies at a learning rate of 1, without eps and weight decay, from (state of a
+    part of a tensor, its group, updates so far). None: a part of the state does not tell it, or its size depends on
+    more, as that of an orthogonal update on the rank of the gradient; then guards.transfer leaves these tensors out."""
     on_deepspeeds_list: bool = False
     """Whether DeepSpeed has it on its list of optimizers that work with ZeRO."""
     cautions: Callable[[Any, int | None], Iterator[str]] = _no_cautions

@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from plumbline.launcher.runtime.run.scores import wilson_interval
 from plumbline.launcher.runtime.sweep.cautions import caution
 from plumbline.launcher.runtime.sweep.ends import axes_at_end
 from plumbline.launcher.runtime.sweep.result import MATCHES, Result
-from plumbline.launcher.runtime.sweep.seed_means import Estimate, estimate, wilson
+from plumbline.launcher.runtime.sweep.seed_means import Estimate, estimate
 
 COLUMNS = {
     "loss": "loss",
@@ -197,7 +198,7 @@ def _solved(cells: Sequence[Result], by: Merit, threshold: float) -> Solved:
         of_step = next((of for score in MERITS[by] if (of := cell.outcome.evaluations.get(score))), {})
         right += bool(of_step) and of_step[max(of_step)] >= threshold
         steps[cell.seed] = min((step for step, value in of_step.items() if value >= threshold), default=None)
-    return Solved(right, len(cells), *wilson(right, len(cells)), steps)
+    return Solved(right, len(cells), *wilson_interval(right, len(cells)), steps)
 
 
 def _of_seeds(key: str, cells: Sequence[Result]) -> dict[int, float]:

@@ -30,11 +30,3 @@ def standard_error(values: Sequence[float]) -> float | None:
     centre = mean(values)
     variance = sum((value - centre) ** 2 for value in values) / (len(values) - 1)
     return math.sqrt(variance / len(values))
-
-
-def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the 95 % interval of a share by Wilson (1927, doi 10.1080/01621459.1927.10502953), fit for few trials."""
-    share, weight = successes / trials, z * z / trials
-    centre = (share + weight / 2) / (1 + weight)
-    half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials)) / (1 + weight)
-    return centre - half, centre + half

@@ -150,7 +150,7 @@ def _start(place: Place) -> World:
         torch.set_num_threads(1)
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = place.gpu
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # train.deterministic needs it before CUDA starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # run.deterministic needs it before CUDA starts
     be_alone()
     world = read_world()
     process_group.join(world, TIMEOUT_MINUTES)

@@ -1,11 +1,11 @@
 """Record how far the table of the parameterization is in force, and warn where it is not as in the base run.
 
 Hyperparameters carry over from a small model as long as each role of tensor moves as its row of the table says. So the
-size of an update is taken over what the optimizer's state asks for (`OptimizerKind.asked`):
+size of an update is taken over the one that the optimizer's state implies (`OptimizerKind.unit_update`):
 
-    size(role) = rms((W' - W + lr decay W) / lr) / rms(asked)        lr, decay: of the row, at this step
+    size(role) = rms((W' - W + lr decay W) / lr) / rms(unit)       lr, decay: of the row, at this step
 
-For AdamW, asked = m / sqrt(v) with the bias corrections of this step, so that the size is 1 where eps is small beside
+For AdamW, unit = m / sqrt(v) with the bias corrections of this step, so that the size is 1 where eps is small beside
 sqrt(v), at any width, depth, data and step; how far below 1 it is shows how much eps takes away, which is the same at
 all sizes where eps follows the table. A rate that never reached the optimizer, an eps that does not scale, and a count
 of Adam's steps that several groups share move it; how the gradients look does not.
@@ -60,9 +60,9 @@ class Transfer(Guard):
         self._base = read_base(settings)
         groups = {name: group for group in engine.settings.values() for name in group["parameters"]}
         self._rows = {
-            row.name: (row, groups[row.name], asked)
+            row.name: (row, groups[row.name], unit_update)
             for row in engine.plan.rows
-            if row.trainable and (asked := OPTIMIZERS[groups[row.name]["algorithm"]].asked) is not None
+            if row.trainable and (unit_update := OPTIMIZERS[groups[row.name]["algorithm"]].unit_update) is not None
         }
         self._roles = sorted({row.role for row, *_ in self._rows.values()})
         self._step, self._lr, self._skipped = 0, 0.0, 0
@@ -83,7 +83,7 @@ class Transfer(Guard):
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Sum the squares of what moved and of what was asked for, by role. Collective, if this update is looked at."""
+        """Sum the squares of the updates and of the unit updates, by role. Collective, if this update is looked at."""
         if not self._before:
             return
         sums = torch.zeros(len(self._roles), 2, dtype=torch.float64, device=self._engine.world.device)
@@ -95,18 +95,18 @@ class Transfer(Guard):
         self._sums[self._step] = sum_over_ranks(sums)
 
     def _squares(self, piece: Piece) -> Tensor:
-        """Return the sums of squares, [2], of how far this rank's part of a tensor moved and was asked to."""
-        row, group, asked = self._rows[piece.name]
+        """Return the sums of squares, [2], of the update of this rank's part of a tensor and of its unit update."""
+        row, group, unit_update = self._rows[piece.name]
         lr, before, state = self._lr * row.lr_multiplier, self._before[piece.name], self._engine.optimizer_state
         of_shard = {key: value for key, value in state.get(piece.shard, {}).items() if _is_like(value, piece.shard)}
         if not (of_shard and lr):  # no update was applied yet, or none is meant to be
             return before.new_zeros(2, dtype=torch.float64)
-        moved = (piece.of(piece.shard) - before * (1 - lr * row.weight_decay)) / lr
-        wanted = asked({key: piece.of(value) for key, value in of_shard.items()}, group, self._step - self._skipped)
-        return torch.stack([values.square().sum(dtype=torch.float64) for values in (moved, wanted)])
+        update = (piece.of(piece.shard) - before * (1 - lr * row.weight_decay)) / lr
+        unit = unit_update({key: piece.of(value) for key, value in of_shard.items()}, group, self._step - self._skipped)
+        return torch.stack([values.square().sum(dtype=torch.float64) for values in (update, unit)])
 
     def after_step(self, _step: int, result: StepResult) -> None:
-        """Count what was skipped, which Adam does not, and forget what moved then: nothing but decay.
+        """Count skipped updates, which Adam's own count of steps leaves out, and drop what was measured of them.
 
         A step that was looked at before this one was read had a count too many, and is forgotten as well.
         """
@@ -119,7 +119,7 @@ class Transfer(Guard):
         if step not in self._sums:
             return {}
         pairs = zip(self._roles, self._sums.pop(step).tolist(), strict=True)
-        sizes = {role: (moved / wanted) ** 0.5 for role, (moved, wanted) in pairs if moved and wanted}
+        sizes = {role: (update / unit) ** 0.5 for role, (update, unit) in pairs if update and unit}
         latest = max((known for known in self._base if known <= step), default=None)
         expected = {} if latest is None else self._base[latest]
         ratios: dict[str, float] = {role: size / expected[role] for role, size in sizes.items() if role in expected}
