@@ -21,6 +21,8 @@ FLATTENED = 5 * 10**8
 """Elements that DeepSpeed sums in one message where it has no bucket size."""
 LIVE = 10**9
 """Gathered parameters that DeepSpeed keeps at stage 3, its default."""
+FP32, BF16 = 4.0, 2.0
+"""Bytes of a number."""
 USABLE = 0.9
 """Share of a device's memory that an estimate may fill: the rest is the allocator's and the libraries'."""
 
@@ -116,59 +118,113 @@ def model_states(
     """Return the memory of one of `ranks` devices under ZeRO `stage` (arXiv 1910.02054, section 3) by DeepSpeed.
 
     Under bf16 the weights are bf16 and the optimizer holds fp32 master weights and two moments; gradients are
-    accumulated in fp32, at stage 1 in a full-size buffer on every rank. Stage 0 keeps everything in fp32. A moving
-    average of the weights is one more fp32 copy, held like the optimizer's. tests/distributed/test_memory.py compares
-    it with what ranks allocate.
+    accumulated in fp32, at stage 1 in a full-size buffer on every rank. Stage 0 keeps everything in fp32.
+    tests/distributed/test_memory.py compares it with what ranks allocate.
     """
-    mixed = config.deepspeed.precision == "bf16" and stage > 0
-    width = 2.0 if mixed else 4.0
-    share, weights, optimizer = parameters / ranks, parameters * width, parameters * (8.0 if stage == 0 else 12.0)
-    if config.train.ema_half_life_tokens is not None:
-        optimizer += parameters * 4.0
-    optimizer += state_beyond_adamw(config)
-    gradients, sizes = parameters * 4.0, buckets(config, parameters, stage)
-    offloads = config.deepspeed.offload_optimizer and stage > 0
-    if stage >= 1:
-        optimizer /= ranks
-    if stage >= 2:
-        gradients /= ranks
-        if not mixed and stage == 2 and config.data.accumulation_steps(ranks) > 1:
-            gradients *= 2  # of the step so far, and of this micro-batch
-    if stage >= 3:
-        weights /= ranks
-    if config.run.reproducible is not None:
-        waiting, update = _sums_of_a_tree(config, parameters, ranks, width)
-        # What DeepSpeed has for its own sums
-        unused = width * sizes.reduce if stage == 2 else 4.0 * parameters * (stage == 0 or mixed or ranks == 1)
-        gradients, buffers = waiting + unused + 4.0 * share * (stage > 0), 0.0
-    elif stage == 1 and mixed and not offloads:  # gradients are summed where they lie; rounded ones are copied
-        rounded = config.deepspeed.communication_dtype == "bf16"
-        copies = 2.0 * rounded + (0.0 if on_gpu else 2.0 if rounded else 4.0)  # gloo copies every message
-        buffers, update = 0.0, copies * parameters if ranks > 1 else 0.0
-    elif stage == 0 or (stage == 1 and mixed):  # in one piece, once activations are gone; offloaded, about as much
-        buffers, update = 0.0, 4.0 * min(parameters, FLATTENED) if ranks > 1 else 0.0
-    elif stage == 1:  # gradients go through a bucket, but for those of a rank alone, and lie in one piece in the end
-        buffers, update = 4.0 * sizes.reduce if sends_gradients(config, ranks) else 0.0, 4.0 * share
-    elif stage == 2:  # two buckets take turns, and what is sent is fp32
-        buffers, update = (8.0 if mixed else 2 * width) * sizes.reduce, 4.0 * share
-    else:  # gathered weights stay while fewer are there than DeepSpeed lets live, and are copied out of messages
-        gathered = min(parameters, LIVE) + min(parameters, sizes.prefetch)
-        buffers, update = 4.0 * sizes.reduce + width * gathered, 0.0
-    host = 0.0
-    if offloads:
-        # A rank's gradients lie beside its states, at stage 1 in fp32 those of the step so far as well
-        accumulates = stage == 1 and not mixed and config.data.accumulation_steps(ranks) > 1
-        host, optimizer = optimizer + 4.0 * share * (2 if accumulates else 1), 0.0
-    return DeviceMemory(weights, gradients, optimizer, buffers, activations, update, host)
+    case = _Case(config, parameters, stage, ranks, on_gpu)
+    weights = parameters * case.width / (ranks if stage == 3 else 1)
+    if config.run.reproducible is None:
+        gradients, (buffers, update) = case.gradients(), case.messages()
+    else:
+        buffers = 0.0
+        gradients, update = case.sums_of_a_tree()
+    if not case.offloads:
+        return DeviceMemory(weights, gradients, case.optimizer(), buffers, activations, update, 0.0)
+    # A rank's gradients lie beside its states, at stage 1 in fp32 those of the step so far as well
+    kept = 2 if stage == 1 and not case.mixed and case.accumulates else 1
+    return DeviceMemory(
+        weights, gradients, 0.0, buffers, activations, update, case.optimizer() + FP32 * kept * case.share
+    )
 
 
-def _sums_of_a_tree(config: Config, parameters: int, ranks: int, width: float) -> tuple[float, float]:
-    """Return what `any_ranks` holds of sums while a micro-batch passes, and the most that it holds between two.
+@dataclass(frozen=True)
+class _Case:
+    """Count the bytes that one rank holds beside weights and activations."""
 
-    A sum waits at each level of this rank's tree (engine/tree_sum.py). Beside them come the gradients of the last
-    micro-batch and their fp32 copy; in the end the whole sum, and two of its size for the exchange with other ranks.
-    """
-    lanes = lane_count(config.data.accumulation_steps(ranks) * ranks) // ranks
-    waiting = 4.0 * parameters * math.log2(max(1, lanes))  # ranks that cannot share a tree are refused when they start
-    exchange = 12.0 * parameters if ranks > 1 else 0.0
-    return waiting, max((4.0 + width) * parameters, exchange - waiting)
+    config: Config
+    parameters: int
+    stage: int
+    ranks: int
+    on_gpu: bool
+
+    @property
+    def share(self) -> float:
+        """Return the parameters of one rank where ranks share them."""
+        return self.parameters / self.ranks
+
+    @property
+    def mixed(self) -> bool:
+        """Return whether weights are bf16 and the optimizer keeps them in fp32."""
+        return self.config.deepspeed.precision == "bf16" and self.stage > 0
+
+    @property
+    def width(self) -> float:
+        """Return the bytes of a weight."""
+        return BF16 if self.mixed else FP32
+
+    @property
+    def offloads(self) -> bool:
+        """Return whether optimizer states lie in the host's memory."""
+        return self.config.deepspeed.offload_optimizer and self.stage > 0
+
+    @property
+    def accumulates(self) -> bool:
+        """Return whether a step has several micro-batches."""
+        return self.config.data.accumulation_steps(self.ranks) > 1
+
+    @property
+    def reduce_bucket(self) -> float:
+        """Return the numbers of one message of gradients."""
+        return buckets(self.config, self.parameters, self.stage).reduce
+
+    def optimizer(self) -> float:
+        """Return what the optimizer holds; a moving average of the weights is one more fp32 copy, held likewise."""
+        copies = 2 + (self.stage > 0) + (self.config.train.ema_half_life_tokens is not None)
+        held = FP32 * copies * self.parameters + state_beyond_adamw(self.config)
+        return held / (1 if self.stage == 0 else self.ranks)
+
+    def gradients(self) -> float:
+        """Return what gradients take while micro-batches pass."""
+        if self.stage < 2:
+            return FP32 * self.parameters
+        # At stage 2 in fp32 those of the step so far lie beside those of this micro-batch
+        return FP32 * self.share * (2 if self.stage == 2 and not self.mixed and self.accumulates else 1)
+
+    def messages(self) -> tuple[float, float]:
+        """Return what messages take while micro-batches pass, and what the update takes once activations are gone."""
+        if self.stage == 1 and self.mixed and not self.offloads:
+            return 0.0, self._copies() * self.parameters if self.ranks > 1 else 0.0
+        if self.stage == 0 or (self.stage == 1 and self.mixed):  # in one piece; offloaded, about as much
+            return 0.0, FP32 * min(self.parameters, FLATTENED) if self.ranks > 1 else 0.0
+        if self.stage == 1:  # through a bucket, but for those of a rank alone, and in one piece in the end
+            bucket = FP32 * self.reduce_bucket if sends_gradients(self.config, self.ranks) else 0.0
+            return bucket, FP32 * self.share
+        if self.stage == 2:  # two buckets take turns, and what is sent is fp32
+            return 2 * FP32 * self.reduce_bucket, FP32 * self.share
+        # Gathered weights stay while fewer are there than DeepSpeed lets live, and are copied out of messages
+        prefetch = buckets(self.config, self.parameters, self.stage).prefetch
+        gathered = min(self.parameters, LIVE) + min(self.parameters, prefetch)
+        return FP32 * self.reduce_bucket + self.width * gathered, 0.0
+
+    def _copies(self) -> float:
+        """Return the bytes of a gradient that are copied where they are summed where they lie."""
+        rounded = BF16 if self.config.deepspeed.communication_dtype == "bf16" else 0.0
+        by_gloo = 0.0 if self.on_gpu else rounded or FP32  # which copies every message
+        return rounded + by_gloo
+
+    def sums_of_a_tree(self) -> tuple[float, float]:
+        """Return what gradients take under `any_ranks` while micro-batches pass, and what the update takes.
+
+        A sum waits at each level of this rank's tree (engine/tree_sum.py). Beside them come the gradients of the last
+        micro-batch and their fp32 copy; in the end the whole sum, and two of its size for the exchange with others.
+        """
+        lanes = lane_count(self.config.data.accumulation_steps(self.ranks) * self.ranks) // self.ranks
+        # Ranks that cannot share a tree are refused when they start
+        waiting = FP32 * self.parameters * math.log2(max(1, lanes))
+        exchange = 3 * FP32 * self.parameters if self.ranks > 1 else 0.0
+        update = max((FP32 + self.width) * self.parameters, exchange - waiting)
+        if self.stage == 2:  # what DeepSpeed has for its own sums
+            unused = self.width * self.reduce_bucket
+        else:
+            unused = FP32 * self.parameters if self.stage == 0 or self.mixed or self.ranks == 1 else 0.0
+        return waiting + unused + (FP32 * self.share if self.stage > 0 else 0.0), update
