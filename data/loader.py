@@ -19,7 +19,7 @@ from plumbline.data.indexed import Int64s
 from plumbline.data.memory import Memory
 from plumbline.data.mixture import CYCLE, ENDLESS, OrderedSource
 from plumbline.data.opening import check_same_tokenizer, open_corpora, training_stream
-from plumbline.data.order import TrainOrder
+from plumbline.data.order import Location, TrainOrder
 from plumbline.data.packed import PackedSplit
 from plumbline.data.paths import is_url
 from plumbline.data.prefetch import DEPTH, prefetch
@@ -139,22 +139,28 @@ class TrainBatches:
         return 1 if self.is_remote else max(1, TOGETHER // tokens)
 
     def _tasks(self, start_step: int, stop_step: int, skipped: SkippedData) -> Iterator[Callable[[], Steps]]:
-        """Yield what makes the batches of one step, then of two, of four and so on, up to `_together`.
-
-        Likewise, samples of one step are located first, then those of more and more steps together.
-        """
-        most = max(1, LOCATED * self._world_size // self.plan.batch_size)
-        first, ahead, together = start_step, 1, 1
-        while first < stop_step:
-            steps = range(first, min(first + ahead, stop_step))
-            samples = [self._samples(skipped.data_step(step)) for step in steps]
-            located = self.order.locate(np.concatenate([each.reshape(-1) for each in samples]))
-            first, ahead, begin = first + len(samples), min(2 * ahead, most), 0
+        """Yield what makes the batches of one step, then of two, of four and so on, up to `_together`."""
+        together = 1
+        for samples, located in self._located(start_step, stop_step, skipped):
+            begin = 0
             while samples:
                 group, samples = samples[:together], samples[together:]
-                mine = slice(begin, begin + sum(each.size for each in group))
-                yield partial(self._gather, group, located.source[mine], located.window[mine])
-                begin, together = mine.stop, min(2 * together, self._together)
+                end = begin + sum(each.size for each in group)
+                yield partial(self._gather, group, located.source[begin:end], located.window[begin:end])
+                begin = end
+                together = min(2 * together, self._together)
+
+    def _located(
+        self, start_step: int, stop_step: int, skipped: SkippedData
+    ) -> Iterator[tuple[list[Int64s], Location]]:
+        """Yield the samples of one step and where they lie, then of two steps, of four and so on, up to LOCATED."""
+        most = max(1, LOCATED * self._world_size // self.plan.batch_size)
+        first, count = start_step, 1
+        while first < stop_step:
+            steps = range(first, min(first + count, stop_step))
+            samples = [self._samples(skipped.data_step(step)) for step in steps]
+            yield samples, self.order.locate(np.concatenate([each.reshape(-1) for each in samples]))
+            first, count = steps.stop, min(2 * count, most)
 
     def _samples(self, step: int) -> Int64s:
         """Return the numbers of this rank's samples of a step, [accumulation_steps, micro_batch]."""
