@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 
 from plumbline.data.loader import TrainBatches
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.base import Batch, Engine
+from plumbline.launcher.runtime.engine.base import Engine
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.system import process_group
@@ -31,6 +31,7 @@ from plumbline.launcher.runtime.trackers.feed import Feed
 from plumbline.launcher.runtime.trackers.kind import TrackedRun
 from plumbline.launcher.runtime.trackers.tensorboard import TensorBoard
 from plumbline.launcher.runtime.train.diagnostics import StepObserver
+from plumbline.model.objectives.objective import Batch
 from tests.benchmarks.step_cost import on_random_text, parse_arguments, setting_of
 
 

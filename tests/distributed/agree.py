@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests`, how
 from plumbline.launcher.runtime.config.load import load_config, save_config
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.models.from_stock import fetch
-from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import check_agreement, open_inputs
+from plumbline.launcher.runtime.run.status_file import RESULT
 from tests.distributed.rank_program import begin, leave, train
 
 

@@ -18,12 +18,12 @@ from torch.nn.utils import get_total_norm
 from torch.profiler import record_function
 
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.base import Batch
 from plumbline.launcher.runtime.engine.deepspeed import DeepSpeedEngine
 from plumbline.launcher.runtime.engine.on_device import not_finite
 from plumbline.launcher.runtime.engine.tree_sum import TreeSum, order_of_lanes, sum_over_tree
 from plumbline.launcher.runtime.optim.clipping import base_equivalent_norm
 from plumbline.launcher.runtime.system.world import World
+from plumbline.model.objectives.objective import Batch
 
 
 class AnyRanksEngine(DeepSpeedEngine):

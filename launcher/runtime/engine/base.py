@@ -7,7 +7,7 @@ A method that is marked as collective exchanges something between ranks: all of 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeVar
 
@@ -25,9 +25,8 @@ from plumbline.launcher.runtime.optim.optimizer import set_learning_rates
 from plumbline.launcher.runtime.run.scores import LossSums, loss_sums
 from plumbline.launcher.runtime.system.collectives import sum_over_ranks
 from plumbline.launcher.runtime.system.world import World
-from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.objectives.objective import Batch, TrainedLM
 
-Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
 T = TypeVar("T")
 
 

@@ -18,7 +18,7 @@ from plumbline.launcher.runtime.config.budget import totals, trained_count
 from plumbline.launcher.runtime.config.plan import RunPlan, plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine import zero_shards
-from plumbline.launcher.runtime.engine.base import Batch, Engine, T
+from plumbline.launcher.runtime.engine.base import Engine, T
 from plumbline.launcher.runtime.engine.buckets import buckets, sends_gradients
 from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training, compiles, move_buffers
 from plumbline.launcher.runtime.engine.memory import choose_recomputed
@@ -34,7 +34,7 @@ from plumbline.launcher.runtime.optim.optimizer import (
 )
 from plumbline.launcher.runtime.system.process_group import quiet_stdout
 from plumbline.launcher.runtime.system.world import World
-from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.objectives.objective import Batch, TrainedLM
 from plumbline.model.parameterization.rows import ParameterRow
 from plumbline.model.recomputation import recompute
 

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from plumbline.launcher.runtime.config.budget import totals
 from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.base import Batch, Engine, T
+from plumbline.launcher.runtime.engine.base import Engine, T
 from plumbline.launcher.runtime.engine.build import blocks_of, build_for_training
 from plumbline.launcher.runtime.engine.memory import choose_recomputed
 from plumbline.launcher.runtime.engine.pieces import Piece, replicated
 from plumbline.launcher.runtime.optim.clipping import clip_gradients
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer, verify_settings
 from plumbline.launcher.runtime.system.world import World
-from plumbline.model.objectives.objective import TrainedLM
+from plumbline.model.objectives.objective import Batch, TrainedLM
 from plumbline.model.recomputation import recompute
 
 

@@ -4,6 +4,7 @@ import json
 
 from plumbline.launcher.runtime.export.report import OBJECTIVE, ExportReport
 from plumbline.launcher.runtime.models.open import LoadedModel
+from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.model.export import thinker
 
 
@@ -12,7 +13,7 @@ def model_card(model: LoadedModel, report: ExportReport) -> str:
     config = model.config
     assert config is not None
     rule, shape = config.parameterization, config.model
-    result_path = model.source.parent.parent / "result.json"
+    result_path = model.source.parent.parent / RESULT
     result = json.loads(result_path.read_text(encoding="utf-8")) if result_path.is_file() else {}
     # An average, or an earlier checkpoint, has other scores than the run's end
     scores = result if model.average is None and result.get("step") == model.step else {}

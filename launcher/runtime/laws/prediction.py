@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from plumbline.launcher.runtime.laws.document import open_law
+from plumbline.launcher.runtime.laws.document import POST_BITS, open_law
 from plumbline.launcher.runtime.laws.rows import layout_of
 from plumbline.launcher.runtime.system.files import finite
 from plumbline.model.quantization.precision import PrecisionConfig
@@ -26,7 +26,6 @@ from plumbline.model.scaling_laws.precision import PrecisionLaw
 from plumbline.model.scaling_laws.published import PUBLISHED, SourcedLaw
 
 TRAINING_BITS = (4, 5, 6, 7, 8, 12, 16)
-POST_BITS = (3, 4, 5, 6, 8)
 SHAPES = {"at_16_bits": "best split", "at_optimal_bits": "best precision", "at_this_size": "at this size"}
 
 

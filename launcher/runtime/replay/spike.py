@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from plumbline.data.streams import IGNORED
 from plumbline.launcher.runtime.checkpoint.store import step_of
-from plumbline.launcher.runtime.engine.base import Batch
 from plumbline.launcher.runtime.replay.record import Difference, RunRecord
 from plumbline.launcher.runtime.replay.search import AROUND, Found, Usual, search, usual
 from plumbline.launcher.runtime.replay.steps import Replay, Stash, without
@@ -14,6 +13,7 @@ from plumbline.launcher.runtime.run.chain import Step
 from plumbline.launcher.runtime.system.collectives import gather_objects
 from plumbline.launcher.runtime.system.log import LOG
 from plumbline.launcher.runtime.system.world import World
+from plumbline.model.objectives.objective import Batch
 
 AFTER = 8
 """Steps behind the spike that are made without its causes."""

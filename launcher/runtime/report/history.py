@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.interventions import Intervention, read_interventions
+from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.system.files import read_json_lines, read_object
 
 Floats = NDArray[np.float64]

@@ -14,6 +14,7 @@ from plumbline.launcher.runtime.run.ledger import Attempt, as_text, goodput, tot
 from plumbline.launcher.runtime.run.lock import LOCK, owner_of
 from plumbline.launcher.runtime.run.status_file import (
     INTERVAL,
+    RESULT,
     STATUS,
     Saved,
     Status,
@@ -27,7 +28,7 @@ from plumbline.launcher.runtime.system.exit_codes import COMPLETE, STATES
 from plumbline.launcher.runtime.system.slurm_queue import WaitingJob
 
 QUIET = 12 * INTERVAL  # seconds after which a run that writes nothing is remarked, or, seen from another host, is dead
-RESULT, SUBMITTED = "result.json", "slurm"
+SUBMITTED = "slurm"
 TRACES = (STATUS, "config.yaml", SUBMITTED, LOCK)
 """What a folder has, one or the other, that is one of a run."""
 

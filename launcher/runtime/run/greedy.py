@@ -1,12 +1,11 @@
 """Decode the answers of a batch greedily, from the tokens that a model itself has said."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-Batch = Mapping[str, Any]  # of tensors: data.windows.Batch, or the same on a device
+from plumbline.model.objectives.objective import Batch
 
 
 def decode_answers(logits_of: Callable[[Batch], Tensor], batch: Batch, logits: Tensor, count: int) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor
 from plumbline.data.streams import WindowStream
 from plumbline.data.tasks.candidates import CandidatesConfig
 from plumbline.data.tasks.source import TaskStream
-from plumbline.launcher.runtime.run.greedy import Batch, decode_answers
+from plumbline.launcher.runtime.run.greedy import decode_answers
+from plumbline.model.objectives.objective import Batch
 
 Reduce = Callable[[list[float]], list[float]]  # numbers of one rank -> their sums over all ranks
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.ledger import Attempt, Bucket, Ledger, seconds_until
 from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
 from plumbline.launcher.runtime.run.status_file import (
     ATTEMPTS,
     INTERVAL,
+    RESULT,
     STATUS,
     Saved,
     Status,

@@ -20,6 +20,8 @@ from plumbline.launcher.runtime.system.files import finite, read_json_lines, wri
 from plumbline.launcher.runtime.system.log import LOG
 
 STATUS, ATTEMPTS = "status.json", "attempts.jsonl"
+RESULT = "result.json"
+"""Has the final scores; it is there when the run is complete."""
 INTERVAL = 5.0  # seconds between two writes while nothing happens
 SILENT = "ended without a word: killed, or its node failed"
 

@@ -13,10 +13,11 @@ from typing import Any
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, step_of
 from plumbline.launcher.runtime.config.errors import ConfigError
 from plumbline.launcher.runtime.config.yaml_files import read_yaml
+from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.sweep.root import root_of
 
 DIVERGED = "diverged.json"
-FINISHED = ("result.json", DIVERGED)
+FINISHED = (RESULT, DIVERGED)
 """Files of which a run that is never trained again has one."""
 
 

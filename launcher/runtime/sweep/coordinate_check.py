@@ -17,8 +17,8 @@ from plumbline.launcher.runtime.config.plan import plan_run
 from plumbline.launcher.runtime.config.schema import Config
 from plumbline.launcher.runtime.engine.build import build_model, without_objective
 from plumbline.launcher.runtime.optim.optimizer import group_settings, make_optimizer
-from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs
+from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.sweep.families import base_size, family_members, size_of, without_curves
 from plumbline.launcher.runtime.sweep.result import Result
 from plumbline.launcher.runtime.sweep.seed_means import mean, standard_error

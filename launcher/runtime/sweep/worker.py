@@ -26,9 +26,9 @@ from tqdm import tqdm
 from plumbline.launcher.runtime.checkpoint.store import checkpoints, newest_whole, problems
 from plumbline.launcher.runtime.config.load import load_config
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs, open_inputs
 from plumbline.launcher.runtime.run.lock import LEASE_SECONDS, RunLockedError, hold
+from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.sweep.advance import DIVERGED
 from plumbline.launcher.runtime.system import determinism, process_group
 from plumbline.launcher.runtime.system.files import write_json, write_whole

@@ -25,16 +25,16 @@ from plumbline.launcher.runtime.checkpoint.background import CheckpointWriter, S
 from plumbline.launcher.runtime.checkpoint.local import LocalCheckpoints
 from plumbline.launcher.runtime.checkpoint.snapshot import Snapshot, take_snapshot
 from plumbline.launcher.runtime.config.schema import Config
-from plumbline.launcher.runtime.engine.base import Batch, Engine, UpdateObserver
+from plumbline.launcher.runtime.engine.base import Engine, UpdateObserver
 from plumbline.launcher.runtime.engine.build import compiles
 from plumbline.launcher.runtime.engine.make import make_engine
 from plumbline.launcher.runtime.engine.step_result import StepResult, StepUnderWay
-from plumbline.launcher.runtime.run.folder import RESULT
 from plumbline.launcher.runtime.run.inputs import Inputs
 from plumbline.launcher.runtime.run.ledger import Bucket
 from plumbline.launcher.runtime.run.metrics import MetricsLog
 from plumbline.launcher.runtime.run.scores import worse_than_guessing
 from plumbline.launcher.runtime.run.status import RunStatus
+from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.run.tracking import open_feeds
 from plumbline.launcher.runtime.system.collectives import any_rank, from_main, main_works
 from plumbline.launcher.runtime.system.files import write_json
@@ -55,6 +55,7 @@ from plumbline.launcher.runtime.train.speed import SpeedMeter
 from plumbline.launcher.runtime.train.step_lines import MadeStep, StepLines
 from plumbline.launcher.runtime.train.stragglers import Stragglers
 from plumbline.launcher.runtime.train.watchdog import Watchdog
+from plumbline.model.objectives.objective import Batch
 
 PAUSES = (5.0, 15.0)
 """Seconds before a checkpoint that the run cannot do without is tried again: disks in a network have moments."""

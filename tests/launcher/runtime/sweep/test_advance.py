@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plumbline.launcher.runtime.config.errors import ConfigError
-from plumbline.launcher.runtime.run.folder import RESULT
+from plumbline.launcher.runtime.run.status_file import RESULT
 from plumbline.launcher.runtime.sweep.advance import DIVERGED, FINISHED, read_share
 from plumbline.launcher.runtime.sweep.config import load_sweep
 
