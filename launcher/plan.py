@@ -156,10 +156,9 @@ class Estimates:
         self._found: dict[int, StageEstimate] | None = None
 
     def of(self, config: Config, rows: Sequence[ParameterRow]) -> dict[int, StageEstimate]:
-        """Return what is expected of each ZeRO stage that the optimizer serves, whichever the configuration has."""
+        """Return what is expected of each ZeRO stage that could serve the run, whichever the configuration has."""
         if self._found is None:  # it takes seconds
-            stages = config.optimizer.kind.zero_stages
-            self._found = estimate_stages(config, rows, stages, self._machine, self._device_bytes, GPU)
+            self._found = estimate_stages(config, rows, config.zero_stages, self._machine, self._device_bytes, GPU)
         return self._found
 
     def choose(self, candidates: Mapping[int, Config]) -> int:

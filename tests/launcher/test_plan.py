@@ -31,3 +31,14 @@ def test_memory_is_in_units_that_say_something(
         expected = [*(memory[part] for part in parts), facts["steps"][stage]["sent_bytes"]]
         assert cells == pytest.approx([each / size for each in expected], abs=0.005)
         assert cells[6] >= 0.1
+
+
+@pytest.mark.parametrize(
+    ("override", "stages"),
+    [("run.seed=2", "0123"), ("run.reproducible=any_ranks", "012"), ("optimizer.name=soap", "0")],
+)
+def test_memory_is_that_of_stages_which_could_serve_the_run(
+    command: Command, tiny_config: Path, override: str, stages: str
+) -> None:
+    asked = ("plan", "--config", tiny_config, "deepspeed.zero_stage=0", override)
+    assert [*answer(command(*asked, "--json"))["memory_bytes"]] == [*stages]

@@ -117,6 +117,11 @@ class Config(BaseModel, extra="forbid", frozen=True, strict=True, use_attribute_
             )
 
     @property
+    def zero_stages(self) -> tuple[int, ...]:
+        """Return the ZeRO stages that serve the optimizer; stage 3 holds no whole gradient, as `any_ranks` asks."""
+        return tuple(stage for stage in self.optimizer.kind.zero_stages if stage < 3 or self.run.reproducible is None)
+
+    @property
     def why_not_compiled(self) -> str | None:
         """Return why blocks cannot be compiled, and the remedy; or None.
 
